@@ -53,13 +53,29 @@ def save(
     values: dict[str, Any] | None = None,
     keep: int | None = None,
 ) -> str:
-    """Write `state` (a pytree of arrays and Python numbers) and `values` (JSON) as the checkpoint
-    of `step`.
+    """Write a checkpoint, whole or not at all.
 
-    Returns the folder. `keep` removes all but that many newest checkpoints afterwards. Saves in one
-    folder wait for each other, those of other processes too. Raises TypeError or ValueError, before
-    anything is written, for what `restore` could not give back: a leaf that is no array, two leaves
-    with one name, a value that JSON has no place for; and OSError naming the file.
+    Saves in one folder wait for each other, also across processes.
+
+    Args:
+        root: folder of the checkpoints; made if it is missing.
+        step: number of the checkpoint, 0 to 10**18 - 1; one that exists is replaced.
+        state: pytree of arrays, random keys and Python numbers.
+        values: plain values that JSON can hold, by name.
+        keep: remove all but that many of the newest checkpoints afterwards; None keeps all.
+
+    Returns:
+        The checkpoint's folder, `root/step-00000100`.
+
+    Raises:
+        TypeError, ValueError: `restore` could not give something back: a leaf that is no array or
+            number, two leaves of one name, a value that JSON cannot hold. Nothing was written.
+        OSError: writing failed; names the file.
+
+    >>> root = tempfile.mkdtemp()
+    >>> path = save(root, 100, {"w": jnp.ones(3)}, {"loss": 0.5})
+    >>> steps(root)
+    [100]
     """
     return write(root, snapshot(step, state, values), keep)
 
@@ -229,7 +245,17 @@ def _digest(path: str) -> str:
 
 
 def steps(root: str | os.PathLike[str]) -> list[int]:
-    """The steps that have a checkpoint, in order."""
+    """The steps that have a checkpoint.
+
+    Args:
+        root: folder of the checkpoints; it need not exist.
+
+    Returns:
+        Step numbers, ascending.
+
+    >>> steps(tempfile.mkdtemp())
+    []
+    """
     root = os.fspath(root)
     if not os.path.isdir(root):
         return []
@@ -240,11 +266,25 @@ def steps(root: str | os.PathLike[str]) -> list[int]:
 def restore(
     root: str | os.PathLike[str], template: PyTree, step: int | None = None
 ) -> tuple[PyTree, int, dict[str, Any]]:
-    """(state, step, values) of the newest checkpoint, or of `step`.
+    """Read the newest checkpoint, or that of one step, bit for bit.
 
-    `template` is a pytree of the same structure, shapes and dtypes; every array is restored bit for
-    bit, random keys with their implementation. Raises FileNotFoundError where there is none,
-    FileError for a damaged or foreign one.
+    Args:
+        root: folder of the checkpoints.
+        template: pytree with the structure, shapes and dtypes of the state that was saved; its
+            leaves may be ShapeDtypeStructs.
+        step: number of the checkpoint; None means the newest.
+
+    Returns:
+        (state, step, values), as they were given to `save`.
+
+    Raises:
+        FileNotFoundError: there is no such checkpoint.
+        FileError: it is damaged, or does not fit the template.
+
+    >>> root = tempfile.mkdtemp()
+    >>> path = save(root, 100, {"w": jnp.ones(3)}, {"loss": 0.5})
+    >>> restore(root, {"w": jnp.zeros(3)})
+    ({'w': Array([1., 1., 1.], dtype=float32)}, 100, {'loss': 0.5})
     """
     root = os.fspath(root)
     if os.path.isdir(root) and any(map(_LEFT.match, os.listdir(root))):

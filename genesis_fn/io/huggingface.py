@@ -73,11 +73,28 @@ def _weight_map(index: str) -> dict[str, str]:
 def load_qwen(
     folder: str | os.PathLike[str], dtype: DTypeLike | None = None
 ) -> tuple[PyTree, qwen.QwenConfig]:
-    """(parameters, config) of a Qwen2, Qwen2.5 or Qwen3 folder; in `dtype`, or as stored.
+    """Read a Qwen2, Qwen2.5 or Qwen3 folder of Hugging Face.
 
-    The model computes what transformers computes from the folder: a field of config.json that this
-    library does not honour is refused by name, and so is an array that would go unused. Raises
-    FileError naming file and field, or the array that is missing, unexpected or of the wrong shape.
+    The model computes what transformers computes from the folder, or loading fails.
+
+    Args:
+        folder: with config.json and model.safetensors, or several files and their index.
+        dtype: floating dtype of the parameters; None keeps that of the files.
+
+    Returns:
+        (parameters, config).
+
+    Raises:
+        FileError: names the file, and a field of config.json that is not honoured or an array that
+            is missing, unexpected, of the wrong shape or quantized.
+
+    >>> config = qwen.QwenConfig(64, 32, 64, 2, 4, 2, 8)
+    >>> import tempfile
+    >>> folder = os.path.join(tempfile.mkdtemp(), "tiny")
+    >>> save_qwen(folder, qwen.init(random.key(0), config), config)
+    >>> params, loaded = load_qwen(folder)
+    >>> loaded == config
+    True
     """
     folder = os.fspath(folder)
     config = qwen.QwenConfig.from_file(folder)
@@ -148,7 +165,20 @@ def _zero_key() -> Key:
 def save_qwen(folder: str | os.PathLike[str], params: PyTree, config: qwen.QwenConfig) -> None:
     """Write parameters and config as a folder that transformers loads.
 
-    Raises ValueError for a config that is neither Qwen2's nor Qwen3's.
+    Args:
+        folder: made if it is missing; gets config.json and model.safetensors.
+        params: parameters, as `models.qwen.init` makes them.
+        config: the hyperparameters.
+
+    Raises:
+        ValueError: the config is neither Qwen2's nor Qwen3's.
+
+    >>> config = qwen.QwenConfig(64, 32, 64, 2, 4, 2, 8)
+    >>> import tempfile
+    >>> folder = os.path.join(tempfile.mkdtemp(), "tiny")
+    >>> save_qwen(folder, qwen.init(random.key(0), config), config)
+    >>> sorted(os.listdir(folder))
+    ['config.json', 'model.safetensors']
     """
     folder = os.fspath(folder)
     text = json.dumps(config.to_dict(), indent=2)

@@ -59,9 +59,21 @@ def save_file(
     path: str | os.PathLike[str],
     metadata: Mapping[str, object] | None = None,
 ) -> None:
-    """Write named arrays; the file appears whole or not at all.
+    """Write named arrays as a safetensors file, whole or not at all.
 
-    Raises FileError for an array whose dtype or name the format has no place for.
+    Args:
+        arrays: arrays by name.
+        path: the file; one that exists is replaced.
+        metadata: texts by name, stored with the arrays; None stores none.
+
+    Raises:
+        FileError: the format has no code for an array's dtype, or reserves its name.
+        OSError: writing failed; names the file.
+
+    >>> path = os.path.join(tempfile.mkdtemp(), "a.safetensors")
+    >>> save_file({"w": jnp.arange(3)}, path)
+    >>> load_file(path)
+    {'w': Array([0, 1, 2], dtype=int32)}
     """
     header: dict[str, Any] = {}
     if "__metadata__" in arrays:
@@ -262,7 +274,23 @@ def _metadata(header: dict[str, Any], path: str) -> dict[str, str]:
 
 
 def load_file(path: str | os.PathLike[str], device: Device | None = None) -> dict[str, ArrayImpl]:
-    """The arrays of a file by name, on `device`."""
+    """The arrays of a safetensors file.
+
+    Args:
+        path: the file.
+        device: where the arrays go; None means the default device.
+
+    Returns:
+        {name: array}.
+
+    Raises:
+        FileError: the file is malformed.
+
+    >>> path = os.path.join(tempfile.mkdtemp(), "a.safetensors")
+    >>> save_file({"w": jnp.arange(3)}, path)
+    >>> load_file(path)["w"]
+    Array([0, 1, 2], dtype=int32)
+    """
     return {name: from_numpy(x, device) for name, x in load_numpy(path).items()}
 
 

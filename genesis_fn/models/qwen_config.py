@@ -26,9 +26,29 @@ ACTIVATIONS = ("silu", "swish", "gelu", "gelu_new", "gelu_pytorch_tanh", "relu")
 class QwenConfig:
     """The hyperparameters, under the names of Hugging Face's config.json.
 
-    `qk_norm` tells Qwen3 (RMSNorm of queries and keys) from Qwen2. `attention_bias` gives queries,
-    keys and values a bias, and in Qwen3 the output of attention too. `rope_factor` divides
-    positions (linear scaling). Raises ValueError naming a field that no model can have.
+    Raises ValueError naming a field that no model can have.
+
+    Args:
+        vocab_size: number of tokens.
+        hidden_size: length of the activations.
+        intermediate_size: length inside the feed-forward layers.
+        num_hidden_layers: number of layers.
+        num_attention_heads: number of query heads; a multiple of `num_key_value_heads`.
+        num_key_value_heads: number of key and value heads.
+        head_dim: length of a head, even.
+        rope_theta: base of the rotary frequencies.
+        rms_norm_eps: added to mean squares in the norms.
+        tie_word_embeddings: whether the output layer shares the embedding's weight.
+        max_position_embeddings: the longest sequence that the model is meant for; nothing reads it.
+        initializer_range: standard deviation of random weights.
+        attention_bias: whether queries, keys and values have biases, and in Qwen3 the output of
+            attention too.
+        qk_norm: whether queries and keys are normalised: True in Qwen3, False in Qwen2.
+        hidden_act: activation of the feed-forward layers, one of `ACTIVATIONS`.
+        rope_factor: divides positions (linear scaling).
+
+    >>> QwenConfig(num_hidden_layers=2).size
+    187045376
     """
 
     vocab_size: int = 151936

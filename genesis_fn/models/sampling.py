@@ -26,12 +26,25 @@ def sample(
     top_k: int | None = None,
     top_p: float | None = None,
 ) -> Array:
-    """int32 tokens [...] drawn from logits [..., vocabulary].
+    """Tokens drawn from logits.
 
-    `temperature` 0 takes the most likely. `top_k` keeps the k most likely; `top_p` the fewest whose
-    probability reaches p (Holtzman et al., 2019), always at least one. Raises ValueError for
-    settings out of range, and AssertionFailed, when the program runs, for logits that are NaN or
-    leave no token a probability.
+    Args:
+        key: random key; the call uses it up, unless `temperature` is 0.
+        logits: array [..., vocabulary].
+        temperature: divides the logits; 0 takes the most likely token.
+        top_k: keep the k most likely tokens; None keeps all.
+        top_p: keep the fewest most likely tokens whose probability reaches p, always at least one
+            (Holtzman et al., "The Curious Case of Neural Text Degeneration", 2019); None keeps all.
+
+    Returns:
+        int32 tokens [...].
+
+    Raises:
+        ValueError: a setting is out of range.
+        AssertionFailed: logits are NaN, or all of a row are -inf, when the program runs.
+
+    >>> sample(random.key(0), jnp.array([[0.0, 1.0, 9.0]]), temperature=0.0)
+    Array([2], dtype=int32)
     """
     temperature = float(temperature)
     if not 0 <= temperature < math.inf:
@@ -113,12 +126,32 @@ def generate(
     lengths: ArrayLike | None = None,
     cache_dtype: DTypeLike = jnp.float32,
 ) -> tuple[Any, Any]:
-    """(tokens [B, T + max_new_tokens], lengths [B]): int prompts [B, T] continued.
+    """Prompts continued token by token, in one compiled program.
 
-    Prompts shorter than T are padded at the end, `lengths` [B] saying how long each is, at least 1.
-    A row stops after `eos`, or any of several, and all rows after `max_new_tokens`; behind a row's
-    end stand zeros. Raises ValueError for settings out of range, and when the program runs
-    AssertionFailed for lengths out of range and for NaN logits.
+    Args:
+        params: parameters, from `qwen.init` or `io.load_qwen`.
+        tokens: int prompts [B, T]; shorter ones are padded at their end.
+        config: the hyperparameters.
+        max_new_tokens: the most tokens that a row gains.
+        key: random key for `temperature` above 0; None means `random.key(0)`.
+        temperature, top_k, top_p: as in `sample`; by default the most likely token is taken.
+        eos: token, or several, after which a row stops.
+        lengths: length of each prompt, integers [B] from 1 to T; None means T.
+        cache_dtype: dtype of the cached keys and values.
+
+    Returns:
+        (int32 tokens [B, T + max_new_tokens], with zeros behind a row's end; their lengths [B]).
+
+    Raises:
+        ShapeError, DTypeError: `tokens` or `lengths` have another shape, or are no integers.
+        ValueError: a setting is out of range.
+        AssertionFailed: a length is out of range or logits are NaN, when the program runs.
+
+    >>> config = gf.models.QwenConfig(64, 32, 64, 2, 4, 2, 8)
+    >>> params = gf.models.qwen.init(random.key(0), config)
+    >>> tokens, lengths = generate(params, jnp.array([[1, 2, 3]]), config, max_new_tokens=4)
+    >>> tokens.shape, lengths.tolist()
+    ((1, 7), [7])
     """
     tokens = jnp.asarray(tokens)
     kind = typeof(tokens)

@@ -21,7 +21,21 @@ from genesis_fn.lax import conv_general_dilated, layer_norm, rms_norm
 
 
 class Module:
-    """The protocol of layers and models; containers thread state, keys and `train` through it."""
+    """The base class of layers and models.
+
+    A subclass is a frozen dataclass of hyperparameters that overrides `__call__`, `init` if it has
+    parameters and `init_state` if it has running state. Containers hand `state`, `key` and `train`
+    on to their layers; a layer without state returns its output alone.
+
+    >>> class Scale(nn.Module):
+    ...     def init(self, key):
+    ...         return {"scale": jnp.ones(())}
+    ...
+    ...     def __call__(self, params, x, **_):
+    ...         return params["scale"] * x
+    >>> Scale()(Scale().init(random.key(0)), 3.0)
+    Array(3., dtype=float32)
+    """
 
     def init(self, key: Key) -> PyTree:
         """Fresh parameters."""
@@ -120,7 +134,21 @@ def _uniform(key: Key, shape: Sequence[int], fan_in: int, dtype: DTypeLike) -> A
 
 @dataclasses.dataclass(frozen=True)
 class Linear(Module):
-    """x @ weight.T + bias: [..., features_in] to [..., features_out]."""
+    """x @ weight.T + bias.
+
+    Parameters: `weight` [features_out, features_in] and `bias` [features_out], both uniform in
+    +-1 / sqrt(features_in), as in PyTorch. Input [..., features_in], output [..., features_out].
+
+    Args:
+        features_in, features_out: length of the last axis of input and output.
+        bias: whether there is a bias.
+        dtype: of the parameters.
+
+    >>> layer = nn.Linear(3, 2)
+    >>> params = layer.init(random.key(0))
+    >>> layer(params, jnp.ones((5, 3))).shape
+    (5, 2)
+    """
 
     features_in: int
     features_out: int
@@ -144,13 +172,38 @@ class Linear(Module):
 
 
 def linear(x: ArrayLike, weight: ArrayLike) -> Array:
-    """x @ weight.T for a weight [out, in]."""
+    """x @ weight.T.
+
+    Args:
+        x: array [..., in].
+        weight: array [out, in].
+
+    Returns:
+        An array [..., out].
+
+    >>> nn.linear(jnp.ones((4, 3)), jnp.ones((2, 3))).shape
+    (4, 2)
+    """
     return jnp.einsum("...i,oi->...o", x, weight)
 
 
 @dataclasses.dataclass(frozen=True)
 class Embedding(Module):
-    """Rows of a [vocabulary, features] table; indices out of range raise."""
+    """Rows of a table, by integer index.
+
+    Parameter: `weight` [vocabulary, features], standard normal. Input integers [...], output
+    [..., features]. An index outside the table raises IndexOutOfRange when the program runs.
+
+    Args:
+        vocabulary: number of rows.
+        features: length of a row.
+        dtype: of the table.
+
+    >>> layer = nn.Embedding(10, 4)
+    >>> params = layer.init(random.key(0))
+    >>> layer(params, jnp.array([1, 7])).shape
+    (2, 4)
+    """
 
     vocabulary: int
     features: int
@@ -170,7 +223,20 @@ class Embedding(Module):
 
 @dataclasses.dataclass(frozen=True)
 class RMSNorm(Module):
-    """x / sqrt(mean(x**2) + eps) * weight over the last axis."""
+    """x / sqrt(mean(x**2) + eps) * weight over the last axis.
+
+    Source: Zhang and Sennrich, "Root Mean Square Layer Normalization", 2019. Parameter: `weight`
+    [features], ones.
+
+    Args:
+        features: length of the last axis.
+        eps: added to the mean square.
+        dtype: of the parameter.
+
+    >>> layer = nn.RMSNorm(2)
+    >>> layer(layer.init(random.key(0)), jnp.array([3.0, 4.0]))
+    Array([0.8485281, 1.1313708], dtype=float32)
+    """
 
     features: int
     eps: float = 1e-6
@@ -191,7 +257,20 @@ def _weight_and_bias(layer: LayerNorm | BatchNorm, params: PyTree) -> list[Any]:
 
 @dataclasses.dataclass(frozen=True)
 class LayerNorm(Module):
-    """(x - mean) / sqrt(variance + eps) * weight + bias over the last axis."""
+    """(x - mean) / sqrt(variance + eps) * weight + bias over the last axis.
+
+    Source: Ba, Kiros and Hinton, "Layer Normalization", 2016. Parameters: `weight` [features],
+    ones, and `bias` [features], zeros.
+
+    Args:
+        features: length of the last axis.
+        eps: added to the variance.
+        dtype: of the parameters.
+
+    >>> layer = nn.LayerNorm(3)
+    >>> layer(layer.init(random.key(0)), jnp.array([1.0, 2.0, 3.0]))
+    Array([-1.2247356,  0.       ,  1.2247356], dtype=float32)
+    """
 
     features: int
     eps: float = 1e-5
@@ -209,9 +288,24 @@ class LayerNorm(Module):
 
 @dataclasses.dataclass(frozen=True)
 class BatchNorm(Module):
-    """Normalisation by batch statistics in training and running ones otherwise, channels last.
+    """Normalises each feature by its mean and variance over the batch, channels last.
 
-    `momentum` weighs the new batch, as in PyTorch. Returns (y, state).
+    With `train=True` the statistics are the batch's, over all axes but the last; otherwise they
+    are the running ones. Returns (output, state). Source: Ioffe and Szegedy, "Batch
+    Normalization", 2015. Parameters: `weight` [features], ones, and `bias` [features], zeros;
+    state: `running_mean`, zeros, and `running_var`, ones.
+
+    Args:
+        features: length of the last axis.
+        eps: added to the variance.
+        momentum: weight of the new batch in the running statistics, as in PyTorch.
+        dtype: of the parameters.
+
+    >>> layer = nn.BatchNorm(3)
+    >>> params, state = layer.init(random.key(0)), layer.init_state()
+    >>> y, state = layer(params, jnp.ones((8, 3)), state=state, train=True)
+    >>> state["running_mean"]
+    Array([0.1, 0.1, 0.1], dtype=float32)
     """
 
     features: int
@@ -261,7 +355,18 @@ class BatchNorm(Module):
 
 @dataclasses.dataclass(frozen=True)
 class Dropout(Module):
-    """Zeroes elements with probability `rate` in training and scales the others up."""
+    """Zeroes elements with probability `rate` and divides the others by 1 - rate.
+
+    Does so with `train=True` only, and then needs `key=`. Source: Srivastava et al., "Dropout",
+    2014.
+
+    Args:
+        rate: probability of a zero, from 0 to 1.
+
+    >>> layer = nn.Dropout(0.5)
+    >>> layer({}, jnp.ones(6), key=random.key(0), train=True)
+    Array([2., 0., 0., 0., 0., 2.], dtype=float32)
+    """
 
     rate: float | Array = 0.5
 
@@ -293,9 +398,25 @@ class Dropout(Module):
 
 @dataclasses.dataclass(frozen=True)
 class Conv(Module):
-    """Convolution, channels last: [batch, *space, features_in] to [batch, *space, features_out].
+    """Convolution (correlation: the kernel is not flipped) over 1 to 3 axes, channels last.
 
-    `kernel` gives one length per spatial dimension; `padding` is "SAME", "VALID" or pairs.
+    Input [batch, *space, features_in], output [batch, *space, features_out]. Parameters: `weight`
+    [features_out, features_in // groups, *kernel] and `bias` [features_out], both uniform in
+    +-1 / sqrt(fan_in), as in PyTorch.
+
+    Args:
+        features_in, features_out: numbers of channels.
+        kernel: length of the kernel along each spatial axis.
+        strides: step along each spatial axis; None means 1.
+        padding: "SAME", "VALID", or a (low, high) pair for each spatial axis.
+        dilation: step between the kernel's elements along each spatial axis; None means 1.
+        groups: number of groups that channels are split into, each convolved alone.
+        bias: whether there is a bias.
+        dtype: of the parameters.
+
+    >>> layer = nn.Conv(3, 8, kernel=(3, 3), strides=(2, 2))
+    >>> layer(layer.init(random.key(0)), jnp.ones((1, 16, 16, 3))).shape
+    (1, 8, 8, 8)
     """
 
     features_in: int
@@ -338,7 +459,11 @@ class Conv(Module):
 
 @dataclasses.dataclass(frozen=True)
 class Flatten(Module):
-    """[batch, ...] to [batch, features]."""
+    """[batch, ...] to [batch, features].
+
+    >>> nn.Flatten()({}, jnp.ones((2, 3, 4))).shape
+    (2, 12)
+    """
 
     def __call__(self, params: PyTree, x: ArrayLike, **_: object) -> Array:
         shape = jnp.shape(x)
@@ -349,7 +474,14 @@ class Flatten(Module):
 
 @dataclasses.dataclass(frozen=True)
 class Activation(Module):
-    """A function as a layer."""
+    """A function of an array as a layer without parameters.
+
+    Args:
+        function: called with the input alone.
+
+    >>> nn.Activation(jnp.sin)({}, 0.0)
+    Array(0., dtype=float32)
+    """
 
     function: Callable[..., Any]
 
@@ -358,7 +490,19 @@ class Activation(Module):
 
 
 class Sequential(Module):
-    """Layers one after the other; plain functions count as layers. Parameters are a list."""
+    """Layers applied one after the other.
+
+    Parameters, and state if a layer has any, are lists with one entry per layer. With state it
+    returns (output, state).
+
+    Args:
+        *layers: layers, or functions of an array.
+
+    >>> model = nn.Sequential(nn.Linear(4, 8), nn.relu, nn.Linear(8, 2))
+    >>> params = model.init(random.key(0))
+    >>> model(params, jnp.ones((5, 4))).shape
+    (5, 2)
+    """
 
     def __init__(self, *layers: Any) -> None:
         self.layers = tuple([x if isinstance(x, Module) else Activation(x) for x in layers])
@@ -420,7 +564,16 @@ class Sequential(Module):
 
 @dataclasses.dataclass(frozen=True)
 class Residual(Module):
-    """x + layer(x)."""
+    """x + layer(x).
+
+    Args:
+        layer: whose output has the shape of its input; its parameters and state are used as they
+            are.
+
+    >>> block = nn.Residual(nn.Linear(4, 4))
+    >>> block(block.init(random.key(0)), jnp.ones((2, 4))).shape
+    (2, 4)
+    """
 
     layer: Module
 

@@ -52,7 +52,22 @@ def _parameters(
 
 
 def cauchy(key: Key, shape: ShapeLike = (), dtype: DTypeLike | None = None) -> Array:
-    """Cauchy with location 0 and scale 1: tan(pi (u - 1/2))."""
+    """Cauchy with location 0 and scale 1: tan(pi (u - 1/2)) of a uniform u.
+
+    Args:
+        key: random key; the call uses it up.
+        shape: of the result.
+        dtype: floating dtype; float32 by default.
+
+    Returns:
+        An array of `shape` and `dtype`.
+
+    Raises:
+        TypeError: `dtype` is not floating.
+
+    >>> random.cauchy(random.key(0), (3,))
+    Array([-0.32823476,  2.5378194 ,  0.9140319 ], dtype=float32)
+    """
     kind = float_dtype(dtype, "cauchy")
     u = uniform(own(key, "cauchy"), shape, kind, float(dtypes.finfo(kind).eps), 1.0)
     return ops.tan(ops.mul(ops.sub(u, 0.5), math.pi))
@@ -61,7 +76,24 @@ def cauchy(key: Key, shape: ShapeLike = (), dtype: DTypeLike | None = None) -> A
 def lognormal(
     key: Key, sigma: ArrayLike = 1.0, shape: ShapeLike | None = None, dtype: DTypeLike | None = None
 ) -> Array:
-    """exp(sigma * normal)."""
+    """exp(sigma * x) of a standard normal x.
+
+    Args:
+        key: random key; the call uses it up.
+        sigma: standard deviation of the logarithm.
+        shape: of the result; None takes what the parameters broadcast to.
+        dtype: floating dtype; float32 by default.
+
+    Returns:
+        An array of `shape` and `dtype`.
+
+    Raises:
+        TypeError: `dtype` is not floating.
+        ValueError: the parameters do not broadcast to `shape`.
+
+    >>> random.lognormal(random.key(0), 0.5, (3,))
+    Array([0.8799343, 1.8018168, 1.3703852], dtype=float32)
+    """
     kind, shape, (sigma,) = _parameters("lognormal", dtype, shape, sigma)
     return ops.convert(jnp.exp(normal(own(key, "lognormal"), shape, kind) * sigma), kind)
 
@@ -69,7 +101,24 @@ def lognormal(
 def pareto(
     key: Key, b: ArrayLike, shape: ShapeLike | None = None, dtype: DTypeLike | None = None
 ) -> Array:
-    """Pareto with density b / x**(b + 1) for x >= 1."""
+    """Pareto with density b / x**(b + 1) for x >= 1.
+
+    Args:
+        key: random key; the call uses it up.
+        b: the exponent, positive.
+        shape: of the result; None takes what the parameters broadcast to.
+        dtype: floating dtype; float32 by default.
+
+    Returns:
+        An array of `shape` and `dtype`.
+
+    Raises:
+        TypeError: `dtype` is not floating.
+        ValueError: the parameters do not broadcast to `shape`.
+
+    >>> random.pareto(random.key(0), 3.0, (3,))
+    Array([1.1850036, 2.030338 , 1.5582649], dtype=float32)
+    """
     kind, shape, (b,) = _parameters("pareto", dtype, shape, b)
     e = exponential(own(key, "pareto"), shape, _work(kind))
     return ops.convert(jnp.exp(e / b), kind)
@@ -78,7 +127,24 @@ def pareto(
 def rayleigh(
     key: Key, scale: ArrayLike, shape: ShapeLike | None = None, dtype: DTypeLike | None = None
 ) -> Array:
-    """Rayleigh: scale * sqrt(-2 log(u))."""
+    """Rayleigh: scale * sqrt(-2 log(u)) of a uniform u.
+
+    Args:
+        key: random key; the call uses it up.
+        scale: the mode, positive.
+        shape: of the result; None takes what the parameters broadcast to.
+        dtype: floating dtype; float32 by default.
+
+    Returns:
+        An array of `shape` and `dtype`.
+
+    Raises:
+        TypeError: `dtype` is not floating.
+        ValueError: the parameters do not broadcast to `shape`.
+
+    >>> random.rayleigh(random.key(0), 1.0, (3,))
+    Array([1.3554907, 0.5044651, 0.7834737], dtype=float32)
+    """
     kind, shape, (scale,) = _parameters("rayleigh", dtype, shape, scale)
     u = uniform(own(key, "rayleigh"), shape, _work(kind))
     # A uniform of 0 would be an infinite sample.
@@ -93,7 +159,24 @@ def weibull_min(
     shape: ShapeLike = (),
     dtype: DTypeLike | None = None,
 ) -> Array:
-    """Weibull: scale * (-log(1 - u))**(1 / concentration)."""
+    """Weibull: scale * (-log(1 - u))**(1 / concentration) of a uniform u.
+
+    Args:
+        key: random key; the call uses it up.
+        scale, concentration: positive parameters.
+        shape: of the result; () takes what the parameters broadcast to.
+        dtype: floating dtype; float32 by default.
+
+    Returns:
+        An array of `shape` and `dtype`.
+
+    Raises:
+        TypeError: `dtype` is not floating.
+        ValueError: the parameters do not broadcast to `shape`.
+
+    >>> random.weibull_min(random.key(0), 1.0, 2.0, (3,))
+    Array([0.71360886, 1.4576032 , 1.1535678 ], dtype=float32)
+    """
     kind, shape, (scale, concentration) = _parameters(
         "weibull_min", dtype, shape or None, scale, concentration
     )
@@ -109,7 +192,24 @@ def triangular(
     shape: ShapeLike | None = None,
     dtype: DTypeLike | None = None,
 ) -> Array:
-    """Triangular on [left, right] with its peak at `mode`."""
+    """Triangular on [left, right] with its peak at `mode`.
+
+    Args:
+        key: random key; the call uses it up.
+        left, mode, right: left <= mode <= right.
+        shape: of the result; None takes what the parameters broadcast to.
+        dtype: floating dtype; float32 by default.
+
+    Returns:
+        An array of `shape` and `dtype`.
+
+    Raises:
+        TypeError: `dtype` is not floating.
+        ValueError: the parameters do not broadcast to `shape`.
+
+    >>> random.triangular(random.key(0), 0.0, 1.0, 4.0, (3,))
+    Array([1.3145871, 2.8026032, 2.2191443], dtype=float32)
+    """
     kind, shape, (left, mode, right) = _parameters("triangular", dtype, shape, left, mode, right)
     u = uniform(own(key, "triangular"), shape, _work(kind))
     rising = u < (mode - left) / (right - left)
@@ -120,7 +220,22 @@ def triangular(
 
 
 def maxwell(key: Key, shape: ShapeLike = (), dtype: DTypeLike | None = None) -> Array:
-    """Maxwell: the length of a vector of three normals."""
+    """Maxwell with scale 1: the length of a vector of three standard normals.
+
+    Args:
+        key: random key; the call uses it up.
+        shape: of the result.
+        dtype: floating dtype; float32 by default.
+
+    Returns:
+        An array of `shape` and `dtype`.
+
+    Raises:
+        TypeError: `dtype` is not floating.
+
+    >>> random.maxwell(random.key(0), (3,))
+    Array([1.3598875, 1.965345 , 2.7767236], dtype=float32)
+    """
     kind = float_dtype(dtype, "maxwell")
     x = normal(own(key, "maxwell"), (*shape_of(shape), 3), kind)
     return jnp.sqrt(jnp.sum(x * x, -1))
@@ -133,7 +248,23 @@ def double_sided_maxwell(
     shape: ShapeLike = (),
     dtype: DTypeLike | None = None,
 ) -> Array:
-    """loc + scale * (a Maxwell sample with a random sign), of `shape` + the parameters' shape."""
+    """loc + scale * x, with x a Maxwell sample of random sign.
+
+    Args:
+        key: random key; the call uses it up.
+        loc, scale: parameters, which broadcast together.
+        shape: leading axes of the result, before those of the parameters.
+        dtype: floating dtype; float32 by default.
+
+    Returns:
+        An array of `shape` followed by the shape of the parameters.
+
+    Raises:
+        TypeError: `dtype` is not floating.
+
+    >>> random.double_sided_maxwell(random.key(0), 0.0, 1.0, (3,))
+    Array([ 1.5027572,  2.2894933, -2.095855 ], dtype=float32)
+    """
     kind = float_dtype(dtype, "double_sided_maxwell")
     loc, scale = as_kind(loc, kind), as_kind(scale, kind)
     natural = np.broadcast_shapes(loc.shape, scale.shape)
@@ -145,7 +276,27 @@ def double_sided_maxwell(
 def wald(
     key: Key, mean: ArrayLike, shape: ShapeLike | None = None, dtype: DTypeLike | None = None
 ) -> Array:
-    """Inverse Gaussian with the given mean and scale 1 (Michael, Schucany and Haas, 1976)."""
+    """Inverse Gaussian with the mean `mean` and scale 1.
+
+    Source: Michael, Schucany and Haas, "Generating Random Variates Using Transformations with
+    Multiple Roots", 1976.
+
+    Args:
+        key: random key; the call uses it up.
+        mean: positive.
+        shape: of the result; None takes what the parameters broadcast to.
+        dtype: floating dtype; float32 by default.
+
+    Returns:
+        An array of `shape` and `dtype`.
+
+    Raises:
+        TypeError: `dtype` is not floating.
+        ValueError: the parameters do not broadcast to `shape`.
+
+    >>> random.wald(random.key(0), 2.0, (3,))
+    Array([1.0964541 , 0.35281503, 3.4332693 ], dtype=float32)
+    """
     kind, shape, (mean,) = _parameters("wald", dtype, shape, mean)
     first, second = split(key)
     y = jnp.square(normal(first, shape, _work(kind)))
@@ -159,7 +310,24 @@ def wald(
 def geometric(
     key: Key, p: ArrayLike, shape: ShapeLike | None = None, dtype: DTypeLike | None = None
 ) -> Array:
-    """How many trials of success probability `p` until the first success: 1, 2, ..."""
+    """The number of trials up to the first success: 1, 2, ...
+
+    Args:
+        key: random key; the call uses it up.
+        p: probability of success of a trial, in (0, 1).
+        shape: of the result; None takes what the parameters broadcast to.
+        dtype: integer dtype; int32 by default.
+
+    Returns:
+        An array of `shape` and `dtype`.
+
+    Raises:
+        TypeError: `dtype` is no integer dtype.
+        ValueError: `p` does not broadcast to `shape`.
+
+    >>> random.geometric(random.key(0), 0.25, (4,))
+    Array([4, 1, 2, 2], dtype=int32)
+    """
     kind = _integer_dtype(dtype, "geometric")
     p = as_kind(p, dtypes.F32) if not dtypes.is_float(as_array(p).dtype) else as_array(p)
     shape = shape_of(shape, p)
@@ -181,7 +349,26 @@ def _integer_dtype(dtype: DTypeLike | None, name: str) -> DType:
 def loggamma(
     key: Key, a: ArrayLike, shape: ShapeLike | None = None, dtype: DTypeLike | None = None
 ) -> Array:
-    """The logarithm of a Gamma(a, 1) sample, finite also where the sample underflows."""
+    """log(x) of a Gamma(a, 1) sample x, finite also where x underflows.
+
+    Method and derivative: see `gamma_variates.py`.
+
+    Args:
+        key: random key; the call uses it up.
+        a: shape parameter, not negative; the result is differentiable in it.
+        shape: of the result; None takes what the parameters broadcast to.
+        dtype: floating dtype; float32 by default.
+
+    Returns:
+        An array of `shape` and `dtype`.
+
+    Raises:
+        TypeError: `dtype` is not floating.
+        ValueError: the parameters do not broadcast to `shape`.
+
+    >>> random.loggamma(random.key(0), 0.5, (3,))
+    Array([ 0.42814928,  0.32364097, -3.1398957 ], dtype=float32)
+    """
     kind, shape, (a,) = _parameters("loggamma", dtype, shape, a)
     return ops.convert(log_standard_gamma(own(key, "loggamma"), a), kind)
 
@@ -189,7 +376,26 @@ def loggamma(
 def gamma(
     key: Key, a: ArrayLike, shape: ShapeLike | None = None, dtype: DTypeLike | None = None
 ) -> Array:
-    """Gamma with shape parameter `a` and scale 1, differentiable in `a`."""
+    """Gamma with shape parameter `a` and scale 1.
+
+    Source: Marsaglia and Tsang, "A simple method for generating gamma variables", 2000.
+
+    Args:
+        key: random key; the call uses it up.
+        a: shape parameter, not negative; the result is differentiable in it.
+        shape: of the result; None takes what the parameters broadcast to.
+        dtype: floating dtype; float32 by default.
+
+    Returns:
+        An array of `shape` and `dtype`.
+
+    Raises:
+        TypeError: `dtype` is not floating.
+        ValueError: the parameters do not broadcast to `shape`.
+
+    >>> random.gamma(random.key(0), 2.0, (3,))
+    Array([2.268854 , 2.721225 , 1.4449768], dtype=float32)
+    """
     kind, shape, (a,) = _parameters("gamma", dtype, shape, a)
     return ops.convert(jnp.exp(log_standard_gamma(own(key, "gamma"), a)), kind)
 
@@ -197,7 +403,24 @@ def gamma(
 def chisquare(
     key: Key, df: ArrayLike, shape: ShapeLike | None = None, dtype: DTypeLike | None = None
 ) -> Array:
-    """Chi-square with `df` degrees of freedom: twice a Gamma(df / 2)."""
+    """Chi-square: twice a Gamma(df / 2) sample.
+
+    Args:
+        key: random key; the call uses it up.
+        df: degrees of freedom, positive.
+        shape: of the result; None takes what the parameters broadcast to.
+        dtype: floating dtype; float32 by default.
+
+    Returns:
+        An array of `shape` and `dtype`.
+
+    Raises:
+        TypeError: `dtype` is not floating.
+        ValueError: the parameters do not broadcast to `shape`.
+
+    >>> random.chisquare(random.key(0), 3.0, (3,))
+    Array([3.3616571, 4.1561146, 1.9657819], dtype=float32)
+    """
     kind, shape, (df,) = _parameters("chisquare", dtype, shape, df)
     return ops.convert(2 * gamma(own(key, "chisquare"), df / 2, shape, df.dtype), kind)
 
@@ -209,7 +432,24 @@ def f(
     shape: ShapeLike | None = None,
     dtype: DTypeLike | None = None,
 ) -> Array:
-    """F: the ratio of two chi-squares, each over its degrees of freedom."""
+    """F: the ratio of two chi-square samples, each divided by its degrees of freedom.
+
+    Args:
+        key: random key; the call uses it up.
+        dfnum, dfden: degrees of freedom of numerator and denominator, positive.
+        shape: of the result; None takes what the parameters broadcast to.
+        dtype: floating dtype; float32 by default.
+
+    Returns:
+        An array of `shape` and `dtype`.
+
+    Raises:
+        TypeError: `dtype` is not floating.
+        ValueError: the parameters do not broadcast to `shape`.
+
+    >>> random.f(random.key(0), 3.0, 5.0, (3,))
+    Array([1.6909221, 1.417355 , 3.4001505], dtype=float32)
+    """
     kind, shape, (dfnum, dfden) = _parameters("f", dtype, shape, dfnum, dfden)
     first, second = split(key)
     low = loggamma(first, dfden / 2, shape, dfden.dtype) - jnp.log(dfden)
@@ -220,7 +460,24 @@ def f(
 def t(
     key: Key, df: ArrayLike, shape: ShapeLike | None = None, dtype: DTypeLike | None = None
 ) -> Array:
-    """Student's t with `df` degrees of freedom."""
+    """Student's t: a standard normal over sqrt(chi-square / df).
+
+    Args:
+        key: random key; the call uses it up.
+        df: degrees of freedom, positive.
+        shape: of the result; None takes what the parameters broadcast to.
+        dtype: floating dtype; float32 by default.
+
+    Returns:
+        An array of `shape` and `dtype`.
+
+    Raises:
+        TypeError: `dtype` is not floating.
+        ValueError: the parameters do not broadcast to `shape`.
+
+    >>> random.t(random.key(0), 4.0, (3,))
+    Array([-0.6190525, -1.3615644,  0.2718189], dtype=float32)
+    """
     kind, shape, (df,) = _parameters("t", dtype, shape, df)
     first, second = split(key)
     n = normal(first, shape, df.dtype)
@@ -235,7 +492,24 @@ def beta(
     shape: ShapeLike | None = None,
     dtype: DTypeLike | None = None,
 ) -> Array:
-    """Beta(a, b) on (0, 1), differentiable in both."""
+    """Beta(a, b) on (0, 1).
+
+    Args:
+        key: random key; the call uses it up.
+        a, b: positive parameters; the result is differentiable in both.
+        shape: of the result; None takes what the parameters broadcast to.
+        dtype: floating dtype; float32 by default.
+
+    Returns:
+        An array of `shape` and `dtype`.
+
+    Raises:
+        TypeError: `dtype` is not floating.
+        ValueError: the parameters do not broadcast to `shape`.
+
+    >>> random.beta(random.key(0), 2.0, 3.0, (3,))
+    Array([0.17111863, 0.29518193, 0.17733727], dtype=float32)
+    """
     kind, shape, (a, b) = _parameters("beta", dtype, shape, a, b)
     first, second = split(key)
     x, y = loggamma(first, a, shape, a.dtype), loggamma(second, b, shape, a.dtype)
@@ -245,7 +519,24 @@ def beta(
 def dirichlet(
     key: Key, alpha: ArrayLike, shape: ShapeLike | None = None, dtype: DTypeLike | None = None
 ) -> Array:
-    """Dirichlet over the last axis of `alpha`; `shape` is the batch shape."""
+    """Dirichlet: vectors of positive numbers that sum to 1.
+
+    Args:
+        key: random key; the call uses it up.
+        alpha: positive concentrations [..., n].
+        shape: batch shape of the result; None takes that of `alpha`, [...].
+        dtype: floating dtype; float32 by default.
+
+    Returns:
+        An array [*shape, n].
+
+    Raises:
+        ValueError: `alpha` has no axis, or does not broadcast.
+        TypeError: `dtype` is not floating.
+
+    >>> random.dirichlet(random.key(0), jnp.ones(3))
+    Array([0.35681987, 0.46652716, 0.17665298], dtype=float32)
+    """
     alpha = as_array(alpha)
     if alpha.ndim < 1:
         raise ValueError("random.dirichlet: alpha needs at least one dimension")
@@ -259,7 +550,24 @@ def dirichlet(
 def generalized_normal(
     key: Key, p: ArrayLike, shape: ShapeLike = (), dtype: DTypeLike | None = None
 ) -> Array:
-    """Density proportional to exp(-|x|**p)."""
+    """Density proportional to exp(-|x|**p).
+
+    Args:
+        key: random key; the call uses it up.
+        p: exponent, positive; 2 is a normal of variance 1/2, 1 the Laplace distribution.
+        shape: of the result.
+        dtype: floating dtype; float32 by default.
+
+    Returns:
+        An array of `shape` and `dtype`.
+
+    Raises:
+        TypeError: `dtype` is not floating.
+        ValueError: the parameters do not broadcast to `shape`.
+
+    >>> random.generalized_normal(random.key(0), 1.0, (3,))
+    Array([ 0.03364656,  0.4624077 , -0.38055855], dtype=float32)
+    """
     kind = float_dtype(dtype, "generalized_normal")
     shape = shape_of(shape, p)
     first, second = split(key)
@@ -271,7 +579,26 @@ def generalized_normal(
 def ball(
     key: Key, d: int, p: ArrayLike = 2, shape: ShapeLike = (), dtype: DTypeLike | None = None
 ) -> Array:
-    """Uniform in the unit ball of the p-norm in `d` dimensions (Barthe et al., 2005)."""
+    """Uniform in the unit ball of the p-norm in `d` dimensions.
+
+    Source: Barthe et al., "A probabilistic approach to the geometry of the l_p^n-ball", 2005.
+
+    Args:
+        key: random key; the call uses it up.
+        d: number of dimensions.
+        p: exponent of the norm.
+        shape: batch shape.
+        dtype: floating dtype; float32 by default.
+
+    Returns:
+        An array [*shape, d].
+
+    Raises:
+        TypeError: `dtype` is not floating.
+
+    >>> random.ball(random.key(0), 2, shape=(3,)).shape
+    (3, 2)
+    """
     kind = float_dtype(dtype, "ball")
     shape, work = shape_of(shape), _work(float_dtype(dtype, "ball"))
     first, second = split(key)
@@ -292,9 +619,25 @@ def multivariate_normal(
     dtype: DTypeLike | None = None,
     method: str = "cholesky",
 ) -> Array:
-    """Normal vectors of the given mean [..., n] and covariance [..., n, n]; `shape` is the batch.
+    """Normal vectors of mean `mean` and covariance `cov`.
 
-    `method` is "cholesky", "eigh" or "svd"; the last two take semi-definite covariances.
+    Args:
+        key: random key; the call uses it up.
+        mean: array [..., n].
+        cov: symmetric positive definite matrices [..., n, n].
+        shape: batch shape; None takes what those of `mean` and `cov` broadcast to.
+        dtype: floating dtype; float32 by default.
+        method: "cholesky", or "eigh" or "svd", which also take semi-definite covariances.
+
+    Returns:
+        An array [*shape, n].
+
+    Raises:
+        ValueError: shapes do not fit, or `method` is another.
+        TypeError: `dtype` is not floating.
+
+    >>> random.multivariate_normal(random.key(0), jnp.zeros(2), jnp.eye(2), (3,)).shape
+    (3, 2)
     """
     kind = float_dtype(dtype, "multivariate_normal")
     mean, cov = as_kind(mean, _work(kind)), as_kind(cov, _work(kind))
@@ -322,8 +665,23 @@ def multivariate_normal(
 def orthogonal(
     key: Key, n: int, shape: ShapeLike = (), dtype: DTypeLike | None = None, m: int | None = None
 ) -> Array:
-    """Matrices [*shape, n, m] (m = n by default) with orthonormal rows or columns, uniform among
-    them (Mezzadri, 2007)."""
+    """Matrices with orthonormal rows or columns, uniformly distributed (Haar).
+
+    Source: Mezzadri, "How to generate random matrices from the classical compact groups", 2007.
+
+    Args:
+        key: random key; the call uses it up.
+        n: number of rows.
+        shape: batch shape.
+        dtype: floating or complex dtype; float32 by default.
+        m: number of columns; None means n.
+
+    Returns:
+        An array [*shape, n, m].
+
+    >>> random.orthogonal(random.key(0), 3).shape
+    (3, 3)
+    """
     kind = dtype_or(dtype, dtypes.F32)
     m = n if m is None else m
     work = dtypes.promote_types(kind, dtypes.F32)
@@ -339,9 +697,26 @@ def orthogonal(
 def poisson(
     key: Key, lam: ArrayLike, shape: ShapeLike | None = None, dtype: DTypeLike | None = None
 ) -> Array:
-    """Poisson with mean `lam`.
+    """Poisson counts with mean `lam`.
 
-    Products of uniforms below 10 (Knuth), transformed rejection above (PTRS: Hoermann, 1993).
+    Products of uniforms for means below 10 (Knuth), transformed rejection above (PTRS: Hoermann,
+    "The transformed rejection method for generating Poisson random variables", 1993).
+
+    Args:
+        key: random key; the call uses it up.
+        lam: mean, not negative; counts have no derivative in it.
+        shape: of the result; None takes what the parameters broadcast to.
+        dtype: integer dtype; int32 by default.
+
+    Returns:
+        An array of `shape` and `dtype`.
+
+    Raises:
+        TypeError: `dtype` is no integer dtype.
+        ValueError: `lam` does not broadcast to `shape`.
+
+    >>> random.poisson(random.key(0), 4.0, (4,))
+    Array([2, 5, 8, 4], dtype=int32)
     """
     kind = _integer_dtype(dtype, "poisson")
     mean: Array = jnp.broadcast_to(as_kind(lam, dtypes.F32), shape_of(shape, lam))
@@ -413,9 +788,28 @@ def binomial(
     shape: ShapeLike | None = None,
     dtype: DTypeLike | None = None,
 ) -> Array:
-    """The number of successes in `n` trials of probability `p`, as floats; NaN for a bad n or p.
+    """The number of successes in `n` trials of probability `p`.
 
-    Waiting times between successes where n * min(p, 1 - p) <= 10, else Hoermann's BTRS (1993).
+    Waiting times between successes where n * min(p, 1 - p) <= 10, else BTRS (Hoermann, "The
+    generation of binomial random variates", 1993).
+
+    Args:
+        key: random key; the call uses it up.
+        n: number of trials, not negative.
+        p: probability of success, in [0, 1].
+        shape: of the result; None takes what the parameters broadcast to.
+        dtype: floating dtype; float32 by default.
+
+    Returns:
+        Counts as floats, of `shape` and `dtype`; NaN where `n` or `p` is out of range. They have no
+        derivative.
+
+    Raises:
+        TypeError: `dtype` is not floating.
+        ValueError: the parameters do not broadcast to `shape`.
+
+    >>> random.binomial(random.key(0), 10, 0.5, (4,))
+    Array([2., 6., 2., 3.], dtype=float32)
     """
     kind, shape, parameters = _parameters("binomial", dtype, shape, n, p)
     trials, chance = [ops.stop_gradient(v) for v in parameters]  # counts have no derivative
@@ -505,7 +899,24 @@ def multinomial(
     dtype: DTypeLike | None = None,
     unroll: int = 1,
 ) -> Array:
-    """Counts over the last axis of `p` of `n` draws: one binomial per class from what is left."""
+    """Counts of `n` draws from the classes of probabilities `p`.
+
+    One binomial per class, from the draws that the classes before it left.
+
+    Args:
+        key: random key; the call uses it up.
+        n: number of draws, an integer or an array [...].
+        p: probabilities [..., classes].
+        shape: of the result, [..., classes]; None takes that of `p`.
+        dtype: of the result; float32 by default.
+        unroll: how many classes a step of the loop draws.
+
+    Returns:
+        An array of `shape` and `dtype`.
+
+    >>> random.multinomial(random.key(0), 10, jnp.array([0.2, 0.3, 0.5]))
+    Array([2., 6., 2.], dtype=float32)
+    """
     p = as_array(p)
     p = p if dtypes.is_float(p.dtype) else ops.convert(p, dtypes.F32)
     shape = p.shape if shape is None else tuple(shape)

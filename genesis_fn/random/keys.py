@@ -149,23 +149,44 @@ def _implementation(impl: str | KeyType | None) -> str:
 
 
 def key(seed: ArrayLike, *, impl: str | KeyType | None = None) -> Key:
-    """The key of an integer seed (any Python int; or a traced integer).
+    """The key of an integer seed.
 
-    `impl` is "philox", the default, or "threefry2x32". Raises TypeError for a seed that is no
-    integer scalar.
+    Args:
+        seed: a Python integer of any size, or an integer scalar array, traced or not.
+        impl: "philox", the default (see `default_prng_impl`), or "threefry2x32", JAX's.
 
-        k = random.key(0)  # Array((), dtype=key<philox>)
-        w = random.normal(k["weights"], (3, 4))
+    Returns:
+        A key: an array of shape () and dtype key<impl>.
+
+    Raises:
+        TypeError: `seed` is no integer scalar.
+        ValueError: there is no such implementation.
+
+    >>> k = random.key(0)
+    >>> random.normal(k["weights"], (2,))
+    Array([ 0.14988783, -0.05493749], dtype=float32)
     """
     impl = _implementation(impl)
     return bits_of.wrap(_words_of_seed(seed), impl)
 
 
 def PRNGKey(seed: ArrayLike, *, impl: str | KeyType | None = None) -> Key:
-    """The raw words, uint32[2], of `key(seed)`: JAX's keys of old.
+    """The raw words of `key(seed)`, JAX's older form of a key.
 
-    Functions that take keys take them for keys of the default implementation, so `impl` may only
-    name that one; ValueError otherwise.
+    Functions that take keys take raw words for keys of the default implementation.
+
+    Args:
+        seed: as in `key`.
+        impl: the default implementation's name, or None.
+
+    Returns:
+        uint32[2].
+
+    Raises:
+        ValueError: `impl` is not the default implementation.
+
+    >>> random.PRNGKey(7)
+    Array([0, 7], dtype=uint32)
     """
     impl, default = _implementation(impl), config.current().random_impl
     if impl != default:
@@ -196,14 +217,35 @@ def _words_of_seed(seed: ArrayLike) -> Array:
 
 
 def key_data(keys: Key) -> Array:
-    """The raw words, uint32[..., 2], of keys; raw words as they are."""
+    """The raw words of keys.
+
+    Args:
+        keys: array of keys [...]; raw words are returned as they are.
+
+    Returns:
+        uint32[..., 2].
+
+    >>> random.key_data(random.key(7))
+    Array([0, 7], dtype=uint32)
+    """
     return as_array(keys) if is_raw(keys) else bits_of.unwrap(as_key(keys))
 
 
 def wrap_key_data(key_bits_array: ArrayLike, *, impl: str | KeyType | None = None) -> Key:
-    """Keys from raw words, uint32[..., 2]: `key_data`'s inverse.
+    """Keys from raw words: the inverse of `key_data`.
 
-    Raises TypeError for words of another dtype or last axis.
+    Args:
+        key_bits_array: uint32[..., 2].
+        impl: implementation of the keys; None means the default.
+
+    Returns:
+        An array of keys [...].
+
+    Raises:
+        TypeError: words of another dtype or last axis.
+
+    >>> random.wrap_key_data(np.array([0, 7], np.uint32)) == random.key(7)
+    Array(True, dtype=bool)
     """
     words: Any = key_bits_array
     if not isinstance(words, _ARRAYS) and not hasattr(words, "aval"):
@@ -218,17 +260,48 @@ def wrap_key_data(key_bits_array: ArrayLike, *, impl: str | KeyType | None = Non
 
 
 def key_impl(keys: Key) -> str:
-    """The implementation of keys."""
+    """The name of the implementation of keys.
+
+    Args:
+        keys: array of keys, or raw words.
+
+    Returns:
+        "philox" or "threefry2x32".
+
+    >>> random.key_impl(random.key(0))
+    'philox'
+    """
     return impl_of(as_key(keys))
 
 
 def key_dtype(impl_spec: str | None = None) -> KeyType:
-    """The dtype of keys of an implementation, `key<philox>`."""
+    """The dtype of keys.
+
+    Args:
+        impl_spec: name of an implementation; None means the default.
+
+    Returns:
+        The dtype, key<impl>.
+
+    >>> random.key_dtype()
+    key<philox>
+    """
     return key_type(_implementation(impl_spec))
 
 
 def clone(key: Key) -> Key:
-    """A copy of keys that may be used again: for drawing the same numbers on purpose."""
+    """A copy of keys that may be used again, for drawing the same numbers on purpose.
+
+    Args:
+        key: array of keys, or raw words.
+
+    Returns:
+        The same keys, without the mark of a use.
+
+    >>> k = random.key(0)
+    >>> random.uniform(k) == random.uniform(random.clone(k))
+    Array(True, dtype=bool)
+    """
     return copy(as_array(key)) if is_raw(key) else on_purpose(copy(as_key(key)))
 
 
@@ -236,9 +309,19 @@ def clone(key: Key) -> Key:
 
 
 def split(key: Key, num: int | Sequence[int] = 2) -> Key:
-    """An array of `num` (an int or a shape) independent keys; raw words from raw words.
+    """Independent keys derived from one key.
 
-    first, second = random.split(key)
+    Args:
+        key: random key or raw words; the call uses it up.
+        num: how many keys, or the shape of the array of them.
+
+    Returns:
+        An array of keys of shape (num,) or `num`; raw words for raw words.
+
+    Raises:
+        ValueError: `key` is an array of keys; use vmap.
+
+    >>> first, second = random.split(random.key(0))
     """
     parent = single(key, "split")
     shape = (num,) if isinstance(num, (int, np.integer)) else tuple(num)
@@ -247,8 +330,22 @@ def split(key: Key, num: int | Sequence[int] = 2) -> Key:
 
 
 def fold_in(key: Key, data: ArrayLike | str) -> Key:
-    """The key derived from `key` by an integer (traced or not) or a name; raw words from raw words.
-    Not a use of `key`."""
+    """The key derived from `key` by an integer or a name; in any order, and no use of `key`.
+
+    Args:
+        key: array of keys, or raw words.
+        data: integer, traced or not, of which 32 bits count; or a name, by its CRC-32.
+
+    Returns:
+        Keys of the shape of `key`; raw words for raw words.
+
+    Raises:
+        TypeError: `data` is neither.
+
+    >>> k = random.fold_in(random.key(0), 7)
+    >>> random.fold_in(k, "dropout") == k["dropout"]
+    Array(True, dtype=bool)
+    """
     parent = as_key(key)
     if isinstance(data, str):
         data = zlib.crc32(data.encode())

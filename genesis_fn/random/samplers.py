@@ -45,7 +45,22 @@ def shape_of(shape: ShapeLike | None, *parameters: ArrayLike) -> tuple[int, ...]
 
 
 def bits(key: Key, shape: ShapeLike = (), dtype: DTypeLike | None = None) -> Array:
-    """Uniform unsigned integers of 8, 16, 32 or 64 bits."""
+    """Uniform unsigned integers.
+
+    Args:
+        key: random key; the call uses it up.
+        shape: of the result.
+        dtype: unsigned integer dtype of 8, 16, 32 or 64 bits; uint32 by default.
+
+    Returns:
+        An array of `shape` and `dtype`.
+
+    Raises:
+        TypeError: `dtype` is not unsigned.
+
+    >>> random.bits(random.key(0), (2,))
+    Array([1713891541, 3781805453], dtype=uint32)
+    """
     kind = dtype_or(dtype, dtypes.U32)
     if not dtypes.is_unsigned(kind):
         raise TypeError(f"random.bits: dtype must be unsigned, got {kind.name}")
@@ -74,7 +89,24 @@ def uniform(
     minval: ArrayLike = 0.0,
     maxval: ArrayLike = 1.0,
 ) -> Array:
-    """Uniform in [minval, maxval); without a shape, of the shape that the bounds have."""
+    """Uniform in [minval, maxval).
+
+    Args:
+        key: random key; the call uses it up.
+        shape: of the result; () takes the shape that the bounds broadcast to.
+        dtype: floating dtype; float32 by default.
+        minval, maxval: bounds, numbers or arrays that broadcast to `shape`.
+
+    Returns:
+        An array of `dtype`.
+
+    Raises:
+        TypeError: `dtype` is not floating.
+        ValueError: the parameters do not broadcast to `shape`.
+
+    >>> random.uniform(random.key(0), (3,))
+    Array([0.39904642, 0.8805201 , 0.73571277], dtype=float32)
+    """
     kind = float_dtype(dtype, "uniform")
     shape = shape_of(lengths(shape) or None, minval, maxval)
     u = unit(single(key, "uniform"), shape, kind)
@@ -90,7 +122,24 @@ def uniform(
 
 
 def normal(key: Key, shape: ShapeLike = (), dtype: DTypeLike | None = None) -> Array:
-    """Normal with mean 0 and variance 1; complex for complex dtypes."""
+    """Normal with mean 0 and variance 1.
+
+    sqrt(2) erfinv(u) of a uniform u in (-1, 1); in float32 for 16-bit dtypes.
+
+    Args:
+        key: random key; the call uses it up.
+        shape: of the result.
+        dtype: floating or complex dtype; float32 by default. Complex samples have variance 1 too.
+
+    Returns:
+        An array of `shape` and `dtype`.
+
+    Raises:
+        TypeError: `dtype` is neither floating nor complex.
+
+    >>> random.normal(random.key(0), (3,))
+    Array([-0.255816 ,  1.177591 ,  0.6301837], dtype=float32)
+    """
     kind = dtype_or(dtype, dtypes.F32)
     if dtypes.is_complex(kind):
         first, second = split(key)
@@ -112,7 +161,24 @@ def truncated_normal(
     shape: ShapeLike | None = None,
     dtype: DTypeLike | None = None,
 ) -> Array:
-    """Normal, conditioned on lower < x < upper."""
+    """Normal with mean 0 and variance 1, conditioned on lower < x < upper.
+
+    Args:
+        key: random key; the call uses it up.
+        lower, upper: bounds, in standard deviations.
+        shape: of the result; None takes what the bounds broadcast to.
+        dtype: floating dtype; float32 by default.
+
+    Returns:
+        An array of `shape` and `dtype`.
+
+    Raises:
+        TypeError: `dtype` is not floating.
+        ValueError: the parameters do not broadcast to `shape`.
+
+    >>> random.truncated_normal(random.key(0), -1.0, 1.0, (3,))
+    Array([-0.17362513,  0.7055857 ,  0.4149715 ], dtype=float32)
+    """
     kind = float_dtype(dtype, "truncated_normal")
     shape = shape_of(shape, lower, upper)
     work = dtypes.F32 if kind.itemsize < 4 else kind
@@ -129,7 +195,22 @@ def truncated_normal(
 
 
 def bernoulli(key: Key, p: ArrayLike = 0.5, shape: ShapeLike | None = None) -> Array:
-    """Booleans that are true with probability `p`."""
+    """Booleans that are true with probability `p`.
+
+    Args:
+        key: random key; the call uses it up.
+        p: probability, a number or an array.
+        shape: of the result; None takes the shape of `p`.
+
+    Returns:
+        A boolean array.
+
+    Raises:
+        ValueError: `p` does not broadcast to `shape`.
+
+    >>> random.bernoulli(random.key(0), 0.5, (4,))
+    Array([ True, False, False, False], dtype=bool)
+    """
     p = as_array(p)
     p = p if dtypes.is_float(p.dtype) else ops.convert(p, dtypes.F32)
     shape = shape_of(shape, p)
@@ -141,8 +222,24 @@ def randint(
 ) -> Array:
     """Uniform integers in [minval, maxval).
 
-    A word twice as wide as the type (of 64 bits for 8- and 16-bit types) modulo the span, in the
-    type's own arithmetic: the bias is below 2**-32 for spans up to the root of the type's range.
+    A word twice as wide as the dtype (of 64 bits for 8- and 16-bit dtypes) modulo the span, in the
+    dtype's own arithmetic: the bias is below 2**-32 for spans up to the root of the dtype's range.
+
+    Args:
+        key: random key; the call uses it up.
+        shape: of the result; None takes what the bounds broadcast to.
+        minval, maxval: bounds, integers or arrays; an empty range gives `minval`.
+        dtype: integer dtype; int32 by default.
+
+    Returns:
+        An array of `shape` and `dtype`.
+
+    Raises:
+        TypeError: `dtype` is no integer dtype.
+        ValueError: the bounds do not broadcast to `shape`.
+
+    >>> random.randint(random.key(0), (4,), 0, 10)
+    Array([4, 6, 7, 9], dtype=int32)
     """
     kind = dtype_or(dtype, dtypes.I32)
     if not dtypes.is_integer(kind):
@@ -181,7 +278,22 @@ def randint(
 
 
 def gumbel(key: Key, shape: ShapeLike = (), dtype: DTypeLike | None = None) -> Array:
-    """Standard Gumbel: -log(-log(uniform))."""
+    """Standard Gumbel: -log(-log(u)) of a uniform u.
+
+    Args:
+        key: random key; the call uses it up.
+        shape: of the result.
+        dtype: floating dtype; float32 by default.
+
+    Returns:
+        An array of `shape` and `dtype`.
+
+    Raises:
+        TypeError: `dtype` is not floating.
+
+    >>> random.gumbel(random.key(0), (3,))
+    Array([0.08482014, 2.0616603 , 1.1811829 ], dtype=float32)
+    """
     kind = float_dtype(dtype, "gumbel")
     tiny = float(dtypes.finfo(kind).tiny)
     u = uniform(own(key, "gumbel"), shape_of(shape), kind, tiny, 1.0)
@@ -195,9 +307,26 @@ def categorical(
     shape: ShapeLike | None = None,
     replace: bool = True,
 ) -> Array:
-    """int32 classes drawn with probabilities softmax(logits) along `axis`.
+    """Classes drawn with probabilities softmax(logits) along `axis`.
 
-    `shape` (which ends in the batch shape of `logits`) draws several; without replacement if told.
+    The argmax of logits + Gumbel noise; without replacement the k largest of it.
+
+    Args:
+        key: random key; the call uses it up.
+        logits: floating array of log probabilities, which need not be normalised.
+        axis: the axis of the classes.
+        shape: of the result; ends in the shape of `logits` without `axis`, which None means.
+        replace: whether the draws along the leading axes of `shape` may repeat a class.
+
+    Returns:
+        int32 classes of `shape`.
+
+    Raises:
+        ValueError: `shape` does not end in the batch shape, or there are fewer classes than draws
+            without replacement.
+
+    >>> random.categorical(random.key(0), jnp.array([0.0, 5.0, 0.0]), shape=(4,))
+    Array([1, 1, 1, 1], dtype=int32)
     """
     logits = as_array(logits)
     logits = logits if dtypes.is_float(logits.dtype) else ops.convert(logits, dtypes.F32)
@@ -224,7 +353,23 @@ def categorical(
 
 
 def permutation(key: Key, x: ArrayLike, axis: int = 0, independent: bool = False) -> Array:
-    """A permutation of range(x), or of the array `x` along `axis`."""
+    """A random permutation of range(x), or of the array `x` along `axis`.
+
+    Args:
+        key: random key; the call uses it up.
+        x: an integer n, for range(n), or an array.
+        axis: the axis that is permuted.
+        independent: whether each slice along `axis` has a permutation of its own.
+
+    Returns:
+        The permuted array.
+
+    Raises:
+        TypeError: `x` is a number but no integer.
+
+    >>> random.permutation(random.key(0), 5)
+    Array([0, 1, 4, 3, 2], dtype=int32)
+    """
     n = _count("permutation", x)
     values: Array = as_array(x) if n is None else jnp.arange(n)
     axis = canonical_axis(axis, values.ndim, "random.permutation")
@@ -267,7 +412,26 @@ def choice(
     axis: int = 0,
     mode: str | None = None,
 ) -> Array:
-    """Draws from range(a) or from the array `a` along `axis`, with probabilities `p`."""
+    """Draws from range(a), or from the array `a` along `axis`.
+
+    Args:
+        key: random key; the call uses it up.
+        a: an integer n, for range(n), or an array.
+        shape: of the draws.
+        replace: whether an element may be drawn again.
+        p: probabilities [n] of the elements; None means equal ones.
+        axis: the axis of `a` that is drawn from.
+        mode: ignored; there for the signature of `jax.random`.
+
+    Returns:
+        The drawn elements: `shape` takes the place of `axis`.
+
+    Raises:
+        ValueError: there are fewer elements than draws without replacement, or `p` is not [n].
+
+    >>> random.choice(random.key(0), 10, (3,), replace=False)
+    Array([6, 0, 1], dtype=int32)
+    """
     n = _count("choice", a)
     arr = None
     if n is None:
@@ -300,14 +464,44 @@ def choice(
 
 
 def exponential(key: Key, shape: ShapeLike = (), dtype: DTypeLike | None = None) -> Array:
-    """Exponential with rate 1: -log(1 - uniform)."""
+    """Exponential with rate 1: -log(1 - u) of a uniform u.
+
+    Args:
+        key: random key; the call uses it up.
+        shape: of the result.
+        dtype: floating dtype; float32 by default.
+
+    Returns:
+        An array of `shape` and `dtype`.
+
+    Raises:
+        TypeError: `dtype` is not floating.
+
+    >>> random.exponential(random.key(0), (3,))
+    Array([0.5092376, 2.124607 , 1.3307188], dtype=float32)
+    """
     kind = float_dtype(dtype, "exponential")
     u = uniform(own(key, "exponential"), shape_of(shape), kind)
     return ops.neg(ops.log1p(ops.neg(u)))
 
 
 def laplace(key: Key, shape: ShapeLike = (), dtype: DTypeLike | None = None) -> Array:
-    """Laplace with location 0 and scale 1."""
+    """Laplace with location 0 and scale 1.
+
+    Args:
+        key: random key; the call uses it up.
+        shape: of the result.
+        dtype: floating dtype; float32 by default.
+
+    Returns:
+        An array of `shape` and `dtype`.
+
+    Raises:
+        TypeError: `dtype` is not floating.
+
+    >>> random.laplace(random.key(0), (3,))
+    Array([ 0.22553027, -1.4314603 , -0.6375717 ], dtype=float32)
+    """
     kind = float_dtype(dtype, "laplace")
     low = -1 + float(dtypes.finfo(kind).epsneg)
     u = uniform(own(key, "laplace"), shape_of(shape), kind, low, 1.0)
@@ -315,7 +509,22 @@ def laplace(key: Key, shape: ShapeLike = (), dtype: DTypeLike | None = None) -> 
 
 
 def logistic(key: Key, shape: ShapeLike = (), dtype: DTypeLike | None = None) -> Array:
-    """Logistic with location 0 and scale 1: log(u / (1 - u))."""
+    """Logistic with location 0 and scale 1: log(u / (1 - u)) of a uniform u.
+
+    Args:
+        key: random key; the call uses it up.
+        shape: of the result.
+        dtype: floating dtype; float32 by default.
+
+    Returns:
+        An array of `shape` and `dtype`.
+
+    Raises:
+        TypeError: `dtype` is not floating.
+
+    >>> random.logistic(random.key(0), (3,))
+    Array([-0.40943992,  1.9973645 ,  1.0238032 ], dtype=float32)
+    """
     kind = float_dtype(dtype, "logistic")
     tiny = float(dtypes.finfo(kind).tiny)
     u = uniform(own(key, "logistic"), shape_of(shape), kind, tiny, 1.0)
@@ -323,7 +532,19 @@ def logistic(key: Key, shape: ShapeLike = (), dtype: DTypeLike | None = None) ->
 
 
 def rademacher(key: Key, shape: ShapeLike = (), dtype: DTypeLike | None = None) -> Array:
-    """-1 or 1 with equal probability."""
+    """-1 or 1 with equal probability.
+
+    Args:
+        key: random key; the call uses it up.
+        shape: of the result.
+        dtype: of the result; int32 by default.
+
+    Returns:
+        An array of `shape` and `dtype`.
+
+    >>> random.rademacher(random.key(0), (4,))
+    Array([ 1, -1, -1, -1], dtype=int32)
+    """
     kind = dtype_or(dtype, dtypes.I32)
     sign = bernoulli(key, 0.5, shape_of(shape))
     return ops.sub(ops.mul(ops.convert(sign, kind), 2), 1)
