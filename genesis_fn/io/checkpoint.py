@@ -38,7 +38,7 @@ from genesis_fn.random import Key, key_data, wrap_key_data
 from genesis_fn.transforms.staging.shape_dtype_struct import ShapeDtypeStruct
 
 _STEP = re.compile(r"step-([0-9]{8}|[1-9][0-9]{8,17})")
-_LEFT = re.compile(r"\.(saving|replaced|removed)-")
+_LEFTOVER = re.compile(r"\.(saving|replaced|removed)-")
 _LARGEST_MANIFEST = 100_000_000  # bytes
 
 
@@ -82,7 +82,7 @@ def save(
 
 @dataclasses.dataclass(frozen=True)
 class Snapshot:
-    """What a checkpoint will hold."""
+    """The contents of a checkpoint, in host memory."""
 
     step: int
     arrays: dict[str, np.ndarray]
@@ -118,7 +118,7 @@ _NUMBERS = (bool, int, float)
 
 
 def _check_values(value: object, where: str) -> None:
-    """Raise TypeError for what comes back from JSON as something else, or not at all."""
+    """Raise TypeError for a value that JSON does not give back as it was."""
     if isinstance(value, dict):
         for name, inner in value.items():
             if type(name) is not str:
@@ -139,12 +139,12 @@ def write(root: str | os.PathLike[str], held: Snapshot, keep: int | None = None)
     os.makedirs(root, exist_ok=True)
     with locked(root) as alone:
         if alone:
-            _tidy(root)
+            _clean_up(root)
         target = _folder(root, held.step)
         temporary = tempfile.mkdtemp(prefix=".saving-", dir=root)
         try:
             _write_files(temporary, held)
-            _put(temporary, target, root)
+            _move_into_place(temporary, target, root)
         except BaseException:
             shutil.rmtree(temporary, ignore_errors=True)
             raise
@@ -171,8 +171,8 @@ def _write_files(folder: str, held: Snapshot) -> None:
     os.chmod(folder, 0o755)
 
 
-def _put(temporary: str, target: str, root: str) -> None:
-    """Have `target` be the whole folder at `temporary`."""
+def _move_into_place(temporary: str, target: str, root: str) -> None:
+    """Rename the folder `temporary` to `target`, and replace one that exists."""
     aside = None
     if os.path.isdir(target):
         # A folder cannot replace a full one: move the old one aside first.
@@ -185,21 +185,21 @@ def _put(temporary: str, target: str, root: str) -> None:
 
 
 def _remove(folder: str, root: str) -> None:
-    """Remove a checkpoint at once: one of which a part is gone is never seen under its name."""
+    """Remove a checkpoint, renamed first, so that no incomplete one is seen under its name."""
     aside = tempfile.mkdtemp(prefix=".removed-", dir=root)
     os.replace(folder, os.path.join(aside, os.path.basename(folder)))
     shutil.rmtree(aside, ignore_errors=True)
 
 
 def _as_numbers(x: Any) -> Any:
-    """A leaf as files hold it: random keys as their words."""
+    """A leaf as files store it: random keys become their words."""
     if not is_key(getattr(x, "dtype", None)):
         return x
     return key_data(x) if isinstance(x, Key) else ShapeDtypeStruct(x.aval.physical.shape, "uint32")
 
 
 def _as_before(x: Any, template: PyTree) -> Any:
-    """A leaf that was read as what its template is."""
+    """Undo `_as_numbers` for a leaf that was read: words become keys where `template` is one."""
     dtype = getattr(template, "dtype", None)
     return wrap_key_data(x, impl=dtype.impl) if isinstance(dtype, KeyType) else x
 
@@ -222,13 +222,13 @@ def _check_keys(template: PyTree, found: dict[str, str], file: str) -> None:
             )
 
 
-def _tidy(root: str) -> None:
-    """Remove what killed saves left; a step that one had moved aside goes back to its place.
+def _clean_up(root: str) -> None:
+    """Remove what interrupted saves left, and rename a step that one had moved aside back.
 
-    For who holds the folder's lock: what is there then is of saves that are over.
+    The caller holds the folder's lock, so that no save is running.
     """
     for name in os.listdir(root):
-        match = _LEFT.match(name)
+        match = _LEFTOVER.match(name)
         if not match:
             continue
         folder = os.path.join(root, name)
@@ -287,10 +287,10 @@ def restore(
     ({'w': Array([1., 1., 1.], dtype=float32)}, 100, {'loss': 0.5})
     """
     root = os.fspath(root)
-    if os.path.isdir(root) and any(map(_LEFT.match, os.listdir(root))):
+    if os.path.isdir(root) and any(map(_LEFTOVER.match, os.listdir(root))):
         with locked(root, wait=False) as held:
             if held:
-                _tidy(root)
+                _clean_up(root)
     if step is None:
         available = steps(root)
         if not available:

@@ -1,4 +1,4 @@
-"""Hugging Face folders: weights into the library's pytrees and back, by one table of names."""
+"""Hugging Face folders: config.json and safetensors files to parameters and config, and back."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from genesis_fn.models import qwen
 
 _LARGEST_INDEX = 1 << 25  # bytes; those of the largest models have some millions
 _LAYER = re.compile(r"model\.layers\.(\d+)\.")
-_OF_WEIGHTS = (dtypes.F16, dtypes.BF16, dtypes.F32, dtypes.F64)
+_WEIGHT_DTYPES = (dtypes.F16, dtypes.BF16, dtypes.F32, dtypes.F64)
 
 
 def hf_name(path: str) -> str:
@@ -115,7 +115,7 @@ def load_qwen(
     problems += [f"unexpected {brief(n)[1:-1]}" for n in arrays if n not in wanted]
     if problems:
         raise FileError(f"{folder}: {'; '.join(problems[:4])}")
-    kind = None if dtype is None else dtypes.dtype(dtype)
+    wanted_dtype = None if dtype is None else dtypes.dtype(dtype)
     leaves = []
     for name, expected in wanted.items():
         x = arrays[name]
@@ -124,17 +124,17 @@ def load_qwen(
                 f"{folder}: {name} has shape {list(x.shape)}, the config asks for "
                 f"{list(expected.shape)}"
             )
-        if x.dtype not in _OF_WEIGHTS:
+        if x.dtype not in _WEIGHT_DTYPES:
             raise FileError(
                 f"{folder}: {name} is of dtype {x.dtype}, and weights of a quantized model are not "
                 "read; expected float16, bfloat16, float32 or float64"
             )
-        leaves.append(from_numpy(x if kind is None else x.astype(kind)))
+        leaves.append(from_numpy(x if wanted_dtype is None else x.astype(wanted_dtype)))
     return tree.unflatten(tree.structure(shapes), leaves), config
 
 
 def _check_tied(arrays: dict[str, np.ndarray], folder: str) -> None:
-    """Take the output layer's weight out; raises FileError where it is not the embedding's."""
+    """Remove the output layer's weight from `arrays`. Raises FileError unless it is the embedding's."""
     head, table = arrays.pop("lm_head.weight"), arrays.get("model.embed_tokens.weight")
     if (
         table is None

@@ -186,7 +186,7 @@ def _attention(
     config: QwenConfig,
     cache: PyTree,
     lengths: Any,
-    seen: dict[str, Any],
+    visible: dict[str, Any],
 ) -> tuple[Array, PyTree]:
     c = config
     lead = x.shape[:-1]
@@ -198,16 +198,19 @@ def _attention(
         k = rms_norm(k, p["k_norm"]["weight"], eps=c.rms_norm_eps)
     q, k = rotate(q, *angles), rotate(k, *angles)
     if cache is None:
-        out = dot_product_attention(q, k, v, is_causal=True, **seen)
+        out = dot_product_attention(q, k, v, is_causal=True, **visible)
     else:
-        cache = {"k": _written(cache["k"], k, lengths), "v": _written(cache["v"], v, lengths)}
+        cache = {
+            "k": _write_cache(cache["k"], k, lengths),
+            "v": _write_cache(cache["v"], v, lengths),
+        }
         keys, values = jnp.astype(cache["k"], q.dtype), jnp.astype(cache["v"], q.dtype)
-        out = dot_product_attention(q, keys, values, **seen)
+        out = dot_product_attention(q, keys, values, **visible)
     return _project(p["o_proj"], jnp.reshape(out, (*lead, -1))), cache
 
 
-def _written(buffer: Array, new: Array, lengths: Array) -> Array:
-    """`buffer` [B, S, ...] with `new` [B, T, ...] put at each row's own length."""
+def _write_cache(buffer: Array, new: Array, lengths: Array) -> Array:
+    """`buffer` [B, S, ...] with `new` [B, T, ...] written at each row's own length."""
     zeros = (0,) * (buffer.ndim - 2)
     return vmap(lambda b, n, at: dynamic_update_slice(b, n, (at, *zeros)))(
         buffer, jnp.astype(new, buffer.dtype), lengths
@@ -233,12 +236,13 @@ def _layer(
     config: QwenConfig,
     cache: PyTree,
     lengths: Any,
-    seen: dict[str, Any],
+    visible: dict[str, Any],
 ) -> tuple[Array, PyTree]:
-    """(x after one layer, its cache); `seen` says what a query may attend to."""
+    """(activations after one layer, its cache). `visible` holds the arguments of attention that say
+    which keys a query may attend to."""
     eps = config.rms_norm_eps
     h = rms_norm(x, p["input_layernorm"]["weight"], eps=eps)
-    a, cache = _attention(p["self_attn"], h, angles, config, cache, lengths, seen)
+    a, cache = _attention(p["self_attn"], h, angles, config, cache, lengths, visible)
     x = x + a
     h = rms_norm(x, p["post_attention_layernorm"]["weight"], eps=eps)
     return x + _feed_forward(p["mlp"], h, config), cache
@@ -448,10 +452,10 @@ def extend(
     ((1, 3, 64), [3])
     """
     capacity, t = cache["layers"][0]["k"].shape[1], tokens.shape[-1]
-    short = f"extend: of the cache's {capacity} positions fewer than the {t} that follow are left"
+    message = f"extend: of the cache's {capacity} positions fewer than the {t} that follow are left"
     if t > capacity:
-        raise errors.ShapeError(short)
-    assert_(cache["lengths"] <= capacity - t, short)
+        raise errors.ShapeError(message)
+    assert_(cache["lengths"] <= capacity - t, message)
     return extend_within(params, tokens, cache, config, counts)
 
 
@@ -487,17 +491,17 @@ def extend_within(
     lengths = cache["lengths"]
     capacity = cache["layers"][0]["k"].shape[1]
     positions = lengths[:, None] + jnp.arange(t)[None, :]
-    # A query sees the keys up to its own position; what lies beyond is empty or padding.
+    # A query attends to keys up to its own position; later ones are empty or padding.
     if t == 1:
-        seen = {"key_value_seq_lengths": lengths + 1}
+        visible = {"key_value_seq_lengths": lengths + 1}
     else:
         keys = jnp.arange(capacity)[None, None, None, :]
-        seen = {"mask": keys <= positions[:, None, :, None]}
+        visible = {"mask": keys <= positions[:, None, :, None]}
     x = take_rows(params["embed_tokens"]["weight"], tokens)
     angles = rotary(positions, config)
     layers = []
     for p, layer_cache in zip(params["layers"], cache["layers"], strict=True):
-        x, new = _layer(p, x, angles, config, layer_cache, lengths, seen)
+        x, new = _layer(p, x, angles, config, layer_cache, lengths, visible)
         layers.append(new)
     x = rms_norm(x, params["norm"]["weight"], eps=config.rms_norm_eps)
     counts = jnp.full((b,), t, jnp.int32) if counts is None else counts

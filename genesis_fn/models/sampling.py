@@ -1,4 +1,4 @@
-"""From logits to tokens: temperature, top-k, top-p, and the decoding loop."""
+"""Sampling tokens from logits (temperature, top-k, top-p), and the decoding loop."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def sample(
         raise ValueError(f"sample: top_p must lie in (0, 1], got {top_p}")
     if temperature == 0:
         token = jnp.argmax(logits, -1)
-        return _checked(token, _at(jnp.asarray(logits), token))
+        return _checked_token(token, _take(jnp.asarray(logits), token))
     scores: Array = jnp.astype(logits, jnp.float32)
     if temperature < _SMALL:
         # The quotient alone overflows. Differences below the least temperature are zero.
@@ -71,33 +71,34 @@ def sample(
             # A token stays if those more likely than it have not reached p yet.
             scores = jnp.where(jnp.cumsum(p, -1) - p < top_p, scores, -jnp.inf)
         chosen = random.categorical(key, scores)
-        return _checked(_at(index, chosen), best)
+        return _checked_token(_take(index, chosen), best)
     if top_p is not None and top_p < 1:
         scores = jnp.where(_nucleus(scores, top_p), scores, -jnp.inf)
     token = random.categorical(key, scores)
-    return _checked(token, _at(scores, token))
+    return _checked_token(token, _take(scores, token))
 
 
 _SMALL = 1e-3  # temperatures below it take care of overflow
 _LEAST = 1e-30  # float32 logits that differ at all differ by more than a hundred times that
 
 
-def _at(values: Array, index: Array) -> Array:
+def _take(values: Array, index: Array) -> Array:
     return jnp.take_along_axis(values, index[..., None], -1)[..., 0]
 
 
-def _checked(token: Array, logit: Array) -> Array:
-    """`token` as int32; `logit` is a row's largest, or the one drawn, which is NaN in a row that
-    has one: sorting and drawing take it for the largest."""
+def _checked_token(token: Array, logit: Array) -> Array:
+    """Return `token` as int32, and check `logit`, a row's largest or the one drawn: it is NaN in a
+    row that has a NaN, which sorting and argmax take for the largest."""
     assert_(logit > -jnp.inf, "sample: the logits are NaN, or all of a row are -inf")
     return jnp.astype(token, jnp.int32)
 
 
 def _nucleus(logits: Array, top_p: float) -> Array:
-    """Which of float32 logits [..., n] are among the most likely whose probability reaches p.
+    """The nucleus of top-p sampling: booleans [..., n] for the fewest most likely of float32 logits
+    whose probability reaches p.
 
-    Nothing is sorted: the least logit that stays is found as an integer of the same order as the
-    floats, four bits at a time, each time by the probability of what lies at or above 15 integers.
+    Needs no sort: floats order like the integers `ranks`, and the least rank that stays is found by
+    a search of 16 branches, four bits at a time, on the probability at or above each candidate.
     """
     bits = bitcast_convert_type(logits, jnp.int32)
     ranks = jnp.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
@@ -154,18 +155,18 @@ def generate(
     ((1, 7), [7])
     """
     tokens = jnp.asarray(tokens)
-    kind = typeof(tokens)
-    if kind.ndim != 2 or kind.shape[1] == 0:
+    aval = typeof(tokens)
+    if aval.ndim != 2 or aval.shape[1] == 0:
         raise errors.ShapeError(
-            f"generate: tokens {kind} must be [batch, length], of at least one token a row"
+            f"generate: tokens {aval} must be [batch, length], of at least one token a row"
         )
-    if not dtypes.is_integer(kind.dtype):
-        raise errors.DTypeError(f"generate: tokens {kind} must be integers")
+    if not dtypes.is_integer(aval.dtype):
+        raise errors.DTypeError(f"generate: tokens {aval} must be integers")
     max_new_tokens = operator.index(max_new_tokens)
     if max_new_tokens < 0:
         raise ValueError(f"generate: max_new_tokens {max_new_tokens} must not be negative")
-    several: Any = () if eos is None else eos if isinstance(eos, list | tuple) else (eos,)
-    ends = tuple(sorted({operator.index(end) for end in several}))
+    eos_tokens: Any = () if eos is None else eos if isinstance(eos, list | tuple) else (eos,)
+    ends = tuple(sorted({operator.index(end) for end in eos_tokens}))
     for end in ends:
         if not 0 <= end < config.vocab_size:
             raise ValueError(
@@ -220,7 +221,7 @@ def _generate(
     out = jnp.where(positions < row_lengths[:, None], out, 0)
     cache = qwen.init_cache(config, b, total, cache_dtype)
     logits, cache = qwen.extend_within(params, out[:, :t], cache, config, row_lengths)
-    # Clipped, so that a length that is out of range is named as that.
+    # Clipped, so that an invalid length fails the check of lengths, not this indexing.
     last = jnp.take_along_axis(logits, (row_lengths - 1)[:, None, None], axis=1, mode="clip")[:, 0]
 
     def draw(step: Array, logits: Array) -> Array:
@@ -228,7 +229,7 @@ def _generate(
             random.fold_in(key, step), logits, temperature=temperature, top_k=top_k, top_p=top_p
         )
 
-    def going(state: tuple[Any, ...]) -> Array:
+    def unfinished(state: tuple[Any, ...]) -> Array:
         step, _, _, done, _, _ = state
         return (step < max_new_tokens) & ~jnp.all(done)
 
@@ -244,10 +245,10 @@ def _generate(
         return step + 1, out, lengths, done, logits[:, 0], cache
 
     start = (jnp.asarray(0), out, row_lengths, jnp.zeros((b,), bool), last, cache)
-    _, out, lengths, _, _, _ = while_loop(going, advance, start)
+    _, out, lengths, _, _, _ = while_loop(unfinished, advance, start)
     return out, lengths
 
 
-def _check_lengths(kind: Aval, batch: int) -> None:
-    if kind.shape != (batch,) or not dtypes.is_integer(kind.dtype):
-        raise errors.ShapeError(f"generate: lengths {kind} must be [{batch}] integers")
+def _check_lengths(aval: Aval, batch: int) -> None:
+    if aval.shape != (batch,) or not dtypes.is_integer(aval.dtype):
+        raise errors.ShapeError(f"generate: lengths {aval} must be [{batch}] integers")

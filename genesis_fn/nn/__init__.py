@@ -1,4 +1,4 @@
-"""Layers, activations and initializers."""
+"""Neural networks: layers, activations and initializers."""
 
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 

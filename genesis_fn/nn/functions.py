@@ -1,4 +1,4 @@
-"""Activations, normalisations of rows, one-hot: the functions of `jax.nn`."""
+"""Functions of `jax.nn`: activations, softmax and its relatives, one-hot."""
 
 from __future__ import annotations
 
@@ -438,11 +438,11 @@ def sparse_sigmoid(x: ArrayLike) -> Array:
     return 0.5 * jnp.clip(_float(x) + 1, 0.0, 2.0)
 
 
-# ---- rows ----
+# ---- softmax and its relatives ----
 
 
 def _over_last(f: Fused, x: ArrayLike, axis: Axis, keep_axis: bool) -> Array:
-    """`f` of the last axis applied over `axis` (several axes are taken as one)."""
+    """Apply `f`, which works over the last axis, over `axis`; several axes count as one."""
     x = _float(x)
     ndim = x.ndim
     axes = range(ndim) if axis is None else canonical_axes(axis, ndim, f.name.removesuffix("_last"))

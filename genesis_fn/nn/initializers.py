@@ -1,4 +1,4 @@
-"""Keyed initial values: functions of (key, shape, dtype), as in `jax.nn.initializers`."""
+"""Initial values of parameters: functions of (key, shape, dtype), as in `jax.nn.initializers`."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ def truncated_normal(
 def _fans(
     shape: Sequence[int], in_axis: Axes, out_axis: Axes, batch_axis: Axes
 ) -> tuple[float, float]:
-    """(inputs, outputs) of one unit; axes that are neither are a receptive field."""
+    """The numbers of (inputs, outputs) of a unit; axes of no role are its receptive field."""
     if len(shape) < 2:
         raise ArgumentError(
             f"variance scaling needs two dimensions or more, got shape {tuple(shape)}"
@@ -168,7 +168,7 @@ def _fans(
 def _complex_disk(
     key: Key, shape: Sequence[int], dtype: DTypeLike, modulus: Callable[[Array], Array]
 ) -> Array:
-    """Complex numbers of any angle, whose modulus is that function of uniform numbers."""
+    """Complex numbers of a uniform angle and the modulus `modulus(u)`, u uniform in [0, 1)."""
     first, second = random.split(key)
     part = real_of(dtypes.dtype(dtype))
     size = modulus(random.uniform(first, shape, part))
@@ -177,16 +177,16 @@ def _complex_disk(
 
 
 def _uniform_modulus(u: Array) -> Array:
-    """Of numbers spread evenly over a disk, with variance 1."""
+    """The modulus of numbers uniform in a disk, with variance 1."""
     return jnp.sqrt(2 * u)
 
 
 def _truncated_modulus(u: Array) -> Array:
-    """Of complex normal numbers of variance 1 whose modulus is below 2."""
+    """The modulus of complex normal numbers of variance 1, conditioned on a modulus below 2."""
     return jnp.sqrt(-jnp.log1p(-(1 - math.exp(-4)) * u))
 
 
-# (modulus, standard deviation) by distribution; cutting the normal one at 2 leaves that much.
+# (modulus, its samples' standard deviation) by distribution; truncation at 2 reduces the normal's.
 _COMPLEX = {
     "uniform": (_uniform_modulus, 1.0),
     "truncated_normal": (_truncated_modulus, 0.95311164380491208),
@@ -206,7 +206,8 @@ def variance_scaling(
 
     Args:
         scale: the numerator.
-        mode: what n is: "fan_in", the number of inputs, "fan_out", of outputs, or "fan_avg", the mean.
+        mode: what n is: "fan_in", the number of inputs, "fan_out", of outputs, or "fan_avg", the
+            mean of both.
         distribution: "truncated_normal" (at two standard deviations), "normal" or "uniform".
         in_axis, out_axis: axes of the inputs and outputs of a unit; for a weight [out, in] give
             in_axis=1, out_axis=0.
@@ -244,7 +245,7 @@ def variance_scaling(
             limit = math.sqrt(3) * stddev
             return random.uniform(key, shape, dtype, -1) * jnp.asarray(limit, dtype)
         if distribution == "truncated_normal":
-            # Cutting at two standard deviations leaves this fraction of them.
+            # The standard deviation of a standard normal truncated at -2 and 2.
             stddev = stddev / 0.87962566103423978
             return random.truncated_normal(key, -2, 2, shape, dtype) * jnp.asarray(stddev, dtype)
         raise ArgumentError(f"unknown distribution {distribution!r}")
@@ -451,7 +452,8 @@ def delta_orthogonal(
         A function init(key, shape, dtype=dtype) that makes an array.
 
     Raises:
-        ArgumentError: when init is called, for a shape without 1 to 3 spatial axes, or with in > out.
+        ArgumentError: when init is called, for a shape without 1 to 3 spatial axes, or with
+            in > out.
 
     >>> nn.initializers.delta_orthogonal()(random.key(0), (3, 3, 4, 8)).shape
     (3, 3, 4, 8)

@@ -1,4 +1,4 @@
-"""Layers: frozen hyperparameters with `init(key) -> params` and `__call__(params, x, ...)`.
+"""Layers: hyperparameters in a frozen dataclass, `init(key) -> params`, `__call__(params, x, ...)`.
 
 A layer holds no arrays. Parameters are dicts under Hugging Face's names; a Linear's `weight` is
 [out, in]. Layers that use randomness take `key=` and `train=`; layers with running state take
@@ -58,24 +58,27 @@ class Module:
         raise ArgumentError(f"{type(self).__name__} defines no __call__")
 
 
-def _mistake(layer: Module, path: str, text: str) -> ArgumentError:
-    """The error of a layer that was given what it cannot use; containers put their part of the
-    parameters' path in front (`_below`)."""
-    named = text.replace("params[", f"params{path}[", 1)
-    found = ArgumentError(f"{_named(layer)}: {named}")
-    found.layer, found.path, found.text = layer, path, text  # type: ignore[attr-defined]
-    return found
+def _layer_error(layer: Module, path: str, text: str) -> ArgumentError:
+    """The error of a layer that cannot use its arguments, with `params[` in `text` at `path`.
+
+    Containers catch it and put their part of the path in front (`_at_path`), for which it carries
+    its layer, path and text.
+    """
+    at_path = text.replace("params[", f"params{path}[", 1)
+    error = ArgumentError(f"{_described(layer)}: {at_path}")
+    error.layer, error.path, error.text = layer, path, text  # type: ignore[attr-defined]
+    return error
 
 
-def _below(place: str, error: ArgumentError) -> ArgumentError:
-    """`error` with the place of its layer in a container."""
+def _at_path(path: str, error: ArgumentError) -> ArgumentError:
+    """`error` with the path of its layer in a container's parameters, `[2]`."""
     if not hasattr(error, "layer"):
         return error
-    return _mistake(error.layer, place + error.path, error.text)  # type: ignore[attr-defined]
+    return _layer_error(error.layer, path + error.path, error.text)  # type: ignore[attr-defined]
 
 
-def _named(layer: object) -> str:
-    """The layer as it was written: sizes, and what is not as by default."""
+def _described(layer: object) -> str:
+    """The layer as a user writes it: required fields, and others that differ from the default."""
     if not dataclasses.is_dataclass(layer):
         return type(layer).__name__
     parts = []
@@ -88,8 +91,9 @@ def _named(layer: object) -> str:
     return f"{type(layer).__name__}({', '.join(parts)})"
 
 
-def _entry(layer: Module, tree: PyTree, name: str, shape: tuple[int, ...], init: str) -> Array:
-    """The array `name` of a layer's parameters or state, which has `shape`."""
+def _lookup(layer: Module, tree: PyTree, name: str, shape: tuple[int, ...], init: str) -> Array:
+    """Return the array `name` of a layer's parameters or state; raise ArgumentError if it is
+    missing or of another shape."""
     what = "params" if init == "init(key)" else "state"
     made = f"{what} = layer.{init} makes {'them' if what == 'params' else 'it'}"
     try:
@@ -100,10 +104,10 @@ def _entry(layer: Module, tree: PyTree, name: str, shape: tuple[int, ...], init:
         except (AttributeError, TypeError):
             found = f"is {tree!r:.60}" if tree is None else f"is of type {type(tree).__name__}"
         text = f"{what}[{name!r}] of shape {list(shape)} is wanted, but {what} {found}"
-        raise _mistake(layer, "", f"{text}\n  {made}") from None
+        raise _layer_error(layer, "", f"{text}\n  {made}") from None
     if jnp.shape(x) != shape:
         text = f"{what}[{name!r}] is {_shown(x)}, but has to be {list(shape)}"
-        raise _mistake(layer, "", f"{text}\n  {made}")
+        raise _layer_error(layer, "", f"{text}\n  {made}")
     return x
 
 
@@ -111,10 +115,12 @@ def _shown(x: ArrayLike) -> str:
     return str(typeof(jnp.asarray(x)))
 
 
-def _fitting(layer: Module, x: Any, features: int, field: str, ndim: int | None = None) -> Array:
-    """`x`, whose last axis has `features` elements. Raises ArgumentError."""
+def _checked_input(
+    layer: Module, x: Any, features: int, field: str, ndim: int | None = None
+) -> Array:
+    """Return `x` if its last axis has `features` elements; raise ArgumentError otherwise."""
     if x is None or isinstance(x, (str, dict)):
-        raise _mistake(layer, "", f"the input is {x!r:.60}, no array: call layer(params, x)")
+        raise _layer_error(layer, "", f"the input is {x!r:.60}, no array: call layer(params, x)")
     shape = jnp.shape(x)
     if not shape or shape[-1] != features or ndim not in (None, len(shape)):
         wanted = ["...", features] if ndim is None else ["batch", *"DHW"[5 - ndim :], features]
@@ -122,7 +128,7 @@ def _fitting(layer: Module, x: Any, features: int, field: str, ndim: int | None 
         remedy = f"features are the last axis, {field}={features}"
         if len(shape) > 1 and shape[1] == features and shape[-1] != features:
             remedy += ": move them there with jnp.moveaxis(x, 1, -1)"
-        raise _mistake(layer, "", f"{text}\n  {remedy}")
+        raise _layer_error(layer, "", f"{text}\n  {remedy}")
     return x
 
 
@@ -153,9 +159,9 @@ class Linear(Module):
     features_in: int
     features_out: int
     bias: bool = True
-    dtype: Any = jnp.float32
+    dtype: DTypeLike = jnp.float32
 
-    def init(self, key: Key) -> dict[str, Any]:
+    def init(self, key: Key) -> dict[str, Array]:
         first, second = random.split(key)
         shape = (self.features_out, self.features_in)
         params = {"weight": _uniform(first, shape, self.features_in, self.dtype)}
@@ -165,9 +171,9 @@ class Linear(Module):
 
     def __call__(self, params: PyTree, x: ArrayLike, **_: object) -> Array:
         shape = (self.features_out, self.features_in)
-        weight = _entry(self, params, "weight", shape, "init(key)")
-        bias = _entry(self, params, "bias", shape[:1], "init(key)") if self.bias else None
-        y = linear(_fitting(self, x, self.features_in, "features_in"), weight)
+        weight = _lookup(self, params, "weight", shape, "init(key)")
+        bias = _lookup(self, params, "bias", shape[:1], "init(key)") if self.bias else None
+        y = linear(_checked_input(self, x, self.features_in, "features_in"), weight)
         return y if bias is None else y + bias
 
 
@@ -207,17 +213,17 @@ class Embedding(Module):
 
     vocabulary: int
     features: int
-    dtype: Any = jnp.float32
+    dtype: DTypeLike = jnp.float32
 
-    def init(self, key: Key) -> dict[str, Any]:
+    def init(self, key: Key) -> dict[str, Array]:
         return {"weight": random.normal(key, (self.vocabulary, self.features), self.dtype)}
 
     def __call__(self, params: PyTree, x: ArrayLike, **_: object) -> Array:
-        weight = _entry(self, params, "weight", (self.vocabulary, self.features), "init(key)")
+        weight = _lookup(self, params, "weight", (self.vocabulary, self.features), "init(key)")
         rows: Array = jnp.asarray(x)
         if not dtypes.is_integer(rows.dtype):
             text = f"the input is {_shown(x)}, but has to be integers: the numbers of rows"
-            raise _mistake(self, "", f"{text}\n  cast them: x.astype('int32')")
+            raise _layer_error(self, "", f"{text}\n  cast them: x.astype('int32')")
         return take_rows(weight, rows)
 
 
@@ -240,19 +246,19 @@ class RMSNorm(Module):
 
     features: int
     eps: float = 1e-6
-    dtype: Any = jnp.float32
+    dtype: DTypeLike = jnp.float32
 
-    def init(self, key: Key) -> dict[str, Any]:
+    def init(self, key: Key) -> dict[str, Array]:
         return {"weight": jnp.ones((self.features,), self.dtype)}
 
     def __call__(self, params: PyTree, x: ArrayLike, **_: object) -> Array:
-        weight = _entry(self, params, "weight", (self.features,), "init(key)")
-        return rms_norm(_fitting(self, x, self.features, "features"), weight, eps=self.eps)
+        weight = _lookup(self, params, "weight", (self.features,), "init(key)")
+        return rms_norm(_checked_input(self, x, self.features, "features"), weight, eps=self.eps)
 
 
-def _weight_and_bias(layer: LayerNorm | BatchNorm, params: PyTree) -> list[Any]:
+def _weight_and_bias(layer: LayerNorm | BatchNorm, params: PyTree) -> list[Array]:
     shape = (layer.features,)
-    return [_entry(layer, params, name, shape, "init(key)") for name in ("weight", "bias")]
+    return [_lookup(layer, params, name, shape, "init(key)") for name in ("weight", "bias")]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -274,15 +280,15 @@ class LayerNorm(Module):
 
     features: int
     eps: float = 1e-5
-    dtype: Any = jnp.float32
+    dtype: DTypeLike = jnp.float32
 
-    def init(self, key: Key) -> dict[str, Any]:
+    def init(self, key: Key) -> dict[str, Array]:
         shape = (self.features,)
         return {"weight": jnp.ones(shape, self.dtype), "bias": jnp.zeros(shape, self.dtype)}
 
     def __call__(self, params: PyTree, x: ArrayLike, **_: object) -> Array:
         weight, bias = _weight_and_bias(self, params)
-        x = _fitting(self, x, self.features, "features")
+        x = _checked_input(self, x, self.features, "features")
         return layer_norm(x, weight, bias, eps=self.eps)
 
 
@@ -311,13 +317,13 @@ class BatchNorm(Module):
     features: int
     eps: float = 1e-5
     momentum: float = 0.1
-    dtype: Any = jnp.float32
+    dtype: DTypeLike = jnp.float32
 
-    def init(self, key: Key) -> dict[str, Any]:
+    def init(self, key: Key) -> dict[str, Array]:
         shape = (self.features,)
         return {"weight": jnp.ones(shape, self.dtype), "bias": jnp.zeros(shape, self.dtype)}
 
-    def init_state(self) -> dict[str, Any]:
+    def init_state(self) -> dict[str, Array]:
         shape = (self.features,)
         return {"running_mean": jnp.zeros(shape), "running_var": jnp.ones(shape)}
 
@@ -331,10 +337,10 @@ class BatchNorm(Module):
         train: bool = False,
     ) -> tuple[Array, PyTree]:
         weight, bias = _weight_and_bias(self, params)
-        x = _fitting(self, x, self.features, "features")
+        x = _checked_input(self, x, self.features, "features")
         state = self.init_state() if state is None else state
         old_mean, old_var = [
-            _entry(self, state, name, (self.features,), "init_state()")
+            _lookup(self, state, name, (self.features,), "init_state()")
             for name in ("running_mean", "running_var")
         ]
         if train:
@@ -389,7 +395,7 @@ class Dropout(Module):
         if not train or self.rate == 0:
             return x
         if key is None:
-            raise _mistake(self, "", "in training it needs key=, from which it draws")
+            raise _layer_error(self, "", "in training it needs key=, from which it draws")
         if self.rate == 1:
             return jnp.zeros_like(x)
         keep = random.bernoulli(key, 1 - self.rate, jnp.shape(x))
@@ -423,13 +429,13 @@ class Conv(Module):
     features_out: int
     kernel: tuple[int, ...] = (3, 3)
     strides: tuple[int, ...] | None = None
-    padding: Any = "SAME"
+    padding: str | Sequence[tuple[int, int]] = "SAME"
     dilation: tuple[int, ...] | None = None
     groups: int = 1
     bias: bool = True
-    dtype: Any = jnp.float32
+    dtype: DTypeLike = jnp.float32
 
-    def init(self, key: Key) -> dict[str, Any]:
+    def init(self, key: Key) -> dict[str, Array]:
         first, second = random.split(key)
         fan_in = self.features_in // self.groups * math.prod(self.kernel)
         shape = (self.features_out, self.features_in // self.groups, *self.kernel)
@@ -442,9 +448,9 @@ class Conv(Module):
         n = len(self.kernel)
         space = "DHW"[3 - n :]
         shape = (self.features_out, self.features_in // self.groups, *self.kernel)
-        weight = _entry(self, params, "weight", shape, "init(key)")
-        bias = _entry(self, params, "bias", shape[:1], "init(key)") if self.bias else None
-        x = _fitting(self, x, self.features_in, "features_in", n + 2)
+        weight = _lookup(self, params, "weight", shape, "init(key)")
+        bias = _lookup(self, params, "bias", shape[:1], "init(key)") if self.bias else None
+        x = _checked_input(self, x, self.features_in, "features_in", n + 2)
         y = conv_general_dilated(
             x,
             weight,
@@ -468,7 +474,7 @@ class Flatten(Module):
     def __call__(self, params: PyTree, x: ArrayLike, **_: object) -> Array:
         shape = jnp.shape(x)
         if not shape:
-            raise _mistake(self, "", f"the input is {_shown(x)}, but has to be [batch, ...]")
+            raise _layer_error(self, "", f"the input is {_shown(x)}, but has to be [batch, ...]")
         return jnp.reshape(x, (shape[0], math.prod(shape[1:])))
 
 
@@ -483,7 +489,7 @@ class Activation(Module):
     Array(0., dtype=float32)
     """
 
-    function: Callable[..., Any]
+    function: Callable[[ArrayLike], Array]
 
     def __call__(self, params: PyTree, x: ArrayLike, **_: object) -> Array:
         return self.function(x)
@@ -516,7 +522,7 @@ class Sequential(Module):
     def __repr__(self) -> str:
         return f"Sequential({', '.join(map(repr, self.layers))})"
 
-    def init(self, key: Key) -> list[Any]:
+    def init(self, key: Key) -> list[PyTree]:
         return [x.init(k) for x, k in zip(self.layers, random.split(key, len(self.layers)))]
 
     def init_state(self) -> PyTree:
@@ -535,14 +541,14 @@ class Sequential(Module):
         fresh = self.init_state()
         state = fresh if state is None else state
         keys = [None] * len(self.layers) if key is None else random.split(key, len(self.layers))
-        for name, parts in (("params", params), ("state", state)):
-            if parts is None and name == "state":
+        for name, entries in (("params", params), ("state", state)):
+            if entries is None and name == "state":
                 continue
-            count = len(parts) if isinstance(parts, (list, tuple)) else None
+            count = len(entries) if isinstance(entries, (list, tuple)) else None
             if count != len(self.layers):
-                found = f"of type {type(parts).__name__}" if count is None else f"of {count}"
+                found = f"of type {type(entries).__name__}" if count is None else f"of {count}"
                 init = "init(key)" if name == "params" else "init_state()"
-                raise _mistake(
+                raise _layer_error(
                     self,
                     "",
                     f"{name} has to be a list with one entry for each of the "
@@ -555,7 +561,7 @@ class Sequential(Module):
             try:
                 y = layer(p, y, state=s, key=keys[i], train=train)
             except ArgumentError as error:
-                raise _below(f"[{i}]", error) from error.__cause__
+                raise _at_path(f"[{i}]", error) from error.__cause__
             if s is not None:
                 y, s = y
             new.append(s)

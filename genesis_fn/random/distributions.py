@@ -1,4 +1,4 @@
-"""More distributions, with the signatures of `jax.random`.
+"""Continuous distributions, vectors and matrices, with the signatures of `jax.random`.
 
 Float parameters are differentiable where the sample is a smooth function of them.
 """
@@ -6,8 +6,6 @@ Float parameters are differentiable where the sample is a smooth function of the
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -18,8 +16,8 @@ from genesis_fn.core.dtypes import DType
 from genesis_fn.core.types.annotations import Array, ArrayLike, DTypeLike, Key, Shape, ShapeLike
 from genesis_fn.lax.fused.softmax import softmax_last
 from genesis_fn.primitives import elementwise as ops
-from genesis_fn.random.gamma_variates import as_kind, log_standard_gamma
-from genesis_fn.random.keys import own, split
+from genesis_fn.random.gamma_variates import as_dtype, log_standard_gamma
+from genesis_fn.random.keys import split, take_key
 from genesis_fn.random.samplers import (
     dtype_or,
     exponential,
@@ -29,23 +27,20 @@ from genesis_fn.random.samplers import (
     shape_of,
     uniform,
 )
-from genesis_fn.transforms.control_flow.loops import while_loop
-from genesis_fn.transforms.control_flow.scanning import scan
-from genesis_fn.transforms.keys.key_reuse import unmarked
 
 
-def _work(kind: DType) -> DType:
-    """The type that samples of `kind` are computed in: 16-bit floats are too coarse for it."""
-    return dtypes.F32 if kind.itemsize < 4 else kind
+def working_dtype(dtype: DType) -> DType:
+    """The dtype that samples of `dtype` are computed in: float32 for 16-bit floats."""
+    return dtypes.F32 if dtype.itemsize < 4 else dtype
 
 
-def _parameters(
+def broadcast_parameters(
     name: str, dtype: DTypeLike | None, shape: ShapeLike | None, *values: ArrayLike
 ) -> tuple[DType, Shape, list[Array]]:
     """(dtype of the sample, its shape, the parameters broadcast to it in the working dtype)."""
-    kind = float_dtype(dtype, name)
-    sizes = shape_of(shape, *values)
-    return kind, sizes, [jnp.broadcast_to(as_kind(v, _work(kind)), sizes) for v in values]
+    dtype, shape = float_dtype(dtype, name), shape_of(shape, *values)
+    work = working_dtype(dtype)
+    return dtype, shape, [jnp.broadcast_to(as_dtype(v, work), shape) for v in values]
 
 
 # ---- by inversion and by transforming normals ----
@@ -68,8 +63,8 @@ def cauchy(key: Key, shape: ShapeLike = (), dtype: DTypeLike | None = None) -> A
     >>> random.cauchy(random.key(0), (3,))
     Array([-0.32823476,  2.5378194 ,  0.9140319 ], dtype=float32)
     """
-    kind = float_dtype(dtype, "cauchy")
-    u = uniform(own(key, "cauchy"), shape, kind, float(dtypes.finfo(kind).eps), 1.0)
+    dtype = float_dtype(dtype, "cauchy")
+    u = uniform(take_key(key, "cauchy"), shape, dtype, float(dtypes.finfo(dtype).eps), 1.0)
     return ops.tan(ops.mul(ops.sub(u, 0.5), math.pi))
 
 
@@ -94,8 +89,8 @@ def lognormal(
     >>> random.lognormal(random.key(0), 0.5, (3,))
     Array([0.8799343, 1.8018168, 1.3703852], dtype=float32)
     """
-    kind, shape, (sigma,) = _parameters("lognormal", dtype, shape, sigma)
-    return ops.convert(jnp.exp(normal(own(key, "lognormal"), shape, kind) * sigma), kind)
+    dtype, shape, (sigma,) = broadcast_parameters("lognormal", dtype, shape, sigma)
+    return ops.convert(jnp.exp(normal(take_key(key, "lognormal"), shape, dtype) * sigma), dtype)
 
 
 def pareto(
@@ -119,9 +114,9 @@ def pareto(
     >>> random.pareto(random.key(0), 3.0, (3,))
     Array([1.1850036, 2.030338 , 1.5582649], dtype=float32)
     """
-    kind, shape, (b,) = _parameters("pareto", dtype, shape, b)
-    e = exponential(own(key, "pareto"), shape, _work(kind))
-    return ops.convert(jnp.exp(e / b), kind)
+    dtype, shape, (b,) = broadcast_parameters("pareto", dtype, shape, b)
+    e = exponential(take_key(key, "pareto"), shape, working_dtype(dtype))
+    return ops.convert(jnp.exp(e / b), dtype)
 
 
 def rayleigh(
@@ -145,11 +140,11 @@ def rayleigh(
     >>> random.rayleigh(random.key(0), 1.0, (3,))
     Array([1.3554907, 0.5044651, 0.7834737], dtype=float32)
     """
-    kind, shape, (scale,) = _parameters("rayleigh", dtype, shape, scale)
-    u = uniform(own(key, "rayleigh"), shape, _work(kind))
+    dtype, shape, (scale,) = broadcast_parameters("rayleigh", dtype, shape, scale)
+    u = uniform(take_key(key, "rayleigh"), shape, working_dtype(dtype))
     # A uniform of 0 would be an infinite sample.
-    u = jnp.maximum(u, float(dtypes.finfo(_work(kind)).tiny))
-    return ops.convert(scale * jnp.sqrt(-2 * jnp.log(u)), kind)
+    u = jnp.maximum(u, float(dtypes.finfo(working_dtype(dtype)).tiny))
+    return ops.convert(scale * jnp.sqrt(-2 * jnp.log(u)), dtype)
 
 
 def weibull_min(
@@ -177,11 +172,11 @@ def weibull_min(
     >>> random.weibull_min(random.key(0), 1.0, 2.0, (3,))
     Array([0.71360886, 1.4576032 , 1.1535678 ], dtype=float32)
     """
-    kind, shape, (scale, concentration) = _parameters(
+    dtype, shape, (scale, concentration) = broadcast_parameters(
         "weibull_min", dtype, shape or None, scale, concentration
     )
-    e = exponential(own(key, "weibull_min"), shape, _work(kind))
-    return ops.convert(e ** (1 / concentration) * scale, kind)
+    e = exponential(take_key(key, "weibull_min"), shape, working_dtype(dtype))
+    return ops.convert(e ** (1 / concentration) * scale, dtype)
 
 
 def triangular(
@@ -210,13 +205,15 @@ def triangular(
     >>> random.triangular(random.key(0), 0.0, 1.0, 4.0, (3,))
     Array([1.3145871, 2.8026032, 2.2191443], dtype=float32)
     """
-    kind, shape, (left, mode, right) = _parameters("triangular", dtype, shape, left, mode, right)
-    u = uniform(own(key, "triangular"), shape, _work(kind))
+    dtype, shape, (left, mode, right) = broadcast_parameters(
+        "triangular", dtype, shape, left, mode, right
+    )
+    u = uniform(take_key(key, "triangular"), shape, working_dtype(dtype))
     rising = u < (mode - left) / (right - left)
     # Each root only where it is used: its derivative at 0 is infinite.
     up = jnp.where(rising, u * (right - left) * (mode - left), 1)
     down = jnp.where(rising, 1, (1 - u) * (right - left) * (right - mode))
-    return ops.convert(jnp.where(rising, left + jnp.sqrt(up), right - jnp.sqrt(down)), kind)
+    return ops.convert(jnp.where(rising, left + jnp.sqrt(up), right - jnp.sqrt(down)), dtype)
 
 
 def maxwell(key: Key, shape: ShapeLike = (), dtype: DTypeLike | None = None) -> Array:
@@ -236,8 +233,8 @@ def maxwell(key: Key, shape: ShapeLike = (), dtype: DTypeLike | None = None) -> 
     >>> random.maxwell(random.key(0), (3,))
     Array([1.3598875, 1.965345 , 2.7767236], dtype=float32)
     """
-    kind = float_dtype(dtype, "maxwell")
-    x = normal(own(key, "maxwell"), (*shape_of(shape), 3), kind)
+    dtype = float_dtype(dtype, "maxwell")
+    x = normal(take_key(key, "maxwell"), (*shape_of(shape), 3), dtype)
     return jnp.sqrt(jnp.sum(x * x, -1))
 
 
@@ -265,12 +262,12 @@ def double_sided_maxwell(
     >>> random.double_sided_maxwell(random.key(0), 0.0, 1.0, (3,))
     Array([ 1.5027572,  2.2894933, -2.095855 ], dtype=float32)
     """
-    kind = float_dtype(dtype, "double_sided_maxwell")
-    loc, scale = as_kind(loc, kind), as_kind(scale, kind)
+    dtype = float_dtype(dtype, "double_sided_maxwell")
+    loc, scale = as_dtype(loc, dtype), as_dtype(scale, dtype)
     natural = np.broadcast_shapes(loc.shape, scale.shape)
     shape = (*shape_of(shape or natural), *natural)
     first, second = split(key)
-    return rademacher(second, shape, kind) * maxwell(first, shape, kind) * scale + loc
+    return rademacher(second, shape, dtype) * maxwell(first, shape, dtype) * scale + loc
 
 
 def wald(
@@ -297,50 +294,14 @@ def wald(
     >>> random.wald(random.key(0), 2.0, (3,))
     Array([1.0964541 , 0.35281503, 3.4332693 ], dtype=float32)
     """
-    kind, shape, (mean,) = _parameters("wald", dtype, shape, mean)
+    dtype, shape, (mean,) = broadcast_parameters("wald", dtype, shape, mean)
     first, second = split(key)
-    y = jnp.square(normal(first, shape, _work(kind)))
-    u = uniform(second, shape, _work(kind))
+    y = jnp.square(normal(first, shape, working_dtype(dtype)))
+    u = uniform(second, shape, working_dtype(dtype))
     # The smaller root, as mean**2 over the larger: the textbook difference cancels.
     large = mean + 0.5 * mean * (mean * y + jnp.sqrt(4 * mean * y + jnp.square(mean * y)))
     x = jnp.square(mean) / large
-    return ops.convert(jnp.where(u <= mean / (mean + x), x, large), kind)
-
-
-def geometric(
-    key: Key, p: ArrayLike, shape: ShapeLike | None = None, dtype: DTypeLike | None = None
-) -> Array:
-    """The number of trials up to the first success: 1, 2, ...
-
-    Args:
-        key: random key; the call uses it up.
-        p: probability of success of a trial, in (0, 1).
-        shape: of the result; None takes what the parameters broadcast to.
-        dtype: integer dtype; int32 by default.
-
-    Returns:
-        An array of `shape` and `dtype`.
-
-    Raises:
-        TypeError: `dtype` is no integer dtype.
-        ValueError: `p` does not broadcast to `shape`.
-
-    >>> random.geometric(random.key(0), 0.25, (4,))
-    Array([4, 1, 2, 2], dtype=int32)
-    """
-    kind = _integer_dtype(dtype, "geometric")
-    p = as_kind(p, dtypes.F32) if not dtypes.is_float(as_array(p).dtype) else as_array(p)
-    shape = shape_of(shape, p)
-    u = uniform(own(key, "geometric"), shape, p.dtype)
-    u = jnp.where(u == 0, 1, u)
-    return ops.convert(jnp.floor(jnp.log(u) / jnp.log1p(-p)) + 1, kind)
-
-
-def _integer_dtype(dtype: DTypeLike | None, name: str) -> DType:
-    kind = dtype_or(dtype, dtypes.I32)
-    if not dtypes.is_integer(kind):
-        raise TypeError(f"random.{name}: dtype must be an integer type, got {kind.name}")
-    return kind
+    return ops.convert(jnp.where(u <= mean / (mean + x), x, large), dtype)
 
 
 # ---- by gamma variates ----
@@ -369,8 +330,8 @@ def loggamma(
     >>> random.loggamma(random.key(0), 0.5, (3,))
     Array([ 0.42814928,  0.32364097, -3.1398957 ], dtype=float32)
     """
-    kind, shape, (a,) = _parameters("loggamma", dtype, shape, a)
-    return ops.convert(log_standard_gamma(own(key, "loggamma"), a), kind)
+    dtype, shape, (a,) = broadcast_parameters("loggamma", dtype, shape, a)
+    return ops.convert(log_standard_gamma(take_key(key, "loggamma"), a), dtype)
 
 
 def gamma(
@@ -396,8 +357,8 @@ def gamma(
     >>> random.gamma(random.key(0), 2.0, (3,))
     Array([2.268854 , 2.721225 , 1.4449768], dtype=float32)
     """
-    kind, shape, (a,) = _parameters("gamma", dtype, shape, a)
-    return ops.convert(jnp.exp(log_standard_gamma(own(key, "gamma"), a)), kind)
+    dtype, shape, (a,) = broadcast_parameters("gamma", dtype, shape, a)
+    return ops.convert(jnp.exp(log_standard_gamma(take_key(key, "gamma"), a)), dtype)
 
 
 def chisquare(
@@ -421,8 +382,8 @@ def chisquare(
     >>> random.chisquare(random.key(0), 3.0, (3,))
     Array([3.3616571, 4.1561146, 1.9657819], dtype=float32)
     """
-    kind, shape, (df,) = _parameters("chisquare", dtype, shape, df)
-    return ops.convert(2 * gamma(own(key, "chisquare"), df / 2, shape, df.dtype), kind)
+    dtype, shape, (df,) = broadcast_parameters("chisquare", dtype, shape, df)
+    return ops.convert(2 * gamma(take_key(key, "chisquare"), df / 2, shape, df.dtype), dtype)
 
 
 def f(
@@ -450,11 +411,11 @@ def f(
     >>> random.f(random.key(0), 3.0, 5.0, (3,))
     Array([1.6909221, 1.417355 , 3.4001505], dtype=float32)
     """
-    kind, shape, (dfnum, dfden) = _parameters("f", dtype, shape, dfnum, dfden)
+    dtype, shape, (dfnum, dfden) = broadcast_parameters("f", dtype, shape, dfnum, dfden)
     first, second = split(key)
     low = loggamma(first, dfden / 2, shape, dfden.dtype) - jnp.log(dfden)
     high = loggamma(second, dfnum / 2, shape, dfnum.dtype) - jnp.log(dfnum)
-    return ops.convert(jnp.exp(high - low), kind)
+    return ops.convert(jnp.exp(high - low), dtype)
 
 
 def t(
@@ -478,11 +439,11 @@ def t(
     >>> random.t(random.key(0), 4.0, (3,))
     Array([-0.6190525, -1.3615644,  0.2718189], dtype=float32)
     """
-    kind, shape, (df,) = _parameters("t", dtype, shape, df)
+    dtype, shape, (df,) = broadcast_parameters("t", dtype, shape, df)
     first, second = split(key)
     n = normal(first, shape, df.dtype)
     log_g = loggamma(second, df / 2, shape, df.dtype)
-    return ops.convert(n * jnp.exp(0.5 * (jnp.log(df / 2) - log_g)), kind)
+    return ops.convert(n * jnp.exp(0.5 * (jnp.log(df / 2) - log_g)), dtype)
 
 
 def beta(
@@ -510,10 +471,10 @@ def beta(
     >>> random.beta(random.key(0), 2.0, 3.0, (3,))
     Array([0.17111863, 0.29518193, 0.17733727], dtype=float32)
     """
-    kind, shape, (a, b) = _parameters("beta", dtype, shape, a, b)
+    dtype, shape, (a, b) = broadcast_parameters("beta", dtype, shape, a, b)
     first, second = split(key)
     x, y = loggamma(first, a, shape, a.dtype), loggamma(second, b, shape, a.dtype)
-    return ops.convert(ops.logistic(x - y), kind)
+    return ops.convert(ops.logistic(x - y), dtype)
 
 
 def dirichlet(
@@ -542,9 +503,9 @@ def dirichlet(
         raise ValueError("random.dirichlet: alpha needs at least one dimension")
     lead = alpha.shape[:-1]
     shape = lead if shape is None else shape_of(shape, jnp.zeros(lead))
-    kind, shape, (a,) = _parameters("dirichlet", dtype, (*shape, alpha.shape[-1]), alpha)
-    log_g = loggamma(own(key, "dirichlet"), a, shape, a.dtype)
-    return ops.convert(softmax_last(log_g), kind)
+    dtype, shape, (a,) = broadcast_parameters("dirichlet", dtype, (*shape, alpha.shape[-1]), alpha)
+    log_g = loggamma(take_key(key, "dirichlet"), a, shape, a.dtype)
+    return ops.convert(softmax_last(log_g), dtype)
 
 
 def generalized_normal(
@@ -568,12 +529,12 @@ def generalized_normal(
     >>> random.generalized_normal(random.key(0), 1.0, (3,))
     Array([ 0.03364656,  0.4624077 , -0.38055855], dtype=float32)
     """
-    kind = float_dtype(dtype, "generalized_normal")
+    dtype = float_dtype(dtype, "generalized_normal")
     shape = shape_of(shape, p)
     first, second = split(key)
-    p = as_kind(p, _work(kind))
-    size = jnp.exp(loggamma(first, jnp.broadcast_to(1 / p, shape), shape, _work(kind)) / p)
-    return ops.convert(rademacher(second, shape, _work(kind)) * size, kind)
+    p = as_dtype(p, working_dtype(dtype))
+    size = jnp.exp(loggamma(first, jnp.broadcast_to(1 / p, shape), shape, working_dtype(dtype)) / p)
+    return ops.convert(rademacher(second, shape, working_dtype(dtype)) * size, dtype)
 
 
 def ball(
@@ -599,13 +560,13 @@ def ball(
     >>> random.ball(random.key(0), 2, shape=(3,)).shape
     (3, 2)
     """
-    kind = float_dtype(dtype, "ball")
-    shape, work = shape_of(shape), _work(float_dtype(dtype, "ball"))
+    dtype = float_dtype(dtype, "ball")
+    shape, work = shape_of(shape), working_dtype(float_dtype(dtype, "ball"))
     first, second = split(key)
     g = generalized_normal(first, p, (*shape, d), work)
     e = exponential(second, shape, work)
     length = (jnp.sum(jnp.abs(g) ** p, -1) + e) ** (1 / p)  # pyright: ignore[reportOperatorIssue]  # p is a number or an array
-    return ops.convert(g / length[..., None], kind)
+    return ops.convert(g / length[..., None], dtype)
 
 
 # ---- vectors and matrices ----
@@ -639,8 +600,8 @@ def multivariate_normal(
     >>> random.multivariate_normal(random.key(0), jnp.zeros(2), jnp.eye(2), (3,)).shape
     (3, 2)
     """
-    kind = float_dtype(dtype, "multivariate_normal")
-    mean, cov = as_kind(mean, _work(kind)), as_kind(cov, _work(kind))
+    dtype = float_dtype(dtype, "multivariate_normal")
+    mean, cov = as_dtype(mean, working_dtype(dtype)), as_dtype(cov, working_dtype(dtype))
     n = mean.shape[-1] if mean.ndim else 0
     if mean.ndim < 1 or cov.shape[-2:] != (n, n):
         raise ValueError(
@@ -658,8 +619,8 @@ def multivariate_normal(
     else:
         vectors, values, _ = jnp.linalg.svd(cov)
         factor = vectors * jnp.sqrt(values)[..., None, :]
-    x = normal(own(key, "multivariate_normal"), (*shape, n), _work(kind))
-    return ops.convert(mean + jnp.einsum("...ij,...j->...i", factor, x), kind)
+    x = normal(take_key(key, "multivariate_normal"), (*shape, n), working_dtype(dtype))
+    return ops.convert(mean + jnp.einsum("...ij,...j->...i", factor, x), dtype)
 
 
 def orthogonal(
@@ -682,254 +643,10 @@ def orthogonal(
     >>> random.orthogonal(random.key(0), 3).shape
     (3, 3)
     """
-    kind = dtype_or(dtype, dtypes.F32)
+    dtype = dtype_or(dtype, dtypes.F32)
     m = n if m is None else m
-    work = dtypes.promote_types(kind, dtypes.F32)
-    z = normal(own(key, "orthogonal"), (*shape_of(shape), max(n, m), min(n, m)), work)
+    work = dtypes.promote_types(dtype, dtypes.F32)
+    z = normal(take_key(key, "orthogonal"), (*shape_of(shape), max(n, m), min(n, m)), work)
     q, r = jnp.linalg.qr(z)
     q = q * jnp.expand_dims(jnp.sign(jnp.diagonal(r, 0, -2, -1)), -2)
-    return ops.convert(jnp.swapaxes(q, -1, -2) if n < m else q, kind)
-
-
-# ---- counts ----
-
-
-def poisson(
-    key: Key, lam: ArrayLike, shape: ShapeLike | None = None, dtype: DTypeLike | None = None
-) -> Array:
-    """Poisson counts with mean `lam`.
-
-    Products of uniforms for means below 10 (Knuth), transformed rejection above (PTRS: Hoermann,
-    "The transformed rejection method for generating Poisson random variables", 1993).
-
-    Args:
-        key: random key; the call uses it up.
-        lam: mean, not negative; counts have no derivative in it.
-        shape: of the result; None takes what the parameters broadcast to.
-        dtype: integer dtype; int32 by default.
-
-    Returns:
-        An array of `shape` and `dtype`.
-
-    Raises:
-        TypeError: `dtype` is no integer dtype.
-        ValueError: `lam` does not broadcast to `shape`.
-
-    >>> random.poisson(random.key(0), 4.0, (4,))
-    Array([2, 5, 8, 4], dtype=int32)
-    """
-    kind = _integer_dtype(dtype, "poisson")
-    mean: Array = jnp.broadcast_to(as_kind(lam, dtypes.F32), shape_of(shape, lam))
-    mean = ops.stop_gradient(mean)  # counts have no derivative
-    key = own(key, "poisson")
-    few = jnp.isnan(mean) | (mean < 10)
-    low = _poisson_by_products(unmarked(key), jnp.where(few, mean, 0.0))
-    high = _poisson_by_rejection(unmarked(key), jnp.where(few, 1e5, mean))
-    return ops.convert(jnp.where(few, jnp.where(mean == 0, 0.0, low), high), kind)
-
-
-def _poisson_by_products(key: Key, lam: Array) -> Array:
-    def going(state: tuple[Any, ...]) -> Array:
-        return jnp.any(state[2] > -lam)
-
-    def step(state: tuple[Any, ...]) -> tuple[Any, ...]:
-        k, count, log_product = state
-        k, sub = split(k)
-        count = jnp.where(log_product > -lam, count + 1, count)
-        return k, count, log_product + jnp.log(uniform(sub, lam.shape, lam.dtype))
-
-    zeros = jnp.zeros_like(lam)
-    return while_loop(going, step, (key, zeros, zeros))[1] - 1
-
-
-def _poisson_by_rejection(key: Key, lam: Array) -> Array:
-    log_lam = jnp.log(lam)
-    b = 0.931 + 2.53 * jnp.sqrt(lam)
-    a = -0.059 + 0.02483 * b
-    inverse_alpha = 1.1239 + 1.1328 / (b - 3.4)
-    v_r = 0.9277 - 3.6224 / (b - 2)
-
-    def attempt(u: Array, v: Array) -> tuple[Any, Any]:
-        u = u - 0.5
-        us = 0.5 - jnp.abs(u)
-        k = jnp.floor((2 * a / us + b) * u + lam + 0.43)
-        bound = k * log_lam - lam - ops.lgamma(k + 1)
-        inside = jnp.log(v * inverse_alpha / (a / (us * us) + b)) <= bound
-        refused = (k < 0) | ((us < 0.013) & (v > us))
-        return k, ((us >= 0.07) & (v <= v_r)) | (~refused & inside)
-
-    return _until_accepted(key, attempt, lam)
-
-
-def _until_accepted(
-    key: Key, attempt: Callable[[Array, Array], tuple[Array, Array]], like: Array
-) -> Array:
-    """An accepted proposal of `attempt(u, v) -> (value, accepted)` for each element."""
-
-    def going(state: tuple[Any, ...]) -> Array:
-        return ~jnp.all(state[2])
-
-    def step(state: tuple[Any, ...]) -> tuple[Any, ...]:
-        k, value, done = state
-        k, first, second = split(k, 3)
-        u, v = uniform(first, like.shape, like.dtype), uniform(second, like.shape, like.dtype)
-        fresh, accepted = attempt(u, v)
-        # As JAX does: a later acceptance replaces an earlier one, which is as random.
-        return k, jnp.where(accepted, fresh, value), done | accepted
-
-    state = (key, jnp.full_like(like, -1), jnp.zeros(like.shape, bool))
-    return while_loop(going, step, state)[1]
-
-
-def binomial(
-    key: Key,
-    n: ArrayLike,
-    p: ArrayLike,
-    shape: ShapeLike | None = None,
-    dtype: DTypeLike | None = None,
-) -> Array:
-    """The number of successes in `n` trials of probability `p`.
-
-    Waiting times between successes where n * min(p, 1 - p) <= 10, else BTRS (Hoermann, "The
-    generation of binomial random variates", 1993).
-
-    Args:
-        key: random key; the call uses it up.
-        n: number of trials, not negative.
-        p: probability of success, in [0, 1].
-        shape: of the result; None takes what the parameters broadcast to.
-        dtype: floating dtype; float32 by default.
-
-    Returns:
-        Counts as floats, of `shape` and `dtype`; NaN where `n` or `p` is out of range. They have no
-        derivative.
-
-    Raises:
-        TypeError: `dtype` is not floating.
-        ValueError: the parameters do not broadcast to `shape`.
-
-    >>> random.binomial(random.key(0), 10, 0.5, (4,))
-    Array([2., 6., 2., 3.], dtype=float32)
-    """
-    kind, shape, parameters = _parameters("binomial", dtype, shape, n, p)
-    trials, chance = [ops.stop_gradient(v) for v in parameters]  # counts have no derivative
-    key = own(key, "binomial")
-    bad = ~((trials >= 0) & (chance >= 0) & (chance <= 1))
-    trials = jnp.floor(trials)
-    flipped = chance >= 0.5
-    q = jnp.where(bad, 0.01, jnp.where(flipped, 1 - chance, chance))
-    few = bad | jnp.isinf(trials) | (trials * q <= 10)
-    waited = jnp.where(few & ~bad & (trials < np.inf), trials, 0.0)
-    low = _binomial_by_waiting(unmarked(key), waited, q)
-    high = _binomial_by_rejection(
-        unmarked(key), jnp.where(few, 1e4, trials), jnp.where(few, 0.5, q)
-    )
-    count = jnp.where(few, low, high)
-    count = jnp.where(flipped, trials - count, count)
-    count = jnp.where(jnp.isinf(trials), jnp.where(chance > 0, np.inf, 0.0), count)
-    return ops.convert(jnp.where(bad, np.nan, count), kind)
-
-
-def _binomial_by_waiting(key: Key, n: Array, p: Array) -> Array:
-    log_miss = jnp.log1p(-p)
-
-    def going(state: tuple[Any, ...]) -> Array:
-        return jnp.any(state[2] <= n)
-
-    def step(state: tuple[Any, ...]) -> tuple[Any, ...]:
-        k, count, trials = state
-        sub, k = split(k)
-        count = jnp.where(trials <= n, count + 1, count)
-        wait = jnp.ceil(jnp.log(uniform(sub, n.shape, n.dtype)) / log_miss)
-        return k, count, trials + wait
-
-    zeros = jnp.zeros_like(n)
-    return while_loop(going, step, (key, zeros, zeros))[1] - 1
-
-
-def _binomial_by_rejection(key: Key, n: Array, p: Array) -> Array:
-    deviation = jnp.sqrt(n * p * (1 - p))
-    b = 1.15 + 2.53 * deviation
-    a = -0.0873 + 0.0248 * b + 0.01 * p
-    centre, v_r = n * p + 0.5, 0.92 - 4.2 / b
-    odds, alpha = p / (1 - p), (2.83 + 5.1 / b) * deviation
-    mode = jnp.floor((n + 1) * p)
-    at_mode = (mode + 0.5) * jnp.log((mode + 1) / (odds * (n - mode + 1)))
-    at_mode = at_mode + _stirling_tail(mode) + _stirling_tail(n - mode)
-
-    def attempt(u: Array, v: Array) -> tuple[Any, Any]:
-        u = u - 0.5
-        us = 0.5 - jnp.abs(u)
-        k = jnp.floor((2 * a / us + b) * u + centre)
-        outside = (k < 0) | (k > n)
-        inner = jnp.clip(k, 0, n)
-        bound = (
-            at_mode
-            + (n + 1) * jnp.log((n - mode + 1) / (n - inner + 1))
-            + (inner + 0.5) * jnp.log(odds * (n - inner + 1) / (inner + 1))
-            - _stirling_tail(inner)
-            - _stirling_tail(n - inner)
-        )
-        inside = jnp.log(v * alpha / (a / (us * us) + b)) <= bound
-        return k, ((us >= 0.07) & (v <= v_r)) | (~outside & inside)
-
-    return _until_accepted(key, attempt, p)
-
-
-# log(k!) minus Stirling's formula for it, for k = 0 ... 9; the series is exact enough beyond.
-_TAIL = [
-    math.lgamma(k + 1) - ((k + 0.5) * math.log(k + 1) - (k + 1) + 0.5 * math.log(2 * math.pi))
-    for k in range(10)
-]
-
-
-def _stirling_tail(k: Key) -> Array:
-    square = (k + 1) * (k + 1)
-    series = (1 / 12 - (1 / 360 - 1 / 1260 / square) / square) / (k + 1)
-    index = jnp.astype(jnp.clip(k, 0, 9), jnp.int32)
-    return jnp.where(k <= 9, jnp.take(jnp.asarray(_TAIL, k.dtype), index, 0), series)
-
-
-def multinomial(
-    key: Key,
-    n: ArrayLike,
-    p: ArrayLike,
-    *,
-    shape: Sequence[int] | None = None,
-    dtype: DTypeLike | None = None,
-    unroll: int = 1,
-) -> Array:
-    """Counts of `n` draws from the classes of probabilities `p`.
-
-    One binomial per class, from the draws that the classes before it left.
-
-    Args:
-        key: random key; the call uses it up.
-        n: number of draws, an integer or an array [...].
-        p: probabilities [..., classes].
-        shape: of the result, [..., classes]; None takes that of `p`.
-        dtype: of the result; float32 by default.
-        unroll: how many classes a step of the loop draws.
-
-    Returns:
-        An array of `shape` and `dtype`.
-
-    >>> random.multinomial(random.key(0), 10, jnp.array([0.2, 0.3, 0.5]))
-    Array([2., 6., 2.], dtype=float32)
-    """
-    p = as_array(p)
-    p = p if dtypes.is_float(p.dtype) else ops.convert(p, dtypes.F32)
-    shape = p.shape if shape is None else tuple(shape)
-    chances = jnp.moveaxis(jnp.broadcast_to(p, shape), -1, 0)
-    left = jnp.flip(jnp.cumsum(jnp.flip(chances, 0), 0), 0)
-    ratios = jnp.clip(chances / jnp.where(left == 0, 1, left), 0, 1)
-    keys = split(key, shape[-1])
-
-    def draw(remaining: Array, x: tuple[Any, ...]) -> tuple[Any, ...]:
-        ratio, k = x
-        count = binomial(k, remaining, ratio, dtype=remaining.dtype)
-        return remaining - count, count
-
-    start = jnp.broadcast_to(as_kind(n, chances.dtype), shape[:-1])
-    _, counts = scan(draw, start, (ratios, keys), unroll=unroll)
-    return ops.convert(jnp.moveaxis(counts, 0, -1), dtype_or(dtype, dtypes.F32))
+    return ops.convert(jnp.swapaxes(q, -1, -2) if n < m else q, dtype)

@@ -2,7 +2,7 @@
 
 A generator is a seed and a count; each draw takes the key of (seed, count) and advances the count,
 under a lock. The count lives in Python: within `jit` the keys are those of the trace, so a compiled
-function draws the same numbers at every call. Pass it a key where it should not.
+function draws the same numbers at every call. Pass it a key to draw new ones.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from genesis_fn.core.types.annotations import Array, DTypeLike
 from genesis_fn.random import keys, samplers
 from genesis_fn.random.keys import Key
 
-# The seed of a generator that was given none, as in PyTorch.
+# The default seed, PyTorch's.
 DEFAULT_SEED = 67280421310721
 
 
@@ -37,7 +37,7 @@ class Generator:
         return f"Generator(seed={self._seed}, draws={self._count})"
 
     def manual_seed(self, seed: int) -> Generator:
-        """This generator, at the start of the sequence of `seed`."""
+        """Restart from `seed`, and return this generator."""
         with self._lock:
             self._seed, self._count = int(seed), 0
         return self
@@ -47,7 +47,7 @@ class Generator:
         return self._seed
 
     def seed(self) -> int:
-        """A fresh seed from the operating system, which the generator now has."""
+        """Restart from a fresh seed of the operating system, and return it."""
         fresh = secrets.randbits(63)
         self.manual_seed(fresh)
         return fresh
@@ -58,7 +58,7 @@ class Generator:
             return np.array([self._seed & (2**64 - 1), self._count], np.uint64)
 
     def set_state(self, state: np.ndarray) -> None:
-        """Go on from what `get_state` returned. Raises ValueError for anything else."""
+        """Restore a state from `get_state`. Raises ValueError for anything else."""
         state = np.asarray(state)
         if state.shape != (2,) or state.dtype != np.uint64:
             raise ValueError(
@@ -70,7 +70,7 @@ class Generator:
 
     @contextlib.contextmanager
     def fork(self) -> abc.Generator[Generator]:
-        """Within the block the generator may be used and seeded; afterwards it is as before."""
+        """A context at whose end the generator has the state that it had at the start."""
         with self._lock:
             before = self._seed, self._count
         try:

@@ -1,11 +1,11 @@
-"""Random keys: arrays that every sampler takes, split and named rather than advanced.
+"""Random keys: arrays that samplers take, from which new keys are derived by `split` and by name.
 
-The dtype of a key says what draws from it: `key<philox>`, the default, or `key<threefry2x32>`,
-bit-equal to JAX. Keys have a shape, and are indexed, reshaped, stacked and mapped like any array;
-nothing computes with them. `key["dropout"]` and `key[layer, step]` of a single key are
-order-independent derivations. Using one key twice warns, and raises under `debug.check_keys`.
+The dtype of a key says which generator draws from it: `key<philox>`, the default, or
+`key<threefry2x32>`, bit-equal to JAX. Keys have a shape, and are indexed, reshaped, stacked and
+mapped like any array; arithmetic on them is refused. `key["dropout"]` and `key[layer, step]` derive
+from a single key, in any order. Using one key twice warns, and raises under `debug.check_keys`.
 
-Raw words, uint32[..., 2], are keys of the default implementation wherever a key is asked for.
+Functions that take keys take raw words, uint32[..., 2], for keys of the default implementation.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ else:
 
 
 def _indexed(keys: Key, index: Any) -> Key:
-    """keys[index]: of a single key the one derived by a name, an integer, or several of them in a
-    tuple; of an array of keys the part that NumPy's rules say."""
+    """keys[index]. A single key derives one by a name, an integer or a tuple of them; an array of
+    keys is indexed by NumPy's rules."""
     parts: tuple[Any, ...] = index if isinstance(index, tuple) else (index,)
     if keys.shape and type(index) is int and type(keys) is ArrayImpl and ctx.trace is None:
         if -keys.shape[0] <= index < keys.shape[0]:  # on the words, in one step
@@ -86,12 +86,12 @@ KeyType.index = staticmethod(_indexed)
 def as_key(key: object) -> Key:
     """An array of keys from one, or from raw words uint32[..., 2], which belong to the default
     implementation. Raises TypeError for anything else."""
-    kind = getattr(key, "dtype", None)
-    if is_key(kind) and isinstance(key, Array):
+    dtype = getattr(key, "dtype", None)
+    if is_key(dtype) and isinstance(key, Array):
         return key
     if is_raw(key):
         return bits_of.wrap(as_array(key), config.current().random_impl)
-    shown = f"{kind}{list(key.shape)}" if isinstance(key, (Array, np.ndarray)) else f"{key!r:.80}"
+    shown = f"{dtype}{list(key.shape)}" if isinstance(key, (Array, np.ndarray)) else f"{key!r:.80}"
     raise TypeError(
         f"expected a random key, from random.key(seed), got {shown}\n  at {where().describe()}\n"
         f"  raw words are uint32[..., {WORDS}]: random.wrap_key_data(words)"
@@ -112,14 +112,14 @@ def impl_of(keys: Key) -> str:
 
 
 def consume(key: Key) -> Key:
-    """`key` as keys, marked as used. Warns, or raises KeyReuseError, at the second use."""
+    """Mark `key` as used and return it as keys; warn, or raise KeyReuseError, at a second use."""
     keys = as_key(key)
     use(keys)
     return keys
 
 
-def single(key: Key, what: str) -> Key:
-    """`key`, consumed, if it is one key; an array of keys belongs under vmap."""
+def consume_one(key: Key, what: str) -> Key:
+    """Consume `key` for the sampler `what`. Raises ValueError if it is an array of keys."""
     keys = as_key(key)
     if keys.shape:
         raise ValueError(
@@ -129,9 +129,9 @@ def single(key: Key, what: str) -> Key:
     return consume(keys)
 
 
-def own(key: Key, what: str) -> Key:
-    """`single(key, what)`, for the sampler itself to hand on."""
-    return unmarked(single(key, what))
+def take_key(key: Key, what: str) -> Key:
+    """Consume `key` and return an unmarked copy, which the sampler may pass to other samplers."""
+    return unmarked(consume_one(key, what))
 
 
 def _implementation(impl: str | KeyType | None) -> str:
@@ -251,9 +251,9 @@ def wrap_key_data(key_bits_array: ArrayLike, *, impl: str | KeyType | None = Non
     if not isinstance(words, _ARRAYS) and not hasattr(words, "aval"):
         words = as_array(np.asarray(words))
     if not is_raw(words):
-        kind = getattr(words, "aval", None) or f"{words.dtype}{list(words.shape)}"
+        shown = getattr(words, "aval", None) or f"{words.dtype}{list(words.shape)}"
         raise TypeError(
-            f"wrap_key_data: raw words are uint32[..., {WORDS}], got {kind}\n"
+            f"wrap_key_data: raw words are uint32[..., {WORDS}], got {shown}\n"
             f"  at {where().describe()}"
         )
     return bits_of.wrap(as_array(words), _implementation(impl))
@@ -323,7 +323,7 @@ def split(key: Key, num: int | Sequence[int] = 2) -> Key:
 
     >>> first, second = random.split(random.key(0))
     """
-    parent = single(key, "split")
+    parent = consume_one(key, "split")
     shape = (num,) if isinstance(num, (int, np.integer)) else tuple(num)
     keys = bits_of.split(parent, shape, impl=impl_of(parent))
     return bits_of.unwrap(keys) if is_raw(key) else keys
@@ -349,9 +349,9 @@ def fold_in(key: Key, data: ArrayLike | str) -> Key:
     parent = as_key(key)
     if isinstance(data, str):
         data = zlib.crc32(data.encode())
-    kind = getattr(data, "dtype", None)
+    dtype = getattr(data, "dtype", None)
     if not isinstance(data, int) and (
-        kind is None or is_key(kind) or not dtypes.is_integer(dtypes.dtype(kind))
+        dtype is None or is_key(dtype) or not dtypes.is_integer(dtypes.dtype(dtype))
     ):
         raise TypeError(
             f"a key is derived by integers and names, got {data!r:.60}\n  at {where().describe()}"
