@@ -22,7 +22,8 @@ from tests.public.names import exported, module_of
 
 # Namespaces whose functions and layers are typed by users every day.
 NAMESPACES = [
-    "transforms", "amp", "random", "nn", "optim.losses", "optim.schedules", "models", "io", "cuda",
+    "transforms", "amp", "random", "nn", "nn.initializers", "optim.losses", "optim.schedules",
+    "models", "models.qwen", "io", "cuda",
 ]  # fmt: skip
 GLOBALS = {
     "gf": gf, "jnp": gf.numpy, "lax": lax, "nn": nn, "optim": optim, "random": random, "np": np,

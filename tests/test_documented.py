@@ -35,7 +35,7 @@ def functions(
             continue
         if isinstance(node, ast.ClassDef):
             yield from functions(node.body, node)
-        else:
+        elif "overload" not in map(ast.unparse, node.decorator_list):
             yield owner, node
 
 

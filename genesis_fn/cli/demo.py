@@ -16,7 +16,7 @@ from genesis_fn import data
 from genesis_fn.backends.cpu.lowerings.contraction import native_bfloat16
 from genesis_fn.cli.training import Recipe, train
 from genesis_fn.core.convert import as_array
-from genesis_fn.io.lock import alone
+from genesis_fn.io.lock import exclusive
 from genesis_fn.models import qwen
 from genesis_fn.models.sampling import generate
 
@@ -110,7 +110,7 @@ def run(arguments: argparse.Namespace) -> int:
     Raises BlockingIOError where another run uses the same folder.
     """
     os.makedirs(arguments.out, exist_ok=True)
-    with alone(arguments.out):
+    with exclusive(arguments.out):
         for name in filter(_HALF_WRITTEN.fullmatch, os.listdir(arguments.out)):
             os.unlink(os.path.join(arguments.out, name))
         return _run(arguments)

@@ -23,7 +23,7 @@ from genesis_fn.core.convert import as_array
 from genesis_fn.core.errors import FileError
 from genesis_fn.core.files import open_plain, parse_json
 from genesis_fn.data.tokens import TokenWindows
-from genesis_fn.io.safetensors import atomic_write, naming
+from genesis_fn.io.safetensors import atomic_write, name_file
 from genesis_fn.models import qwen
 from genesis_fn.transforms.autodiff.derivatives import value_and_grad
 from genesis_fn.transforms.jitting import jit
@@ -154,7 +154,7 @@ class Log:
             self.file.write(json.dumps(row) + "\n")
             self.file.flush()
         except OSError as error:
-            naming(error, self.path)
+            name_file(error, self.path)
             raise
 
     def close(self) -> None:

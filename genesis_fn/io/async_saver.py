@@ -1,4 +1,4 @@
-"""Checkpoints written by a thread, of which no error is lost."""
+"""Checkpoints saved by a background thread, whose errors always reach the caller or stderr."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from genesis_fn.io.checkpoint import Snapshot, snapshot, write
 class AsyncSaver:
     """Saves in a thread, one at a time: `save` copies the values to the host and returns.
 
-    What a save raises is raised by the next `save`, `wait` or `close`. `with AsyncSaver(root) as
-    saver:` closes it. Where none of these follows, the error is printed when the program ends, and
-    its exit status is 1.
+    An error of a save is raised by the next `save`, `wait` or `close`; `with AsyncSaver(root) as
+    saver:` closes it. If none of these follows, it is printed when the program ends, and the exit
+    status is 1.
 
         with io.AsyncSaver("runs/a", keep=2) as saver:
             for step in range(1000):
@@ -34,7 +34,7 @@ class AsyncSaver:
         self.closed = False
 
     def save(self, step: int, state: PyTree, values: dict[str, Any] | None = None) -> None:
-        """Start saving; waits for the save before, and raises what it raised."""
+        """Start saving, after waiting for the save before; raises what that one raised."""
         if self.closed:
             raise ValueError(f"the AsyncSaver of {self.root} is closed")
         self.wait()
@@ -78,17 +78,17 @@ class AsyncSaver:
             error.add_note(f"and a checkpoint in {self.root} was not written: {lost}")
 
 
-_unreported: list[AsyncSaver] = []  # those whose last save failed, which nobody has been told
+_unreported: list[AsyncSaver] = []  # whose last save failed, and has not raised yet
 
 
 def _report() -> None:
-    """Print the errors that nobody has seen; the program has then failed."""
+    """Print the errors that were never raised, and end the process with status 1."""
     if not _unreported:
         return
     for saver in _unreported:
         print(f"a checkpoint in {saver.root} was not written:", file=sys.stderr)
         traceback.print_exception(saver.error)
-    # The status is settled by now: what is left to do is done here, and the process ended.
+    # Exit functions cannot change the exit status: run the remaining ones here and end the process.
     atexit.unregister(_report)
     atexit._run_exitfuncs()  # pyright: ignore[reportPrivateUsage]  # there is no public way
     for stream in (sys.stdout, sys.stderr):

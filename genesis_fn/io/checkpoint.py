@@ -38,7 +38,7 @@ from genesis_fn.random import Key, key_data, wrap_key_data
 from genesis_fn.transforms.staging.shape_dtype_struct import ShapeDtypeStruct
 
 _STEP = re.compile(r"step-([0-9]{8}|[1-9][0-9]{8,17})")
-_LEFT = re.compile(r"\.(saving|replaced|removed)-")
+_LEFTOVER = re.compile(r"\.(saving|replaced|removed)-")
 _LARGEST_MANIFEST = 100_000_000  # bytes
 
 
@@ -53,20 +53,36 @@ def save(
     values: dict[str, Any] | None = None,
     keep: int | None = None,
 ) -> str:
-    """Write `state` (a pytree of arrays and Python numbers) and `values` (JSON) as the checkpoint
-    of `step`.
+    """Write a checkpoint, whole or not at all.
 
-    Returns the folder. `keep` removes all but that many newest checkpoints afterwards. Saves in one
-    folder wait for each other, those of other processes too. Raises TypeError or ValueError, before
-    anything is written, for what `restore` could not give back: a leaf that is no array, two leaves
-    with one name, a value that JSON has no place for; and OSError naming the file.
+    Saves in one folder wait for each other, also across processes.
+
+    Args:
+        root: folder of the checkpoints; made if it is missing.
+        step: number of the checkpoint, 0 to 10**18 - 1; one that exists is replaced.
+        state: pytree of arrays, random keys and Python numbers.
+        values: plain values that JSON can hold, by name.
+        keep: remove all but that many of the newest checkpoints afterwards; None keeps all.
+
+    Returns:
+        The checkpoint's folder, `root/step-00000100`.
+
+    Raises:
+        TypeError, ValueError: `restore` could not give something back: a leaf that is no array or
+            number, two leaves of one name, a value that JSON cannot hold. Nothing was written.
+        OSError: writing failed; names the file.
+
+    >>> root = tempfile.mkdtemp()
+    >>> path = save(root, 100, {"w": jnp.ones(3)}, {"loss": 0.5})
+    >>> steps(root)
+    [100]
     """
     return write(root, snapshot(step, state, values), keep)
 
 
 @dataclasses.dataclass(frozen=True)
 class Snapshot:
-    """What a checkpoint will hold."""
+    """The contents of a checkpoint, in host memory."""
 
     step: int
     arrays: dict[str, np.ndarray]
@@ -102,7 +118,7 @@ _NUMBERS = (bool, int, float)
 
 
 def _check_values(value: object, where: str) -> None:
-    """Raise TypeError for what comes back from JSON as something else, or not at all."""
+    """Raise TypeError for a value that JSON does not give back as it was."""
     if isinstance(value, dict):
         for name, inner in value.items():
             if type(name) is not str:
@@ -123,12 +139,12 @@ def write(root: str | os.PathLike[str], held: Snapshot, keep: int | None = None)
     os.makedirs(root, exist_ok=True)
     with locked(root) as alone:
         if alone:
-            _tidy(root)
+            _clean_up(root)
         target = _folder(root, held.step)
         temporary = tempfile.mkdtemp(prefix=".saving-", dir=root)
         try:
             _write_files(temporary, held)
-            _put(temporary, target, root)
+            _move_into_place(temporary, target, root)
         except BaseException:
             shutil.rmtree(temporary, ignore_errors=True)
             raise
@@ -155,8 +171,8 @@ def _write_files(folder: str, held: Snapshot) -> None:
     os.chmod(folder, 0o755)
 
 
-def _put(temporary: str, target: str, root: str) -> None:
-    """Have `target` be the whole folder at `temporary`."""
+def _move_into_place(temporary: str, target: str, root: str) -> None:
+    """Rename the folder `temporary` to `target`, and replace one that exists."""
     aside = None
     if os.path.isdir(target):
         # A folder cannot replace a full one: move the old one aside first.
@@ -169,21 +185,21 @@ def _put(temporary: str, target: str, root: str) -> None:
 
 
 def _remove(folder: str, root: str) -> None:
-    """Remove a checkpoint at once: one of which a part is gone is never seen under its name."""
+    """Remove a checkpoint, renamed first, so that no incomplete one is seen under its name."""
     aside = tempfile.mkdtemp(prefix=".removed-", dir=root)
     os.replace(folder, os.path.join(aside, os.path.basename(folder)))
     shutil.rmtree(aside, ignore_errors=True)
 
 
 def _as_numbers(x: Any) -> Any:
-    """A leaf as files hold it: random keys as their words."""
+    """A leaf as files store it: random keys become their words."""
     if not is_key(getattr(x, "dtype", None)):
         return x
     return key_data(x) if isinstance(x, Key) else ShapeDtypeStruct(x.aval.physical.shape, "uint32")
 
 
 def _as_before(x: Any, template: PyTree) -> Any:
-    """A leaf that was read as what its template is."""
+    """Undo `_as_numbers` for a leaf that was read: words become keys where `template` is one."""
     dtype = getattr(template, "dtype", None)
     return wrap_key_data(x, impl=dtype.impl) if isinstance(dtype, KeyType) else x
 
@@ -206,13 +222,13 @@ def _check_keys(template: PyTree, found: dict[str, str], file: str) -> None:
             )
 
 
-def _tidy(root: str) -> None:
-    """Remove what killed saves left; a step that one had moved aside goes back to its place.
+def _clean_up(root: str) -> None:
+    """Remove what interrupted saves left, and rename a step that one had moved aside back.
 
-    For who holds the folder's lock: what is there then is of saves that are over.
+    The caller holds the folder's lock, so that no save is running.
     """
     for name in os.listdir(root):
-        match = _LEFT.match(name)
+        match = _LEFTOVER.match(name)
         if not match:
             continue
         folder = os.path.join(root, name)
@@ -229,7 +245,17 @@ def _digest(path: str) -> str:
 
 
 def steps(root: str | os.PathLike[str]) -> list[int]:
-    """The steps that have a checkpoint, in order."""
+    """The steps that have a checkpoint.
+
+    Args:
+        root: folder of the checkpoints; it need not exist.
+
+    Returns:
+        Step numbers, ascending.
+
+    >>> steps(tempfile.mkdtemp())
+    []
+    """
     root = os.fspath(root)
     if not os.path.isdir(root):
         return []
@@ -240,17 +266,31 @@ def steps(root: str | os.PathLike[str]) -> list[int]:
 def restore(
     root: str | os.PathLike[str], template: PyTree, step: int | None = None
 ) -> tuple[PyTree, int, dict[str, Any]]:
-    """(state, step, values) of the newest checkpoint, or of `step`.
+    """Read the newest checkpoint, or that of one step, bit for bit.
 
-    `template` is a pytree of the same structure, shapes and dtypes; every array is restored bit for
-    bit, random keys with their implementation. Raises FileNotFoundError where there is none,
-    FileError for a damaged or foreign one.
+    Args:
+        root: folder of the checkpoints.
+        template: pytree with the structure, shapes and dtypes of the state that was saved; its
+            leaves may be ShapeDtypeStructs.
+        step: number of the checkpoint; None means the newest.
+
+    Returns:
+        (state, step, values), as they were given to `save`.
+
+    Raises:
+        FileNotFoundError: there is no such checkpoint.
+        FileError: it is damaged, or does not fit the template.
+
+    >>> root = tempfile.mkdtemp()
+    >>> path = save(root, 100, {"w": jnp.ones(3)}, {"loss": 0.5})
+    >>> restore(root, {"w": jnp.zeros(3)})
+    ({'w': Array([1., 1., 1.], dtype=float32)}, 100, {'loss': 0.5})
     """
     root = os.fspath(root)
-    if os.path.isdir(root) and any(map(_LEFT.match, os.listdir(root))):
+    if os.path.isdir(root) and any(map(_LEFTOVER.match, os.listdir(root))):
         with locked(root, wait=False) as held:
             if held:
-                _tidy(root)
+                _clean_up(root)
     if step is None:
         available = steps(root)
         if not available:

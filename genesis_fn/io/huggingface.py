@@ -1,4 +1,4 @@
-"""Hugging Face folders: weights into the library's pytrees and back, by one table of names."""
+"""Hugging Face folders: config.json and safetensors files to parameters and config, and back."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from genesis_fn.models import qwen
 
 _LARGEST_INDEX = 1 << 25  # bytes; those of the largest models have some millions
 _LAYER = re.compile(r"model\.layers\.(\d+)\.")
-_OF_WEIGHTS = (dtypes.F16, dtypes.BF16, dtypes.F32, dtypes.F64)
+_WEIGHT_DTYPES = (dtypes.F16, dtypes.BF16, dtypes.F32, dtypes.F64)
 
 
 def hf_name(path: str) -> str:
@@ -73,11 +73,28 @@ def _weight_map(index: str) -> dict[str, str]:
 def load_qwen(
     folder: str | os.PathLike[str], dtype: DTypeLike | None = None
 ) -> tuple[PyTree, qwen.QwenConfig]:
-    """(parameters, config) of a Qwen2, Qwen2.5 or Qwen3 folder; in `dtype`, or as stored.
+    """Read a Qwen2, Qwen2.5 or Qwen3 folder of Hugging Face.
 
-    The model computes what transformers computes from the folder: a field of config.json that this
-    library does not honour is refused by name, and so is an array that would go unused. Raises
-    FileError naming file and field, or the array that is missing, unexpected or of the wrong shape.
+    The model computes what transformers computes from the folder, or loading fails.
+
+    Args:
+        folder: with config.json and model.safetensors, or several files and their index.
+        dtype: floating dtype of the parameters; None keeps that of the files.
+
+    Returns:
+        (parameters, config).
+
+    Raises:
+        FileError: names the file, and a field of config.json that is not honoured or an array that
+            is missing, unexpected, of the wrong shape or quantized.
+
+    >>> config = qwen.QwenConfig(64, 32, 64, 2, 4, 2, 8)
+    >>> import tempfile
+    >>> folder = os.path.join(tempfile.mkdtemp(), "tiny")
+    >>> save_qwen(folder, qwen.init(random.key(0), config), config)
+    >>> params, loaded = load_qwen(folder)
+    >>> loaded == config
+    True
     """
     folder = os.fspath(folder)
     config = qwen.QwenConfig.from_file(folder)
@@ -98,7 +115,7 @@ def load_qwen(
     problems += [f"unexpected {brief(n)[1:-1]}" for n in arrays if n not in wanted]
     if problems:
         raise FileError(f"{folder}: {'; '.join(problems[:4])}")
-    kind = None if dtype is None else dtypes.dtype(dtype)
+    wanted_dtype = None if dtype is None else dtypes.dtype(dtype)
     leaves = []
     for name, expected in wanted.items():
         x = arrays[name]
@@ -107,17 +124,17 @@ def load_qwen(
                 f"{folder}: {name} has shape {list(x.shape)}, the config asks for "
                 f"{list(expected.shape)}"
             )
-        if x.dtype not in _OF_WEIGHTS:
+        if x.dtype not in _WEIGHT_DTYPES:
             raise FileError(
                 f"{folder}: {name} is of dtype {x.dtype}, and weights of a quantized model are not "
                 "read; expected float16, bfloat16, float32 or float64"
             )
-        leaves.append(from_numpy(x if kind is None else x.astype(kind)))
+        leaves.append(from_numpy(x if wanted_dtype is None else x.astype(wanted_dtype)))
     return tree.unflatten(tree.structure(shapes), leaves), config
 
 
 def _check_tied(arrays: dict[str, np.ndarray], folder: str) -> None:
-    """Take the output layer's weight out; raises FileError where it is not the embedding's."""
+    """Remove the output layer's weight from `arrays`. Raises FileError unless it is the embedding's."""
     head, table = arrays.pop("lm_head.weight"), arrays.get("model.embed_tokens.weight")
     if (
         table is None
@@ -148,7 +165,20 @@ def _zero_key() -> Key:
 def save_qwen(folder: str | os.PathLike[str], params: PyTree, config: qwen.QwenConfig) -> None:
     """Write parameters and config as a folder that transformers loads.
 
-    Raises ValueError for a config that is neither Qwen2's nor Qwen3's.
+    Args:
+        folder: made if it is missing; gets config.json and model.safetensors.
+        params: parameters, as `models.qwen.init` makes them.
+        config: the hyperparameters.
+
+    Raises:
+        ValueError: the config is neither Qwen2's nor Qwen3's.
+
+    >>> config = qwen.QwenConfig(64, 32, 64, 2, 4, 2, 8)
+    >>> import tempfile
+    >>> folder = os.path.join(tempfile.mkdtemp(), "tiny")
+    >>> save_qwen(folder, qwen.init(random.key(0), config), config)
+    >>> sorted(os.listdir(folder))
+    ['config.json', 'model.safetensors']
     """
     folder = os.fspath(folder)
     text = json.dumps(config.to_dict(), indent=2)

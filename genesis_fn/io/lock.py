@@ -1,7 +1,7 @@
-"""Folders that one process at a time writes to.
+"""Locks on folders, for one process at a time.
 
-A lock belongs to the open file that holds it: the system gives it back when its process ends, in
-whatever way, so that none outlives a crash, and no process id has to be trusted.
+A lock is an flock of the open file `.lock`: the system releases it when its process ends, in
+whatever way, so that none outlives a crash and no stored process id has to be trusted.
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ import socket
 from collections.abc import Generator
 
 _NAME = ".lock"
-_NOT_HERE = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
+_UNSUPPORTED = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 _held: set[int] = set()
 
 
-def _forget() -> None:
-    """In the child of a fork: its copies of the files would hold the locks beyond their process."""
+def _close_in_child() -> None:
+    """Close the lock files in the child of a fork, whose copies would keep the locks held."""
     for handle in _held:
         os.close(handle)
     _held.clear()
 
 
-os.register_at_fork(after_in_child=_forget)
+os.register_at_fork(after_in_child=_close_in_child)
 
 
 @contextlib.contextmanager
 def locked(folder: str, wait: bool = True) -> Generator[bool | None]:
-    """`with locked(folder) as held:` the folder is this thread's alone until the end of the block.
+    """`with locked(folder) as held:` this thread holds the folder's lock to the end of the block.
 
     `held` is False where another holds it and `wait` is false, None where the folder cannot be
     written or its file system has no locks.
@@ -58,15 +58,15 @@ def _acquired(handle: int, wait: bool) -> bool | None:
     except BlockingIOError:
         return False
     except OSError as error:
-        if error.errno not in _NOT_HERE:
+        if error.errno not in _UNSUPPORTED:
             raise
         return None
     return True
 
 
 @contextlib.contextmanager
-def alone(folder: str) -> Generator[None]:
-    """`with alone(folder):` no other process may enter the same block for the folder.
+def exclusive(folder: str) -> Generator[None]:
+    """`with exclusive(folder):` no other process may enter the same block for the folder.
 
     Raises BlockingIOError, which says who is inside, where one is. A file system without locks lets
     everyone in.

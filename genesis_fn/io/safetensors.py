@@ -59,9 +59,21 @@ def save_file(
     path: str | os.PathLike[str],
     metadata: Mapping[str, object] | None = None,
 ) -> None:
-    """Write named arrays; the file appears whole or not at all.
+    """Write named arrays as a safetensors file, whole or not at all.
 
-    Raises FileError for an array whose dtype or name the format has no place for.
+    Args:
+        arrays: arrays by name.
+        path: the file; one that exists is replaced.
+        metadata: texts by name, stored with the arrays; None stores none.
+
+    Raises:
+        FileError: the format has no code for an array's dtype, or reserves its name.
+        OSError: writing failed; names the file.
+
+    >>> path = os.path.join(tempfile.mkdtemp(), "a.safetensors")
+    >>> save_file({"w": jnp.arange(3)}, path)
+    >>> load_file(path)
+    {'w': Array([0, 1, 2], dtype=int32)}
     """
     header: dict[str, Any] = {}
     if "__metadata__" in arrays:
@@ -119,22 +131,22 @@ class atomic_write:
                 sync_folder(os.path.dirname(self.path))
                 return
         except OSError as failed:
-            self._drop()
-            naming(failed, self.path)
+            self._discard()
+            name_file(failed, self.path)
             raise
-        self._drop()
+        self._discard()
         if isinstance(error, OSError):
-            naming(error, self.path)
+            name_file(error, self.path)
 
-    def _drop(self) -> None:
+    def _discard(self) -> None:
         with contextlib.suppress(OSError):  # what it still held does not fit on the disk
             self.file.close()
         with contextlib.suppress(OSError):
             os.unlink(self.temporary)
 
 
-def naming(error: OSError, path: str) -> None:
-    """Have `error` name the file that it is about, where it names none: a full disk does not."""
+def name_file(error: OSError, path: str) -> None:
+    """Set the file name of an error that has none, such as that of a full disk."""
     if error.filename is None and error.errno is not None:
         error.filename = path
 
@@ -158,13 +170,13 @@ def _header(data: mmap.mmap | bytes, path: str) -> tuple[dict[str, Any], int]:
     return parse_json(bytes(data[8 : 8 + size]), f"{path}: the header"), 8 + size
 
 
-def _natural(value: object) -> bool:
+def _is_size(value: object) -> bool:
     return type(value) is int and value >= 0
 
 
 def _bytes_of(shape: list[int], itemsize: int, limit: int) -> int:
-    """The bytes of an array; no more than one product beyond `limit` is made, since those of
-    thousands of sizes have millions of digits."""
+    """The bytes of an array, or a number above `limit`: the product of thousands of sizes, which a
+    malicious file may have, would have millions of digits."""
     if 0 in shape:
         return 0
     total = itemsize
@@ -175,31 +187,31 @@ def _bytes_of(shape: list[int], itemsize: int, limit: int) -> int:
     return total
 
 
-def _checked(
+def _parse_entry(
     name: str, entry: Any, available: int, path: str
 ) -> tuple[Any, tuple[Any, ...], int, int]:
     where = f"{path}: array {brief(name)}"
     if not isinstance(entry, dict):
         raise FileError(f"{where}: its entry is {brief(entry)}, expected an object")
-    kind, shape, offsets = entry.get("dtype"), entry.get("shape"), entry.get("data_offsets")
-    if not isinstance(kind, str) or kind not in _CODES:
-        raise FileError(f"{where}: unknown dtype {brief(kind)}")
-    if not isinstance(shape, list) or not all(map(_natural, shape)):
+    code, shape, offsets = entry.get("dtype"), entry.get("shape"), entry.get("data_offsets")
+    if not isinstance(code, str) or code not in _CODES:
+        raise FileError(f"{where}: unknown dtype {brief(code)}")
+    if not isinstance(shape, list) or not all(map(_is_size, shape)):
         raise FileError(f"{where}: shape is {brief(shape)}, expected a list of sizes")
     if len(shape) > _MAX_AXES or max(shape, default=0) >= 2**62:
         raise FileError(f"{where}: shape {brief(shape)} is larger than any array's")
-    if not isinstance(offsets, list) or len(offsets) != 2 or not all(map(_natural, offsets)):
+    if not isinstance(offsets, list) or len(offsets) != 2 or not all(map(_is_size, offsets)):
         raise FileError(f"{where}: data_offsets is {brief(offsets)}, expected [start, end]")
     start, end = offsets
-    wanted = _bytes_of(shape, _CODES[kind].itemsize, max(end - start, 1 << 62))
+    wanted = _bytes_of(shape, _CODES[code].itemsize, max(end - start, 1 << 62))
     if end - start != wanted:
         raise FileError(
-            f"{where}: {brief(end - start)} bytes for shape {brief(shape)} of {kind}, needs "
+            f"{where}: {brief(end - start)} bytes for shape {brief(shape)} of {code}, needs "
             f"{brief(wanted)}"
         )
     if end > available:
         raise FileError(f"{where}: ends at byte {brief(end)} of {available}; the file is cut short")
-    return _CODES[kind], tuple(shape), start, end
+    return _CODES[code], tuple(shape), start, end
 
 
 def load_numpy(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
@@ -216,17 +228,17 @@ def load_numpy(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
     _metadata(header, path)
     result, spans = {}, []
     for name, entry in header.items():
-        kind, shape, start, end = _checked(name, entry, len(data) - base, path)
+        dtype, shape, start, end = _parse_entry(name, entry, len(data) - base, path)
         spans.append((start, end, name))
         raw = np.frombuffer(data, np.uint8, end - start, base + start)
-        if kind == dtypes.BOOL and raw.max(initial=0) > 1:
+        if dtype == dtypes.BOOL and raw.max(initial=0) > 1:
             raise FileError(f"{path}: array {brief(name)}: a byte of a boolean is neither 0 nor 1")
-        result[name] = raw.view(kind).reshape(shape)
-    _covered(sorted(spans), len(data) - base, path)
+        result[name] = raw.view(dtype).reshape(shape)
+    _check_coverage(sorted(spans), len(data) - base, path)
     return result
 
 
-def _covered(spans: list[tuple[int, int, str]], size: int, path: str) -> None:
+def _check_coverage(spans: list[tuple[int, int, str]], size: int, path: str) -> None:
     """Raises FileError where arrays overlap or bytes belong to none."""
     at, before = 0, ""
     for start, end, name in spans:
@@ -262,7 +274,23 @@ def _metadata(header: dict[str, Any], path: str) -> dict[str, str]:
 
 
 def load_file(path: str | os.PathLike[str], device: Device | None = None) -> dict[str, ArrayImpl]:
-    """The arrays of a file by name, on `device`."""
+    """The arrays of a safetensors file.
+
+    Args:
+        path: the file.
+        device: where the arrays go; None means the default device.
+
+    Returns:
+        {name: array}.
+
+    Raises:
+        FileError: the file is malformed.
+
+    >>> path = os.path.join(tempfile.mkdtemp(), "a.safetensors")
+    >>> save_file({"w": jnp.arange(3)}, path)
+    >>> load_file(path)["w"]
+    Array([0, 1, 2], dtype=int32)
+    """
     return {name: from_numpy(x, device) for name, x in load_numpy(path).items()}
 
 
@@ -300,9 +328,9 @@ def restore_like(
                 f"{path}: array {brief(name)} is {x.dtype}{brief(list(x.shape))}, expected "
                 f"{like.dtype}{list(like.shape)}"
             )
-        place = getattr(leaf, "device", None)  # NumPy's is a string
-        place = place if isinstance(place, Device) else None
-        restored.append(x.item() if number else from_numpy(x, place))
+        device = getattr(leaf, "device", None)  # of an ndarray it is a string
+        device = device if isinstance(device, Device) else None
+        restored.append(x.item() if number else from_numpy(x, device))
     return tree.unflatten(treedef, restored)
 
 

@@ -1,4 +1,4 @@
-"""Models: pure functions over pytrees of parameters."""
+"""Language models (Qwen) and text generation: pure functions over pytrees of parameters."""
 
 from genesis_fn.models import qwen as qwen
 from genesis_fn.models.qwen import Qwen as Qwen

@@ -46,7 +46,22 @@ PRESETS = {
 
 
 def init(key: Key, config: QwenConfig, dtype: DTypeLike = jnp.float32) -> dict[str, Any]:
-    """Fresh parameters: normal weights of standard deviation `initializer_range`, unit norms."""
+    """Random parameters: normal weights, unit norms, zero biases.
+
+    Args:
+        key: random key, of which each weight derives its own; or raw words.
+        config: the hyperparameters; weights have standard deviation `initializer_range`.
+        dtype: floating dtype of all parameters.
+
+    Returns:
+        A pytree under Hugging Face's names: `embed_tokens`, `layers` (a list), `norm`, and
+        `lm_head` unless embeddings are tied.
+
+    >>> config = QwenConfig(64, 32, 64, 2, 4, 2, 8)
+    >>> params = init(random.key(0), config)
+    >>> params["layers"][0]["self_attn"]["q_proj"]["weight"].shape
+    (32, 32)
+    """
     c, d = config, config.head_dim
     q, kv = c.num_attention_heads * d, c.num_key_value_heads * d
 
@@ -91,7 +106,19 @@ def init(key: Key, config: QwenConfig, dtype: DTypeLike = jnp.float32) -> dict[s
 
 
 def head_weight(params: PyTree) -> Array:
-    """The [vocabulary, hidden] weight of the output layer: its own, or the embedding's."""
+    """The weight of the output layer: its own, or the embedding's where they are tied.
+
+    Args:
+        params: parameters, from `init` or `io.load_qwen`.
+
+    Returns:
+        An array [vocabulary, hidden].
+
+    >>> config = QwenConfig(64, 32, 64, 2, 4, 2, 8)
+    >>> params = init(random.key(0), config)
+    >>> head_weight(params).shape
+    (64, 32)
+    """
     return params["lm_head" if "lm_head" in params else "embed_tokens"]["weight"]
 
 
@@ -99,7 +126,24 @@ def head_weight(params: PyTree) -> Array:
 
 
 def rotary(positions: ArrayLike, config: QwenConfig) -> tuple[Array, Array]:
-    """(cos, sin), float32 [..., T, 1, head_dim], of int positions [..., T]."""
+    """Cosines and sines of rotary positions.
+
+        angle[t, i] = t * rope_theta**(-i / half) / rope_factor, i < half = head_dim / 2
+
+    Source: Su et al., "RoFormer", 2021, in Hugging Face's layout: both halves of the last axis have
+    the same angles.
+
+    Args:
+        positions: integers [..., T].
+        config: `head_dim`, `rope_theta` and `rope_factor` are read.
+
+    Returns:
+        (cos, sin), float32 [..., T, 1, head_dim].
+
+    >>> cos, sin = rotary(jnp.arange(5), QwenConfig(head_dim=8))
+    >>> cos.shape
+    (5, 1, 8)
+    """
     half = config.head_dim // 2
     exponent = jnp.arange(half, dtype=jnp.float32) * (-math.log(config.rope_theta) / half)
     frequency = jnp.exp(exponent)
@@ -111,7 +155,20 @@ def rotary(positions: ArrayLike, config: QwenConfig) -> tuple[Array, Array]:
 
 
 def rotate(x: Array, cos: Array, sin: Array) -> Array:
-    """Queries or keys [..., T, heads, head_dim] turned by their positions (Su et al., 2021)."""
+    """Rotate queries or keys by their positions.
+
+        x * cos + (-x2, x1) * sin, with x1 and x2 the halves of the last axis
+
+    Args:
+        x: queries or keys [..., T, heads, head_dim].
+        cos, sin: from `rotary`.
+
+    Returns:
+        An array of the shape and dtype of `x`.
+
+    >>> rotate(jnp.ones((5, 2, 8)), *rotary(jnp.arange(5), QwenConfig(head_dim=8))).shape
+    (5, 2, 8)
+    """
     half = x.shape[-1] // 2
     turned = jnp.concatenate([-x[..., half:], x[..., :half]], -1)
     return jnp.astype(x * cos + turned * sin, x.dtype)
@@ -129,7 +186,7 @@ def _attention(
     config: QwenConfig,
     cache: PyTree,
     lengths: Any,
-    seen: dict[str, Any],
+    visible: dict[str, Any],
 ) -> tuple[Array, PyTree]:
     c = config
     lead = x.shape[:-1]
@@ -141,16 +198,19 @@ def _attention(
         k = rms_norm(k, p["k_norm"]["weight"], eps=c.rms_norm_eps)
     q, k = rotate(q, *angles), rotate(k, *angles)
     if cache is None:
-        out = dot_product_attention(q, k, v, is_causal=True, **seen)
+        out = dot_product_attention(q, k, v, is_causal=True, **visible)
     else:
-        cache = {"k": _written(cache["k"], k, lengths), "v": _written(cache["v"], v, lengths)}
+        cache = {
+            "k": _write_cache(cache["k"], k, lengths),
+            "v": _write_cache(cache["v"], v, lengths),
+        }
         keys, values = jnp.astype(cache["k"], q.dtype), jnp.astype(cache["v"], q.dtype)
-        out = dot_product_attention(q, keys, values, **seen)
+        out = dot_product_attention(q, keys, values, **visible)
     return _project(p["o_proj"], jnp.reshape(out, (*lead, -1))), cache
 
 
-def _written(buffer: Array, new: Array, lengths: Array) -> Array:
-    """`buffer` [B, S, ...] with `new` [B, T, ...] put at each row's own length."""
+def _write_cache(buffer: Array, new: Array, lengths: Array) -> Array:
+    """`buffer` [B, S, ...] with `new` [B, T, ...] written at each row's own length."""
     zeros = (0,) * (buffer.ndim - 2)
     return vmap(lambda b, n, at: dynamic_update_slice(b, n, (at, *zeros)))(
         buffer, jnp.astype(new, buffer.dtype), lengths
@@ -176,12 +236,13 @@ def _layer(
     config: QwenConfig,
     cache: PyTree,
     lengths: Any,
-    seen: dict[str, Any],
+    visible: dict[str, Any],
 ) -> tuple[Array, PyTree]:
-    """(x after one layer, its cache); `seen` says what a query may attend to."""
+    """(activations after one layer, its cache). `visible` holds the arguments of attention that say
+    which keys a query may attend to."""
     eps = config.rms_norm_eps
     h = rms_norm(x, p["input_layernorm"]["weight"], eps=eps)
-    a, cache = _attention(p["self_attn"], h, angles, config, cache, lengths, seen)
+    a, cache = _attention(p["self_attn"], h, angles, config, cache, lengths, visible)
     x = x + a
     h = rms_norm(x, p["post_attention_layernorm"]["weight"], eps=eps)
     return x + _feed_forward(p["mlp"], h, config), cache
@@ -196,10 +257,24 @@ def hidden(
     mask: ArrayLike | None = None,
     remat: bool = False,
 ) -> Array:
-    """[B, T, hidden] after the last norm, for int tokens [B, T].
+    """The activations after the last norm, which the output layer multiplies.
 
-    `mask` (boolean, broadcast to [B, heads, T, T]) is applied besides causality; `remat` recomputes
-    each layer in the backward pass.
+    Args:
+        params: parameters, from `init` or `io.load_qwen`.
+        tokens: int tokens [B, T].
+        config: the hyperparameters.
+        positions: rotary positions, integers [B, T] or [1, T]; None means 0 ... T - 1.
+        mask: booleans that broadcast to [B, heads, T, T]: True where a query may attend to a key,
+            besides causality; None masks nothing.
+        remat: recompute each layer in the backward pass instead of keeping its activations.
+
+    Returns:
+        An array [B, T, hidden].
+
+    >>> config = QwenConfig(64, 32, 64, 2, 4, 2, 8)
+    >>> params = init(random.key(0), config)
+    >>> hidden(params, jnp.array([[1, 2, 3]]), config).shape
+    (1, 3, 32)
     """
     x = take_rows(params["embed_tokens"]["weight"], tokens)
     angles = rotary(
@@ -224,7 +299,25 @@ def forward(
     mask: ArrayLike | None = None,
     remat: bool = False,
 ) -> Array:
-    """Logits [B, T, vocabulary] of int tokens [B, T] (or [T], then without the batch axis)."""
+    """Logits of the next token at every position.
+
+    Args:
+        params: parameters, from `init` or `io.load_qwen`.
+        tokens: int tokens [B, T], or [T] without a batch.
+        config: the hyperparameters.
+        positions: rotary positions, integers [B, T] or [1, T]; None means 0 ... T - 1.
+        mask: booleans that broadcast to [B, heads, T, T]: True where a query may attend to a key,
+            besides causality; None masks nothing.
+        remat: recompute each layer in the backward pass instead of keeping its activations.
+
+    Returns:
+        An array [B, T, vocabulary], or [T, vocabulary].
+
+    >>> config = QwenConfig(64, 32, 64, 2, 4, 2, 8)
+    >>> params = init(random.key(0), config)
+    >>> forward(params, jnp.array([1, 2, 3]), config).shape
+    (3, 64)
+    """
     if tokens.ndim == 1:
         return forward(params, tokens[None], config, positions=positions, mask=mask, remat=remat)[0]
     x = hidden(params, tokens, config, positions=positions, mask=mask, remat=remat)
@@ -242,7 +335,27 @@ def loss(
     remat: bool = False,
     mask: ArrayLike | None = None,
 ) -> Array:
-    """Mean cross-entropy in nats of int labels [B, T] after tokens [B, T]; no logits are kept."""
+    """Mean cross-entropy in nats, without keeping the logits.
+
+    Args:
+        params: parameters, from `init` or `io.load_qwen`.
+        tokens: int tokens [B, T].
+        labels: int labels [B, T]; the label of a position is the token that follows it.
+        config: the hyperparameters.
+        ignore_index: label of positions that do not count.
+        z_loss: weight of the penalty logsumexp(logits)**2 per position.
+        remat: recompute each layer in the backward pass instead of keeping its activations.
+        mask: as in `hidden`.
+
+    Returns:
+        A scalar.
+
+    >>> config = QwenConfig(64, 32, 64, 2, 4, 2, 8)
+    >>> params = init(random.key(0), config)
+    >>> tokens = jnp.array([[1, 2, 3, 4]])
+    >>> loss(params, tokens[:, :-1], tokens[:, 1:], config).shape
+    ()
+    """
     x = hidden(params, tokens, config, remat=remat, mask=mask)
     return linear_cross_entropy(
         x, head_weight(params), labels, ignore_index=ignore_index, z_loss=z_loss
@@ -251,7 +364,16 @@ def loss(
 
 @dataclasses.dataclass(frozen=True)
 class Qwen(Module):
-    """The model as a layer: `Qwen(config)(params, tokens)` is `forward(params, tokens, config)`."""
+    """The model as a layer: `Qwen(config)(params, tokens)` is `forward(params, tokens, config)`.
+
+    Args:
+        config: the hyperparameters.
+
+    >>> model = Qwen(QwenConfig(64, 32, 64, 2, 4, 2, 8))
+    >>> params = model.init(random.key(0))
+    >>> model(params, jnp.array([[1, 2, 3]])).shape
+    (1, 3, 64)
+    """
 
     config: QwenConfig
 
@@ -268,9 +390,23 @@ class Qwen(Module):
 def init_cache(
     config: QwenConfig, batch: int, capacity: int, dtype: DTypeLike = jnp.float32
 ) -> dict[str, Any]:
-    """An empty cache of keys and values for `capacity` positions, `lengths` [B] of them filled.
+    """An empty cache of keys and values for decoding.
 
-    Raises DTypeError for a `dtype` that is no float's.
+    Args:
+        config: the hyperparameters.
+        batch: number of rows, B.
+        capacity: number of positions, prompt and continuation together.
+        dtype: floating dtype of keys and values.
+
+    Returns:
+        {"layers": [{"k", "v"}: [B, capacity, kv heads, head_dim]], "lengths": int32 [B]}, with
+        `lengths` the number of positions that are filled.
+
+    Raises:
+        DTypeError: `dtype` is not floating.
+
+    >>> init_cache(QwenConfig(64, 32, 64, 2, 4, 2, 8), 1, 16)["layers"][0]["k"].shape
+    (1, 16, 2, 8)
     """
     if not jnp.issubdtype(dtype, jnp.floating):
         raise errors.DTypeError(f"init_cache: keys and values are floats, not {dtype}")
@@ -291,18 +427,35 @@ def extend(
     config: QwenConfig,
     counts: ArrayLike | None = None,
 ) -> tuple[Array, PyTree]:
-    """(logits [B, T, vocabulary], cache) after tokens [B, T] that follow what the cache holds.
+    """Logits after tokens that follow the cache's, and the cache with them.
 
-    `counts` [B] says how many of the T tokens are real in each row (the rest is padding behind);
-    T is 1 for a decoding step, the prompt's length for a prefill. Raises where a row has no room
-    for T more positions: ShapeError where the cache has not that many at all, AssertionFailed when
-    the program runs.
+    Args:
+        params: parameters, from `init` or `io.load_qwen`.
+        tokens: int tokens [B, T] that follow what the cache holds: the prompt in a prefill, one
+            token in a decoding step.
+        cache: from `init_cache` or an earlier call.
+        config: the hyperparameters.
+        counts: how many of the T tokens are real in each row, integers [B]; padding comes behind
+            them. None means all.
+
+    Returns:
+        (logits [B, T, vocabulary], the cache with the tokens).
+
+    Raises:
+        ShapeError: the cache has fewer than T positions.
+        AssertionFailed: a row has fewer than T positions left, when the program runs.
+
+    >>> config = QwenConfig(64, 32, 64, 2, 4, 2, 8)
+    >>> params = init(random.key(0), config)
+    >>> logits, cache = extend(params, jnp.array([[1, 2, 3]]), init_cache(config, 1, 16), config)
+    >>> logits.shape, cache["lengths"].tolist()
+    ((1, 3, 64), [3])
     """
     capacity, t = cache["layers"][0]["k"].shape[1], tokens.shape[-1]
-    short = f"extend: of the cache's {capacity} positions fewer than the {t} that follow are left"
+    message = f"extend: of the cache's {capacity} positions fewer than the {t} that follow are left"
     if t > capacity:
-        raise errors.ShapeError(short)
-    assert_(cache["lengths"] <= capacity - t, short)
+        raise errors.ShapeError(message)
+    assert_(cache["lengths"] <= capacity - t, message)
     return extend_within(params, tokens, cache, config, counts)
 
 
@@ -313,22 +466,42 @@ def extend_within(
     config: QwenConfig,
     counts: ArrayLike | None = None,
 ) -> tuple[Array, PyTree]:
-    """`extend` for a caller who knows that the cache is long enough: nothing is checked."""
+    """`extend` for a caller who knows that the cache has room: nothing is checked.
+
+    Args:
+        params: parameters, from `init` or `io.load_qwen`.
+        tokens: int tokens [B, T] that follow what the cache holds: the prompt in a prefill, one
+            token in a decoding step.
+        cache: from `init_cache` or an earlier call.
+        config: the hyperparameters.
+        counts: how many of the T tokens are real in each row, integers [B]; padding comes behind
+            them. None means all.
+
+    Returns:
+        (logits [B, T, vocabulary], the cache with the tokens).
+
+    >>> config = QwenConfig(64, 32, 64, 2, 4, 2, 8)
+    >>> params = init(random.key(0), config)
+    >>> cache = init_cache(config, 1, 16)
+    >>> logits, cache = extend_within(params, jnp.array([[1, 2, 3]]), cache, config)
+    >>> logits.shape
+    (1, 3, 64)
+    """
     b, t = tokens.shape
     lengths = cache["lengths"]
     capacity = cache["layers"][0]["k"].shape[1]
     positions = lengths[:, None] + jnp.arange(t)[None, :]
-    # A query sees the keys up to its own position; what lies beyond is empty or padding.
+    # A query attends to keys up to its own position; later ones are empty or padding.
     if t == 1:
-        seen = {"key_value_seq_lengths": lengths + 1}
+        visible = {"key_value_seq_lengths": lengths + 1}
     else:
         keys = jnp.arange(capacity)[None, None, None, :]
-        seen = {"mask": keys <= positions[:, None, :, None]}
+        visible = {"mask": keys <= positions[:, None, :, None]}
     x = take_rows(params["embed_tokens"]["weight"], tokens)
     angles = rotary(positions, config)
     layers = []
     for p, layer_cache in zip(params["layers"], cache["layers"], strict=True):
-        x, new = _layer(p, x, angles, config, layer_cache, lengths, seen)
+        x, new = _layer(p, x, angles, config, layer_cache, lengths, visible)
         layers.append(new)
     x = rms_norm(x, params["norm"]["weight"], eps=config.rms_norm_eps)
     counts = jnp.full((b,), t, jnp.int32) if counts is None else counts
@@ -341,6 +514,25 @@ prefill = extend
 def decode_step(
     params: PyTree, token: Array, cache: PyTree, config: QwenConfig
 ) -> tuple[Array, PyTree]:
-    """(logits [B, vocabulary], cache) after one token [B] per row."""
+    """Logits after one more token per row, and the cache with it.
+
+    Args:
+        params: parameters, from `init` or `io.load_qwen`.
+        token: int tokens [B].
+        cache: from `init_cache` or an earlier call.
+        config: the hyperparameters.
+
+    Returns:
+        (logits [B, vocabulary], the cache with the tokens).
+
+    Raises:
+        AssertionFailed: a row's cache is full, when the program runs.
+
+    >>> config = QwenConfig(64, 32, 64, 2, 4, 2, 8)
+    >>> params = init(random.key(0), config)
+    >>> logits, cache = decode_step(params, jnp.array([1]), init_cache(config, 1, 16), config)
+    >>> logits.shape
+    (1, 64)
+    """
     logits, cache = extend(params, token[:, None], cache, config)
     return logits[:, 0], cache

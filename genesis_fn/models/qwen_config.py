@@ -1,7 +1,7 @@
 """The hyperparameters of a Qwen model, and reading them from a config.json.
 
-A field of the file is honoured, known to change nothing, or refused by name; an absent one means
-what it means to transformers. So a folder gives the numbers that transformers gives, or an error.
+Every field of the file is honoured, known to have no effect, or refused by name; an absent field
+has transformers' default. So a model computes what transformers computes, or loading fails.
 """
 
 from __future__ import annotations
@@ -26,9 +26,29 @@ ACTIVATIONS = ("silu", "swish", "gelu", "gelu_new", "gelu_pytorch_tanh", "relu")
 class QwenConfig:
     """The hyperparameters, under the names of Hugging Face's config.json.
 
-    `qk_norm` tells Qwen3 (RMSNorm of queries and keys) from Qwen2. `attention_bias` gives queries,
-    keys and values a bias, and in Qwen3 the output of attention too. `rope_factor` divides
-    positions (linear scaling). Raises ValueError naming a field that no model can have.
+    Raises ValueError naming a field that no model can have.
+
+    Args:
+        vocab_size: number of tokens.
+        hidden_size: length of the activations.
+        intermediate_size: length inside the feed-forward layers.
+        num_hidden_layers: number of layers.
+        num_attention_heads: number of query heads; a multiple of `num_key_value_heads`.
+        num_key_value_heads: number of key and value heads.
+        head_dim: length of a head, even.
+        rope_theta: base of the rotary frequencies.
+        rms_norm_eps: added to mean squares in the norms.
+        tie_word_embeddings: whether the output layer shares the embedding's weight.
+        max_position_embeddings: the longest sequence that the model is meant for; nothing reads it.
+        initializer_range: standard deviation of random weights.
+        attention_bias: whether queries, keys and values have biases, and in Qwen3 the output of
+            attention too.
+        qk_norm: whether queries and keys are normalised: True in Qwen3, False in Qwen2.
+        hidden_act: activation of the feed-forward layers, one of `ACTIVATIONS`.
+        rope_factor: divides positions (linear scaling).
+
+    >>> QwenConfig(num_hidden_layers=2).size
+    187045376
     """
 
     vocab_size: int = 151936
@@ -76,11 +96,13 @@ class QwenConfig:
 
         Raises ValueError naming a field that is missing, malformed or not honoured.
         """
-        kind = values.get("model_type")
-        if kind not in ("qwen2", "qwen3"):
-            raise ValueError(f"config: model_type is {brief(kind)}, expected 'qwen2' or 'qwen3'")
+        model_type = values.get("model_type")
+        if model_type not in ("qwen2", "qwen3"):
+            raise ValueError(
+                f"config: model_type is {brief(model_type)}, expected 'qwen2' or 'qwen3'"
+            )
         try:
-            return cls(**_fields(values, kind))
+            return cls(**_fields(values, model_type))
         except ValueError as error:
             raise ValueError(f"config: {error}") from None
 
@@ -98,8 +120,8 @@ class QwenConfig:
 
     def to_dict(self) -> dict[str, Any]:
         """The contents of a config.json. Raises ValueError for a model that transformers lacks."""
-        kind = "qwen3" if self.qk_norm else "qwen2"
-        if kind == "qwen2" and not self.attention_bias:
+        model_type = "qwen3" if self.qk_norm else "qwen2"
+        if model_type == "qwen2" and not self.attention_bias:
             raise ValueError(
                 "attention without biases and without norms of queries and keys is neither Qwen2 "
                 "nor Qwen3: no config.json describes it"
@@ -107,12 +129,12 @@ class QwenConfig:
         values = dataclasses.asdict(self)
         del values["qk_norm"]
         factor = values.pop("rope_factor")
-        if kind == "qwen2":
+        if model_type == "qwen2":
             del values["attention_bias"]  # always there
         if factor != 1.0:
             values["rope_scaling"] = {"rope_type": "linear", "factor": factor}
-        architectures = [f"{kind.capitalize()}ForCausalLM"]
-        return {"model_type": kind, "architectures": architectures, **values}
+        architectures = [f"{model_type.capitalize()}ForCausalLM"]
+        return {"model_type": model_type, "architectures": architectures, **values}
 
     @property
     def output_bias(self) -> bool:
@@ -135,7 +157,7 @@ class QwenConfig:
 # ---- one field ----
 
 
-def _size(name: str, value: Any) -> None:
+def _positive_int(name: str, value: Any) -> None:
     if isinstance(value, bool) or not isinstance(value, numbers.Integral):
         raise ValueError(f"{name} is {brief(value)}, expected an integer")
     if not 1 <= int(value) <= _LARGEST_SIZE:
@@ -148,28 +170,28 @@ def _number(name: str, value: Any) -> None:
         raise ValueError(f"{name} is {brief(value)}, expected a finite number, not negative")
 
 
-def _truth(name: str, value: Any) -> None:
+def _bool(name: str, value: Any) -> None:
     if not isinstance(value, bool):
         raise ValueError(f"{name} is {brief(value)}, expected true or false")
 
 
-def _text(name: str, value: Any) -> None:
+def _string(name: str, value: Any) -> None:
     if not isinstance(value, str):
         raise ValueError(f"{name} is {brief(value)}, expected a string")
 
 
-_CHECKS: dict[Any, Any] = {"int": _size, "float": _number, "bool": _truth, "str": _text}
+_CHECKS: dict[Any, Any] = {"int": _positive_int, "float": _number, "bool": _bool, "str": _string}
 
 
 # ---- the fields of a file ----
 
-# What transformers takes where a file has no such field.
+# transformers' defaults for absent fields.
 _DEFAULTS: dict[str, dict[str, Any]] = {
     "qwen2": {},
     "qwen3": {"head_dim": 128, "attention_bias": False},
 }
-for _kind in _DEFAULTS.values():
-    _kind.update(
+for _defaults in _DEFAULTS.values():
+    _defaults.update(
         num_key_value_heads=32,
         rms_norm_eps=1e-6,
         tie_word_embeddings=False,
@@ -184,7 +206,7 @@ _REQUIRED = (
 
 # Fields that change no logits, whatever they hold: names, labels, tokens, what `generate` of
 # transformers takes as defaults, and how its models return their results.
-_HARMLESS = frozenset((
+_IGNORED_FIELDS = frozenset((
     "_attn_implementation", "_attn_implementation_autoset", "_commit_hash", "_name_or_path",
     "architectures", "bos_token_id", "do_sample", "dtype", "eos_token_id", "finetuning_task",
     "id2label", "is_decoder", "keys_to_ignore_at_inference", "label2id", "length_penalty",
@@ -195,36 +217,41 @@ _HARMLESS = frozenset((
     "torch_dtype", "torchscript", "transformers_version", "unsloth_fixed", "unsloth_version",
     "use_cache",
 ))  # fmt: skip
-# Fields that change logits, or gradients, unless they hold this.
-_NEUTRAL: dict[str, tuple[Any, ...]] = {
+# Fields that change logits or gradients unless they have one of these values.
+_NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
     "add_cross_attention": (False,), "attention_dropout": (0,), "chunk_size_feed_forward": (0,),
     "cross_attention_hidden_size": (None,), "is_encoder_decoder": (False,),
     "mlp_bias": (False, None), "partial_rotary_factor": (1, None), "pruned_heads": ({}, None),
     "quantization_config": (None,), "tie_encoder_decoder": (False,), "use_bfloat16": (False,),
     "use_mrope": (False, None), "use_sliding_window": (False, None),
 }  # fmt: skip
-# Those of sliding windows are for layers that have one, which `use_sliding_window` and
-# `layer_types` say.
-_OF_WINDOWS = ("sliding_window", "max_window_layers")
+# Read only by layers with a sliding window, which `use_sliding_window` and `layer_types` rule out.
+_WINDOW_FIELDS = ("sliding_window", "max_window_layers")
 
 
-def _fields(values: dict[str, Any], kind: str) -> dict[str, Any]:
-    """The arguments of `QwenConfig` that a file's fields come to."""
+def _fields(values: dict[str, Any], model_type: str) -> dict[str, Any]:
+    """The arguments of `QwenConfig` that correspond to a file's fields."""
     known = {f.name for f in dataclasses.fields(QwenConfig)} - {"qk_norm", "rope_factor"}
-    fields = {**_DEFAULTS[kind], "qk_norm": kind == "qwen3"}
+    fields = {**_DEFAULTS[model_type], "qk_norm": model_type == "qwen3"}
     for name, value in values.items():
         if name in known:
             fields[name] = value
-        elif name in _NEUTRAL:
+        elif name in _NEUTRAL_VALUES:
             if not any(
                 value == v and isinstance(value, bool) == isinstance(v, bool)
-                for v in _NEUTRAL[name]
+                for v in _NEUTRAL_VALUES[name]
             ):
                 raise ValueError(f"{name} is {brief(value)}, which this library does not honour")
-        elif name not in (*_HARMLESS, *_OF_WINDOWS, *_OF_ROPE, "layer_types", "model_type"):
+        elif name not in (
+            *_IGNORED_FIELDS,
+            *_WINDOW_FIELDS,
+            *_ROPE_FIELDS,
+            "layer_types",
+            "model_type",
+        ):
             raise ValueError(f"{name} is {brief(value)}, a field that this library does not know")
     for name in _REQUIRED:
-        _size(name, values.get(name))
+        _positive_int(name, values.get(name))
     heads = fields["num_attention_heads"]
     if "num_key_value_heads" not in values and heads % fields["num_key_value_heads"]:
         raise ValueError(
@@ -235,7 +262,7 @@ def _fields(values: dict[str, Any], kind: str) -> dict[str, Any]:
         fields["num_key_value_heads"] = heads
     if fields.get("head_dim") is None:
         fields["head_dim"] = fields["hidden_size"] // heads
-    if kind == "qwen2":
+    if model_type == "qwen2":
         if fields.get("attention_bias", True) is not True:
             raise ValueError(
                 f"attention_bias is {brief(fields['attention_bias'])}, but every Qwen2 has biases"
@@ -261,12 +288,12 @@ def _check_layer_types(types: Any, layers: int) -> None:
 
 # ---- rotary positions ----
 
-_OF_ROPE = ("rope_theta", "rope_scaling", "rope_parameters")
+_ROPE_FIELDS = ("rope_theta", "rope_scaling", "rope_parameters")
 
 
 def _rope(values: dict[str, Any]) -> tuple[float, float]:
     """(theta, factor of linear scaling) by the older names, `rope_theta` with `rope_scaling`, and
-    by the newer, `rope_parameters`. Other kinds of scaling are refused."""
+    by the newer, `rope_parameters`. Other types of scaling are refused."""
     found = {n: values[n] for n in ("rope_scaling", "rope_parameters") if values.get(n) is not None}
     thetas = {}
     if values.get("rope_theta") is not None:
@@ -276,16 +303,17 @@ def _rope(values: dict[str, Any]) -> tuple[float, float]:
         if not isinstance(table, dict):
             raise ValueError(f"{name} is {brief(table)}, expected an object")
         table = {k: v for k, v in table.items() if v is not None}
-        kinds = [table.pop(k) for k in ("rope_type", "type") if k in table]
-        kind = kinds[0] if kinds else "default"
-        if any(k != kind for k in kinds) or kind not in ("default", "linear"):
+        rope_types = [table.pop(k) for k in ("rope_type", "type") if k in table]
+        rope_type = rope_types[0] if rope_types else "default"
+        if any(k != rope_type for k in rope_types) or rope_type not in ("default", "linear"):
+            refused = rope_types[-1] if rope_type == "default" else rope_type
             raise ValueError(
-                f"{name} is of type {brief(kinds[-1] if kind == 'default' else kind)}, which this "
-                "library does not honour; it computes 'default' and 'linear'"
+                f"{name} is of type {brief(refused)}, which this library does not honour; it "
+                "computes 'default' and 'linear'"
             )
         if "rope_theta" in table:
             thetas[f"{name}.rope_theta"] = table.pop("rope_theta")
-        if kind == "linear":
+        if rope_type == "linear":
             if "factor" not in table:
                 raise ValueError(f"{name}.factor is missing, which type 'linear' needs")
             factors[name] = table.pop("factor")
@@ -296,8 +324,8 @@ def _rope(values: dict[str, Any]) -> tuple[float, float]:
             raise ValueError(
                 f"{name}.{brief(other)[1:-1]} is {brief(value)}, which this library does not honour"
             )
-    for place, theta in thetas.items():
-        _number(place, theta)
+    for name, theta in thetas.items():
+        _number(name, theta)
     if (
         len({*thetas.values()}) > 1
         or (factors and len(factors) != len(found))

@@ -1,4 +1,4 @@
-"""From logits to tokens: temperature, top-k, top-p, and the decoding loop."""
+"""Sampling tokens from logits (temperature, top-k, top-p), and the decoding loop."""
 
 from __future__ import annotations
 
@@ -26,12 +26,25 @@ def sample(
     top_k: int | None = None,
     top_p: float | None = None,
 ) -> Array:
-    """int32 tokens [...] drawn from logits [..., vocabulary].
+    """Tokens drawn from logits.
 
-    `temperature` 0 takes the most likely. `top_k` keeps the k most likely; `top_p` the fewest whose
-    probability reaches p (Holtzman et al., 2019), always at least one. Raises ValueError for
-    settings out of range, and AssertionFailed, when the program runs, for logits that are NaN or
-    leave no token a probability.
+    Args:
+        key: random key; the call uses it up, unless `temperature` is 0.
+        logits: array [..., vocabulary].
+        temperature: divides the logits; 0 takes the most likely token.
+        top_k: keep the k most likely tokens; None keeps all.
+        top_p: keep the fewest most likely tokens whose probability reaches p, always at least one
+            (Holtzman et al., "The Curious Case of Neural Text Degeneration", 2019); None keeps all.
+
+    Returns:
+        int32 tokens [...].
+
+    Raises:
+        ValueError: a setting is out of range.
+        AssertionFailed: logits are NaN, or all of a row are -inf, when the program runs.
+
+    >>> sample(random.key(0), jnp.array([[0.0, 1.0, 9.0]]), temperature=0.0)
+    Array([2], dtype=int32)
     """
     temperature = float(temperature)
     if not 0 <= temperature < math.inf:
@@ -43,7 +56,7 @@ def sample(
         raise ValueError(f"sample: top_p must lie in (0, 1], got {top_p}")
     if temperature == 0:
         token = jnp.argmax(logits, -1)
-        return _checked(token, _at(jnp.asarray(logits), token))
+        return _checked_token(token, _take(jnp.asarray(logits), token))
     scores: Array = jnp.astype(logits, jnp.float32)
     if temperature < _SMALL:
         # The quotient alone overflows. Differences below the least temperature are zero.
@@ -58,33 +71,34 @@ def sample(
             # A token stays if those more likely than it have not reached p yet.
             scores = jnp.where(jnp.cumsum(p, -1) - p < top_p, scores, -jnp.inf)
         chosen = random.categorical(key, scores)
-        return _checked(_at(index, chosen), best)
+        return _checked_token(_take(index, chosen), best)
     if top_p is not None and top_p < 1:
         scores = jnp.where(_nucleus(scores, top_p), scores, -jnp.inf)
     token = random.categorical(key, scores)
-    return _checked(token, _at(scores, token))
+    return _checked_token(token, _take(scores, token))
 
 
 _SMALL = 1e-3  # temperatures below it take care of overflow
 _LEAST = 1e-30  # float32 logits that differ at all differ by more than a hundred times that
 
 
-def _at(values: Array, index: Array) -> Array:
+def _take(values: Array, index: Array) -> Array:
     return jnp.take_along_axis(values, index[..., None], -1)[..., 0]
 
 
-def _checked(token: Array, logit: Array) -> Array:
-    """`token` as int32; `logit` is a row's largest, or the one drawn, which is NaN in a row that
-    has one: sorting and drawing take it for the largest."""
+def _checked_token(token: Array, logit: Array) -> Array:
+    """Return `token` as int32, and check `logit`, a row's largest or the one drawn: it is NaN in a
+    row that has a NaN, which sorting and argmax take for the largest."""
     assert_(logit > -jnp.inf, "sample: the logits are NaN, or all of a row are -inf")
     return jnp.astype(token, jnp.int32)
 
 
 def _nucleus(logits: Array, top_p: float) -> Array:
-    """Which of float32 logits [..., n] are among the most likely whose probability reaches p.
+    """The nucleus of top-p sampling: booleans [..., n] for the fewest most likely of float32 logits
+    whose probability reaches p.
 
-    Nothing is sorted: the least logit that stays is found as an integer of the same order as the
-    floats, four bits at a time, each time by the probability of what lies at or above 15 integers.
+    Needs no sort: floats order like the integers `ranks`, and the least rank that stays is found by
+    a search of 16 branches, four bits at a time, on the probability at or above each candidate.
     """
     bits = bitcast_convert_type(logits, jnp.int32)
     ranks = jnp.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
@@ -113,26 +127,46 @@ def generate(
     lengths: ArrayLike | None = None,
     cache_dtype: DTypeLike = jnp.float32,
 ) -> tuple[Any, Any]:
-    """(tokens [B, T + max_new_tokens], lengths [B]): int prompts [B, T] continued.
+    """Prompts continued token by token, in one compiled program.
 
-    Prompts shorter than T are padded at the end, `lengths` [B] saying how long each is, at least 1.
-    A row stops after `eos`, or any of several, and all rows after `max_new_tokens`; behind a row's
-    end stand zeros. Raises ValueError for settings out of range, and when the program runs
-    AssertionFailed for lengths out of range and for NaN logits.
+    Args:
+        params: parameters, from `qwen.init` or `io.load_qwen`.
+        tokens: int prompts [B, T]; shorter ones are padded at their end.
+        config: the hyperparameters.
+        max_new_tokens: the most tokens that a row gains.
+        key: random key for `temperature` above 0; None means `random.key(0)`.
+        temperature, top_k, top_p: as in `sample`; by default the most likely token is taken.
+        eos: token, or several, after which a row stops.
+        lengths: length of each prompt, integers [B] from 1 to T; None means T.
+        cache_dtype: dtype of the cached keys and values.
+
+    Returns:
+        (int32 tokens [B, T + max_new_tokens], with zeros behind a row's end; their lengths [B]).
+
+    Raises:
+        ShapeError, DTypeError: `tokens` or `lengths` have another shape, or are no integers.
+        ValueError: a setting is out of range.
+        AssertionFailed: a length is out of range or logits are NaN, when the program runs.
+
+    >>> config = gf.models.QwenConfig(64, 32, 64, 2, 4, 2, 8)
+    >>> params = gf.models.qwen.init(random.key(0), config)
+    >>> tokens, lengths = generate(params, jnp.array([[1, 2, 3]]), config, max_new_tokens=4)
+    >>> tokens.shape, lengths.tolist()
+    ((1, 7), [7])
     """
     tokens = jnp.asarray(tokens)
-    kind = typeof(tokens)
-    if kind.ndim != 2 or kind.shape[1] == 0:
+    aval = typeof(tokens)
+    if aval.ndim != 2 or aval.shape[1] == 0:
         raise errors.ShapeError(
-            f"generate: tokens {kind} must be [batch, length], of at least one token a row"
+            f"generate: tokens {aval} must be [batch, length], of at least one token a row"
         )
-    if not dtypes.is_integer(kind.dtype):
-        raise errors.DTypeError(f"generate: tokens {kind} must be integers")
+    if not dtypes.is_integer(aval.dtype):
+        raise errors.DTypeError(f"generate: tokens {aval} must be integers")
     max_new_tokens = operator.index(max_new_tokens)
     if max_new_tokens < 0:
         raise ValueError(f"generate: max_new_tokens {max_new_tokens} must not be negative")
-    several: Any = () if eos is None else eos if isinstance(eos, list | tuple) else (eos,)
-    ends = tuple(sorted({operator.index(end) for end in several}))
+    eos_tokens: Any = () if eos is None else eos if isinstance(eos, list | tuple) else (eos,)
+    ends = tuple(sorted({operator.index(end) for end in eos_tokens}))
     for end in ends:
         if not 0 <= end < config.vocab_size:
             raise ValueError(
@@ -187,7 +221,7 @@ def _generate(
     out = jnp.where(positions < row_lengths[:, None], out, 0)
     cache = qwen.init_cache(config, b, total, cache_dtype)
     logits, cache = qwen.extend_within(params, out[:, :t], cache, config, row_lengths)
-    # Clipped, so that a length that is out of range is named as that.
+    # Clipped, so that an invalid length fails the check of lengths, not this indexing.
     last = jnp.take_along_axis(logits, (row_lengths - 1)[:, None, None], axis=1, mode="clip")[:, 0]
 
     def draw(step: Array, logits: Array) -> Array:
@@ -195,7 +229,7 @@ def _generate(
             random.fold_in(key, step), logits, temperature=temperature, top_k=top_k, top_p=top_p
         )
 
-    def going(state: tuple[Any, ...]) -> Array:
+    def unfinished(state: tuple[Any, ...]) -> Array:
         step, _, _, done, _, _ = state
         return (step < max_new_tokens) & ~jnp.all(done)
 
@@ -211,10 +245,10 @@ def _generate(
         return step + 1, out, lengths, done, logits[:, 0], cache
 
     start = (jnp.asarray(0), out, row_lengths, jnp.zeros((b,), bool), last, cache)
-    _, out, lengths, _, _, _ = while_loop(going, advance, start)
+    _, out, lengths, _, _, _ = while_loop(unfinished, advance, start)
     return out, lengths
 
 
-def _check_lengths(kind: Aval, batch: int) -> None:
-    if kind.shape != (batch,) or not dtypes.is_integer(kind.dtype):
-        raise errors.ShapeError(f"generate: lengths {kind} must be [{batch}] integers")
+def _check_lengths(aval: Aval, batch: int) -> None:
+    if aval.shape != (batch,) or not dtypes.is_integer(aval.dtype):
+        raise errors.ShapeError(f"generate: lengths {aval} must be [{batch}] integers")

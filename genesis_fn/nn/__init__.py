@@ -1,4 +1,4 @@
-"""Layers, activations and initializers."""
+"""Neural networks: layers, activations and initializers."""
 
 import typing as _typing
 

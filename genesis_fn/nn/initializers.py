@@ -1,4 +1,4 @@
-"""Keyed initial values: functions of (key, shape, dtype), as in `jax.nn.initializers`."""
+"""Initial values of parameters: functions of (key, shape, dtype), as in `jax.nn.initializers`."""
 
 from __future__ import annotations
 
@@ -22,17 +22,52 @@ class Initializer(Protocol):
 
 
 def zeros(key: Key, shape: Sequence[int], dtype: DTypeLike | None = None) -> Array:
-    """Zeros."""
+    """Zeros.
+
+    Args:
+        key: ignored.
+        shape: of the array.
+        dtype: of the array; None means float32.
+
+    Returns:
+        An array of `shape`.
+
+    >>> nn.initializers.zeros(random.key(0), (2,))
+    Array([0., 0.], dtype=float32)
+    """
     return jnp.zeros(shape, dtype)
 
 
 def ones(key: Key, shape: Sequence[int], dtype: DTypeLike | None = None) -> Array:
-    """Ones."""
+    """Ones.
+
+    Args:
+        key: ignored.
+        shape: of the array.
+        dtype: of the array; None means float32.
+
+    Returns:
+        An array of `shape`.
+
+    >>> nn.initializers.ones(random.key(0), (2,))
+    Array([1., 1.], dtype=float32)
+    """
     return jnp.ones(shape, dtype)
 
 
 def constant(value: ArrayLike, dtype: DTypeLike | None = None) -> Initializer:
-    """One value everywhere."""
+    """One value everywhere.
+
+    Args:
+        value: a number, or an array that broadcasts to the shape.
+        dtype: default dtype of the arrays; None means float32.
+
+    Returns:
+        A function init(key, shape, dtype=dtype) that makes an array.
+
+    >>> nn.initializers.constant(0.5)(random.key(0), (2,))
+    Array([0.5, 0.5], dtype=float32)
+    """
     default = dtype
 
     def init(key: Key, shape: Sequence[int], dtype: DTypeLike | None = default) -> Array:
@@ -43,7 +78,18 @@ def constant(value: ArrayLike, dtype: DTypeLike | None = None) -> Initializer:
 
 
 def uniform(scale: ArrayLike = 1e-2, dtype: DTypeLike | None = None) -> Initializer:
-    """Uniform in [0, scale)."""
+    """Uniform in [0, scale).
+
+    Args:
+        scale: the upper bound.
+        dtype: default dtype of the arrays; None means float32.
+
+    Returns:
+        A function init(key, shape, dtype=dtype) that makes an array.
+
+    >>> nn.initializers.uniform(0.1)(random.key(0), (2,))
+    Array([0.03990464, 0.08805201], dtype=float32)
+    """
     default = dtype
 
     def init(key: Key, shape: Sequence[int], dtype: DTypeLike | None = default) -> Array:
@@ -54,7 +100,18 @@ def uniform(scale: ArrayLike = 1e-2, dtype: DTypeLike | None = None) -> Initiali
 
 
 def normal(stddev: ArrayLike = 1e-2, dtype: DTypeLike | None = None) -> Initializer:
-    """Normal with mean 0."""
+    """Normal with mean 0.
+
+    Args:
+        stddev: standard deviation.
+        dtype: default dtype of the arrays; None means float32.
+
+    Returns:
+        A function init(key, shape, dtype=dtype) that makes an array.
+
+    >>> nn.initializers.normal(0.1)(random.key(0), (2,))
+    Array([-0.0255816,  0.1177591], dtype=float32)
+    """
     default = dtype
 
     def init(key: Key, shape: Sequence[int], dtype: DTypeLike | None = default) -> Array:
@@ -70,7 +127,19 @@ def truncated_normal(
     lower: float = -2.0,
     upper: float = 2.0,
 ) -> Initializer:
-    """Normal with mean 0, cut off at `lower` and `upper` standard deviations."""
+    """Normal with mean 0, conditioned on lower < x / stddev < upper.
+
+    Args:
+        stddev: standard deviation before the truncation.
+        dtype: default dtype of the arrays; None means float32.
+        lower, upper: bounds in units of `stddev`.
+
+    Returns:
+        A function init(key, shape, dtype=dtype) that makes an array.
+
+    >>> nn.initializers.truncated_normal(0.1)(random.key(0), (2,))
+    Array([-0.0243937 ,  0.10948386], dtype=float32)
+    """
     default = dtype
 
     def init(key: Key, shape: Sequence[int], dtype: DTypeLike | None = default) -> Array:
@@ -83,7 +152,7 @@ def truncated_normal(
 def _fans(
     shape: Sequence[int], in_axis: Axes, out_axis: Axes, batch_axis: Axes
 ) -> tuple[float, float]:
-    """(inputs, outputs) of one unit; axes that are neither are a receptive field."""
+    """The numbers of (inputs, outputs) of a unit; axes of no role are its receptive field."""
     if len(shape) < 2:
         raise ArgumentError(
             f"variance scaling needs two dimensions or more, got shape {tuple(shape)}"
@@ -99,7 +168,7 @@ def _fans(
 def _complex_disk(
     key: Key, shape: Sequence[int], dtype: DTypeLike, modulus: Callable[[Array], Array]
 ) -> Array:
-    """Complex numbers of any angle, whose modulus is that function of uniform numbers."""
+    """Complex numbers of a uniform angle and the modulus `modulus(u)`, u uniform in [0, 1)."""
     first, second = random.split(key)
     part = real_of(dtypes.dtype(dtype))
     size = modulus(random.uniform(first, shape, part))
@@ -108,16 +177,16 @@ def _complex_disk(
 
 
 def _uniform_modulus(u: Array) -> Array:
-    """Of numbers spread evenly over a disk, with variance 1."""
+    """The modulus of numbers uniform in a disk, with variance 1."""
     return jnp.sqrt(2 * u)
 
 
 def _truncated_modulus(u: Array) -> Array:
-    """Of complex normal numbers of variance 1 whose modulus is below 2."""
+    """The modulus of complex normal numbers of variance 1, conditioned on a modulus below 2."""
     return jnp.sqrt(-jnp.log1p(-(1 - math.exp(-4)) * u))
 
 
-# (modulus, standard deviation) by distribution; cutting the normal one at 2 leaves that much.
+# (modulus, its samples' standard deviation) by distribution; truncation at 2 reduces the normal's.
 _COMPLEX = {
     "uniform": (_uniform_modulus, 1.0),
     "truncated_normal": (_truncated_modulus, 0.95311164380491208),
@@ -133,8 +202,28 @@ def variance_scaling(
     batch_axis: Axes = (),
     dtype: DTypeLike | None = None,
 ) -> Initializer:
-    """Variance scale / n, with n the "fan_in", "fan_out" or "fan_avg", from a "truncated_normal",
-    "normal" or "uniform" distribution. For a weight [out, in]: in_axis=1, out_axis=0.
+    """Random values of variance scale / n, with n a number of inputs or outputs of a unit.
+
+    Args:
+        scale: the numerator.
+        mode: what n is: "fan_in", the number of inputs, "fan_out", of outputs, or "fan_avg", the
+            mean of both.
+        distribution: "truncated_normal" (at two standard deviations), "normal" or "uniform".
+        in_axis, out_axis: axes of the inputs and outputs of a unit; for a weight [out, in] give
+            in_axis=1, out_axis=0.
+        batch_axis: axes that count in neither. All others are a receptive field.
+        dtype: default dtype of the arrays; None means float32.
+
+    Returns:
+        A function init(key, shape, dtype=dtype) that makes an array.
+
+    Raises:
+        ArgumentError: when init is called, for another mode or distribution, or a shape with fewer
+            than two axes.
+
+    >>> init = nn.initializers.variance_scaling(1.0, "fan_in", "normal")
+    >>> init(random.key(0), (64, 32)).shape
+    (64, 32)
     """
     default = dtype
 
@@ -156,7 +245,7 @@ def variance_scaling(
             limit = math.sqrt(3) * stddev
             return random.uniform(key, shape, dtype, -1) * jnp.asarray(limit, dtype)
         if distribution == "truncated_normal":
-            # Cutting at two standard deviations leaves this fraction of them.
+            # The standard deviation of a standard normal truncated at -2 and 2.
             stddev = stddev / 0.87962566103423978
             return random.truncated_normal(key, -2, 2, shape, dtype) * jnp.asarray(stddev, dtype)
         raise ArgumentError(f"unknown distribution {distribution!r}")
@@ -167,14 +256,46 @@ def variance_scaling(
 def glorot_uniform(
     in_axis: Axes = -2, out_axis: Axes = -1, batch_axis: Axes = (), dtype: DTypeLike | None = None
 ) -> Initializer:
-    """Glorot and Bengio, 2010, uniform."""
+    """Uniform with variance 2 / (fan_in + fan_out), also called xavier_uniform.
+
+    Source: Glorot and Bengio, "Understanding the difficulty of training deep feedforward neural
+    networks", 2010.
+
+    Args:
+        in_axis, out_axis: axes of the inputs and outputs of a unit; for a weight [out, in] give
+            in_axis=1, out_axis=0.
+        batch_axis: axes that count in neither. All others are a receptive field.
+        dtype: default dtype of the arrays; None means float32.
+
+    Returns:
+        A function init(key, shape, dtype=dtype) that makes an array.
+
+    >>> nn.initializers.glorot_uniform()(random.key(0), (64, 32)).shape
+    (64, 32)
+    """
     return variance_scaling(1.0, "fan_avg", "uniform", in_axis, out_axis, batch_axis, dtype)
 
 
 def glorot_normal(
     in_axis: Axes = -2, out_axis: Axes = -1, batch_axis: Axes = (), dtype: DTypeLike | None = None
 ) -> Initializer:
-    """Glorot and Bengio, 2010, truncated normal."""
+    """Truncated normal with variance 2 / (fan_in + fan_out), also called xavier_normal.
+
+    Source: Glorot and Bengio, "Understanding the difficulty of training deep feedforward neural
+    networks", 2010.
+
+    Args:
+        in_axis, out_axis: axes of the inputs and outputs of a unit; for a weight [out, in] give
+            in_axis=1, out_axis=0.
+        batch_axis: axes that count in neither. All others are a receptive field.
+        dtype: default dtype of the arrays; None means float32.
+
+    Returns:
+        A function init(key, shape, dtype=dtype) that makes an array.
+
+    >>> nn.initializers.glorot_normal()(random.key(0), (64, 32)).shape
+    (64, 32)
+    """
     return variance_scaling(
         1.0, "fan_avg", "truncated_normal", in_axis, out_axis, batch_axis, dtype
     )
@@ -183,28 +304,88 @@ def glorot_normal(
 def lecun_uniform(
     in_axis: Axes = -2, out_axis: Axes = -1, batch_axis: Axes = (), dtype: DTypeLike | None = None
 ) -> Initializer:
-    """LeCun, uniform."""
+    """Uniform with variance 1 / fan_in.
+
+    Source: LeCun, Bottou, Orr and Müller, "Efficient BackProp", 1998.
+
+    Args:
+        in_axis, out_axis: axes of the inputs and outputs of a unit; for a weight [out, in] give
+            in_axis=1, out_axis=0.
+        batch_axis: axes that count in neither. All others are a receptive field.
+        dtype: default dtype of the arrays; None means float32.
+
+    Returns:
+        A function init(key, shape, dtype=dtype) that makes an array.
+
+    >>> nn.initializers.lecun_uniform()(random.key(0), (64, 32)).shape
+    (64, 32)
+    """
     return variance_scaling(1.0, "fan_in", "uniform", in_axis, out_axis, batch_axis, dtype)
 
 
 def lecun_normal(
     in_axis: Axes = -2, out_axis: Axes = -1, batch_axis: Axes = (), dtype: DTypeLike | None = None
 ) -> Initializer:
-    """LeCun, truncated normal."""
+    """Truncated normal with variance 1 / fan_in.
+
+    Source: LeCun, Bottou, Orr and Müller, "Efficient BackProp", 1998.
+
+    Args:
+        in_axis, out_axis: axes of the inputs and outputs of a unit; for a weight [out, in] give
+            in_axis=1, out_axis=0.
+        batch_axis: axes that count in neither. All others are a receptive field.
+        dtype: default dtype of the arrays; None means float32.
+
+    Returns:
+        A function init(key, shape, dtype=dtype) that makes an array.
+
+    >>> nn.initializers.lecun_normal()(random.key(0), (64, 32)).shape
+    (64, 32)
+    """
     return variance_scaling(1.0, "fan_in", "truncated_normal", in_axis, out_axis, batch_axis, dtype)
 
 
 def he_uniform(
     in_axis: Axes = -2, out_axis: Axes = -1, batch_axis: Axes = (), dtype: DTypeLike | None = None
 ) -> Initializer:
-    """He et al., 2015, uniform."""
+    """Uniform with variance 2 / fan_in, also called kaiming_uniform.
+
+    Source: He, Zhang, Ren and Sun, "Delving Deep into Rectifiers", 2015.
+
+    Args:
+        in_axis, out_axis: axes of the inputs and outputs of a unit; for a weight [out, in] give
+            in_axis=1, out_axis=0.
+        batch_axis: axes that count in neither. All others are a receptive field.
+        dtype: default dtype of the arrays; None means float32.
+
+    Returns:
+        A function init(key, shape, dtype=dtype) that makes an array.
+
+    >>> nn.initializers.he_uniform()(random.key(0), (64, 32)).shape
+    (64, 32)
+    """
     return variance_scaling(2.0, "fan_in", "uniform", in_axis, out_axis, batch_axis, dtype)
 
 
 def he_normal(
     in_axis: Axes = -2, out_axis: Axes = -1, batch_axis: Axes = (), dtype: DTypeLike | None = None
 ) -> Initializer:
-    """He et al., 2015, truncated normal."""
+    """Truncated normal with variance 2 / fan_in, also called kaiming_normal.
+
+    Source: He, Zhang, Ren and Sun, "Delving Deep into Rectifiers", 2015.
+
+    Args:
+        in_axis, out_axis: axes of the inputs and outputs of a unit; for a weight [out, in] give
+            in_axis=1, out_axis=0.
+        batch_axis: axes that count in neither. All others are a receptive field.
+        dtype: default dtype of the arrays; None means float32.
+
+    Returns:
+        A function init(key, shape, dtype=dtype) that makes an array.
+
+    >>> nn.initializers.he_normal()(random.key(0), (64, 32)).shape
+    (64, 32)
+    """
     return variance_scaling(2.0, "fan_in", "truncated_normal", in_axis, out_axis, batch_axis, dtype)
 
 
@@ -215,7 +396,25 @@ kaiming_uniform, kaiming_normal = he_uniform, he_normal
 def orthogonal(
     scale: ArrayLike = 1.0, column_axis: int = -1, dtype: DTypeLike | None = None
 ) -> Initializer:
-    """A random orthogonal matrix along `column_axis`, times `scale` (Saxe et al., 2013)."""
+    """A random matrix with orthonormal rows or columns, times `scale`.
+
+    Source: Saxe, McClelland and Ganguli, "Exact solutions to the nonlinear dynamics of learning in
+    deep linear neural networks", 2013.
+
+    Args:
+        scale: factor of the matrix.
+        column_axis: the axis of columns; the others together are rows.
+        dtype: default dtype of the arrays; None means float32.
+
+    Returns:
+        A function init(key, shape, dtype=dtype) that makes an array.
+
+    Raises:
+        ArgumentError: when init is called, for a shape with fewer than two axes.
+
+    >>> nn.initializers.orthogonal()(random.key(0), (4, 4)).shape
+    (4, 4)
+    """
     default = dtype
 
     def init(key: Key, shape: Sequence[int], dtype: DTypeLike | None = default) -> Array:
@@ -240,7 +439,25 @@ def orthogonal(
 def delta_orthogonal(
     scale: ArrayLike = 1.0, column_axis: int = -1, dtype: DTypeLike | None = None
 ) -> Initializer:
-    """Orthogonal at the centre of a 1-3 dimensional convolution kernel, zero elsewhere."""
+    """A convolution kernel [*space, in, out], out >= in: orthogonal at its centre, zero elsewhere.
+
+    Source: Xiao et al., "Dynamical Isometry and a Mean Field Theory of CNNs", 2018.
+
+    Args:
+        scale: factor of the matrix.
+        column_axis: as in `orthogonal`.
+        dtype: default dtype of the arrays; None means float32.
+
+    Returns:
+        A function init(key, shape, dtype=dtype) that makes an array.
+
+    Raises:
+        ArgumentError: when init is called, for a shape without 1 to 3 spatial axes, or with
+            in > out.
+
+    >>> nn.initializers.delta_orthogonal()(random.key(0), (3, 3, 4, 8)).shape
+    (3, 3, 4, 8)
+    """
     default = dtype
 
     def init(key: Key, shape: Sequence[int], dtype: DTypeLike | None = default) -> Array:

@@ -1,4 +1,4 @@
-"""Layers: frozen hyperparameters with `init(key) -> params` and `__call__(params, x, ...)`.
+"""Layers: hyperparameters in a frozen dataclass, `init(key) -> params`, `__call__(params, x, ...)`.
 
 A layer holds no arrays. Parameters are dicts under Hugging Face's names; a Linear's `weight` is
 [out, in]. Layers that use randomness take `key=` and `train=`; layers with running state take
@@ -21,7 +21,21 @@ from genesis_fn.lax import conv_general_dilated, layer_norm, rms_norm
 
 
 class Module:
-    """The protocol of layers and models; containers thread state, keys and `train` through it."""
+    """The base class of layers and models.
+
+    A subclass is a frozen dataclass of hyperparameters that overrides `__call__`, `init` if it has
+    parameters and `init_state` if it has running state. Containers hand `state`, `key` and `train`
+    on to their layers; a layer without state returns its output alone.
+
+    >>> class Scale(nn.Module):
+    ...     def init(self, key):
+    ...         return {"scale": jnp.ones(())}
+    ...
+    ...     def __call__(self, params, x, **_):
+    ...         return params["scale"] * x
+    >>> Scale()(Scale().init(random.key(0)), 3.0)
+    Array(3., dtype=float32)
+    """
 
     def init(self, key: Key) -> PyTree:
         """Fresh parameters."""
@@ -44,24 +58,27 @@ class Module:
         raise ArgumentError(f"{type(self).__name__} defines no __call__")
 
 
-def _mistake(layer: Module, path: str, text: str) -> ArgumentError:
-    """The error of a layer that was given what it cannot use; containers put their part of the
-    parameters' path in front (`_below`)."""
-    named = text.replace("params[", f"params{path}[", 1)
-    found = ArgumentError(f"{_named(layer)}: {named}")
-    found.layer, found.path, found.text = layer, path, text  # type: ignore[attr-defined]
-    return found
+def _layer_error(layer: Module, path: str, text: str) -> ArgumentError:
+    """The error of a layer that cannot use its arguments, with `params[` in `text` at `path`.
+
+    Containers catch it and put their part of the path in front (`_at_path`), for which it carries
+    its layer, path and text.
+    """
+    at_path = text.replace("params[", f"params{path}[", 1)
+    error = ArgumentError(f"{_described(layer)}: {at_path}")
+    error.layer, error.path, error.text = layer, path, text  # type: ignore[attr-defined]
+    return error
 
 
-def _below(place: str, error: ArgumentError) -> ArgumentError:
-    """`error` with the place of its layer in a container."""
+def _at_path(path: str, error: ArgumentError) -> ArgumentError:
+    """`error` with the path of its layer in a container's parameters, `[2]`."""
     if not hasattr(error, "layer"):
         return error
-    return _mistake(error.layer, place + error.path, error.text)  # type: ignore[attr-defined]
+    return _layer_error(error.layer, path + error.path, error.text)  # type: ignore[attr-defined]
 
 
-def _named(layer: object) -> str:
-    """The layer as it was written: sizes, and what is not as by default."""
+def _described(layer: object) -> str:
+    """The layer as a user writes it: required fields, and others that differ from the default."""
     if not dataclasses.is_dataclass(layer):
         return type(layer).__name__
     parts = []
@@ -74,8 +91,9 @@ def _named(layer: object) -> str:
     return f"{type(layer).__name__}({', '.join(parts)})"
 
 
-def _entry(layer: Module, tree: PyTree, name: str, shape: tuple[int, ...], init: str) -> Array:
-    """The array `name` of a layer's parameters or state, which has `shape`."""
+def _lookup(layer: Module, tree: PyTree, name: str, shape: tuple[int, ...], init: str) -> Array:
+    """Return the array `name` of a layer's parameters or state; raise ArgumentError if it is
+    missing or of another shape."""
     what = "params" if init == "init(key)" else "state"
     made = f"{what} = layer.{init} makes {'them' if what == 'params' else 'it'}"
     try:
@@ -86,10 +104,10 @@ def _entry(layer: Module, tree: PyTree, name: str, shape: tuple[int, ...], init:
         except (AttributeError, TypeError):
             found = f"is {tree!r:.60}" if tree is None else f"is of type {type(tree).__name__}"
         text = f"{what}[{name!r}] of shape {list(shape)} is wanted, but {what} {found}"
-        raise _mistake(layer, "", f"{text}\n  {made}") from None
+        raise _layer_error(layer, "", f"{text}\n  {made}") from None
     if jnp.shape(x) != shape:
         text = f"{what}[{name!r}] is {_shown(x)}, but has to be {list(shape)}"
-        raise _mistake(layer, "", f"{text}\n  {made}")
+        raise _layer_error(layer, "", f"{text}\n  {made}")
     return x
 
 
@@ -97,10 +115,12 @@ def _shown(x: ArrayLike) -> str:
     return str(typeof(jnp.asarray(x)))
 
 
-def _fitting(layer: Module, x: Any, features: int, field: str, ndim: int | None = None) -> Array:
-    """`x`, whose last axis has `features` elements. Raises ArgumentError."""
+def _checked_input(
+    layer: Module, x: Any, features: int, field: str, ndim: int | None = None
+) -> Array:
+    """Return `x` if its last axis has `features` elements; raise ArgumentError otherwise."""
     if x is None or isinstance(x, (str, dict)):
-        raise _mistake(layer, "", f"the input is {x!r:.60}, no array: call layer(params, x)")
+        raise _layer_error(layer, "", f"the input is {x!r:.60}, no array: call layer(params, x)")
     shape = jnp.shape(x)
     if not shape or shape[-1] != features or ndim not in (None, len(shape)):
         wanted = ["...", features] if ndim is None else ["batch", *"DHW"[5 - ndim :], features]
@@ -108,7 +128,7 @@ def _fitting(layer: Module, x: Any, features: int, field: str, ndim: int | None 
         remedy = f"features are the last axis, {field}={features}"
         if len(shape) > 1 and shape[1] == features and shape[-1] != features:
             remedy += ": move them there with jnp.moveaxis(x, 1, -1)"
-        raise _mistake(layer, "", f"{text}\n  {remedy}")
+        raise _layer_error(layer, "", f"{text}\n  {remedy}")
     return x
 
 
@@ -120,14 +140,28 @@ def _uniform(key: Key, shape: Sequence[int], fan_in: int, dtype: DTypeLike) -> A
 
 @dataclasses.dataclass(frozen=True)
 class Linear(Module):
-    """x @ weight.T + bias: [..., features_in] to [..., features_out]."""
+    """x @ weight.T + bias.
+
+    Parameters: `weight` [features_out, features_in] and `bias` [features_out], both uniform in
+    +-1 / sqrt(features_in), as in PyTorch. Input [..., features_in], output [..., features_out].
+
+    Args:
+        features_in, features_out: length of the last axis of input and output.
+        bias: whether there is a bias.
+        dtype: of the parameters.
+
+    >>> layer = nn.Linear(3, 2)
+    >>> params = layer.init(random.key(0))
+    >>> layer(params, jnp.ones((5, 3))).shape
+    (5, 2)
+    """
 
     features_in: int
     features_out: int
     bias: bool = True
-    dtype: Any = jnp.float32
+    dtype: DTypeLike = jnp.float32
 
-    def init(self, key: Key) -> dict[str, Any]:
+    def init(self, key: Key) -> dict[str, Array]:
         first, second = random.split(key)
         shape = (self.features_out, self.features_in)
         params = {"weight": _uniform(first, shape, self.features_in, self.dtype)}
@@ -137,93 +171,159 @@ class Linear(Module):
 
     def __call__(self, params: PyTree, x: ArrayLike, **_: object) -> Array:
         shape = (self.features_out, self.features_in)
-        weight = _entry(self, params, "weight", shape, "init(key)")
-        bias = _entry(self, params, "bias", shape[:1], "init(key)") if self.bias else None
-        y = linear(_fitting(self, x, self.features_in, "features_in"), weight)
+        weight = _lookup(self, params, "weight", shape, "init(key)")
+        bias = _lookup(self, params, "bias", shape[:1], "init(key)") if self.bias else None
+        y = linear(_checked_input(self, x, self.features_in, "features_in"), weight)
         return y if bias is None else y + bias
 
 
 def linear(x: ArrayLike, weight: ArrayLike) -> Array:
-    """x @ weight.T for a weight [out, in]."""
+    """x @ weight.T.
+
+    Args:
+        x: array [..., in].
+        weight: array [out, in].
+
+    Returns:
+        An array [..., out].
+
+    >>> nn.linear(jnp.ones((4, 3)), jnp.ones((2, 3))).shape
+    (4, 2)
+    """
     return jnp.einsum("...i,oi->...o", x, weight)
 
 
 @dataclasses.dataclass(frozen=True)
 class Embedding(Module):
-    """Rows of a [vocabulary, features] table; indices out of range raise."""
+    """Rows of a table, by integer index.
+
+    Parameter: `weight` [vocabulary, features], standard normal. Input integers [...], output
+    [..., features]. An index outside the table raises IndexOutOfRange when the program runs.
+
+    Args:
+        vocabulary: number of rows.
+        features: length of a row.
+        dtype: of the table.
+
+    >>> layer = nn.Embedding(10, 4)
+    >>> params = layer.init(random.key(0))
+    >>> layer(params, jnp.array([1, 7])).shape
+    (2, 4)
+    """
 
     vocabulary: int
     features: int
-    dtype: Any = jnp.float32
+    dtype: DTypeLike = jnp.float32
 
-    def init(self, key: Key) -> dict[str, Any]:
+    def init(self, key: Key) -> dict[str, Array]:
         return {"weight": random.normal(key, (self.vocabulary, self.features), self.dtype)}
 
     def __call__(self, params: PyTree, x: ArrayLike, **_: object) -> Array:
-        weight = _entry(self, params, "weight", (self.vocabulary, self.features), "init(key)")
+        weight = _lookup(self, params, "weight", (self.vocabulary, self.features), "init(key)")
         rows: Array = jnp.asarray(x)
         if not dtypes.is_integer(rows.dtype):
             text = f"the input is {_shown(x)}, but has to be integers: the numbers of rows"
-            raise _mistake(self, "", f"{text}\n  cast them: x.astype('int32')")
+            raise _layer_error(self, "", f"{text}\n  cast them: x.astype('int32')")
         return take_rows(weight, rows)
 
 
 @dataclasses.dataclass(frozen=True)
 class RMSNorm(Module):
-    """x / sqrt(mean(x**2) + eps) * weight over the last axis."""
+    """x / sqrt(mean(x**2) + eps) * weight over the last axis.
+
+    Source: Zhang and Sennrich, "Root Mean Square Layer Normalization", 2019. Parameter: `weight`
+    [features], ones.
+
+    Args:
+        features: length of the last axis.
+        eps: added to the mean square.
+        dtype: of the parameter.
+
+    >>> layer = nn.RMSNorm(2)
+    >>> layer(layer.init(random.key(0)), jnp.array([3.0, 4.0]))
+    Array([0.8485281, 1.1313708], dtype=float32)
+    """
 
     features: int
     eps: float = 1e-6
-    dtype: Any = jnp.float32
+    dtype: DTypeLike = jnp.float32
 
-    def init(self, key: Key) -> dict[str, Any]:
+    def init(self, key: Key) -> dict[str, Array]:
         return {"weight": jnp.ones((self.features,), self.dtype)}
 
     def __call__(self, params: PyTree, x: ArrayLike, **_: object) -> Array:
-        weight = _entry(self, params, "weight", (self.features,), "init(key)")
-        return rms_norm(_fitting(self, x, self.features, "features"), weight, eps=self.eps)
+        weight = _lookup(self, params, "weight", (self.features,), "init(key)")
+        return rms_norm(_checked_input(self, x, self.features, "features"), weight, eps=self.eps)
 
 
-def _weight_and_bias(layer: LayerNorm | BatchNorm, params: PyTree) -> list[Any]:
+def _weight_and_bias(layer: LayerNorm | BatchNorm, params: PyTree) -> list[Array]:
     shape = (layer.features,)
-    return [_entry(layer, params, name, shape, "init(key)") for name in ("weight", "bias")]
+    return [_lookup(layer, params, name, shape, "init(key)") for name in ("weight", "bias")]
 
 
 @dataclasses.dataclass(frozen=True)
 class LayerNorm(Module):
-    """(x - mean) / sqrt(variance + eps) * weight + bias over the last axis."""
+    """(x - mean) / sqrt(variance + eps) * weight + bias over the last axis.
+
+    Source: Ba, Kiros and Hinton, "Layer Normalization", 2016. Parameters: `weight` [features],
+    ones, and `bias` [features], zeros.
+
+    Args:
+        features: length of the last axis.
+        eps: added to the variance.
+        dtype: of the parameters.
+
+    >>> layer = nn.LayerNorm(3)
+    >>> layer(layer.init(random.key(0)), jnp.array([1.0, 2.0, 3.0]))
+    Array([-1.2247356,  0.       ,  1.2247356], dtype=float32)
+    """
 
     features: int
     eps: float = 1e-5
-    dtype: Any = jnp.float32
+    dtype: DTypeLike = jnp.float32
 
-    def init(self, key: Key) -> dict[str, Any]:
+    def init(self, key: Key) -> dict[str, Array]:
         shape = (self.features,)
         return {"weight": jnp.ones(shape, self.dtype), "bias": jnp.zeros(shape, self.dtype)}
 
     def __call__(self, params: PyTree, x: ArrayLike, **_: object) -> Array:
         weight, bias = _weight_and_bias(self, params)
-        x = _fitting(self, x, self.features, "features")
+        x = _checked_input(self, x, self.features, "features")
         return layer_norm(x, weight, bias, eps=self.eps)
 
 
 @dataclasses.dataclass(frozen=True)
 class BatchNorm(Module):
-    """Normalisation by batch statistics in training and running ones otherwise, channels last.
+    """Normalises each feature by its mean and variance over the batch, channels last.
 
-    `momentum` weighs the new batch, as in PyTorch. Returns (y, state).
+    With `train=True` the statistics are the batch's, over all axes but the last; otherwise they
+    are the running ones. Returns (output, state). Source: Ioffe and Szegedy, "Batch
+    Normalization", 2015. Parameters: `weight` [features], ones, and `bias` [features], zeros;
+    state: `running_mean`, zeros, and `running_var`, ones.
+
+    Args:
+        features: length of the last axis.
+        eps: added to the variance.
+        momentum: weight of the new batch in the running statistics, as in PyTorch.
+        dtype: of the parameters.
+
+    >>> layer = nn.BatchNorm(3)
+    >>> params, state = layer.init(random.key(0)), layer.init_state()
+    >>> y, state = layer(params, jnp.ones((8, 3)), state=state, train=True)
+    >>> state["running_mean"]
+    Array([0.1, 0.1, 0.1], dtype=float32)
     """
 
     features: int
     eps: float = 1e-5
     momentum: float = 0.1
-    dtype: Any = jnp.float32
+    dtype: DTypeLike = jnp.float32
 
-    def init(self, key: Key) -> dict[str, Any]:
+    def init(self, key: Key) -> dict[str, Array]:
         shape = (self.features,)
         return {"weight": jnp.ones(shape, self.dtype), "bias": jnp.zeros(shape, self.dtype)}
 
-    def init_state(self) -> dict[str, Any]:
+    def init_state(self) -> dict[str, Array]:
         shape = (self.features,)
         return {"running_mean": jnp.zeros(shape), "running_var": jnp.ones(shape)}
 
@@ -237,10 +337,10 @@ class BatchNorm(Module):
         train: bool = False,
     ) -> tuple[Array, PyTree]:
         weight, bias = _weight_and_bias(self, params)
-        x = _fitting(self, x, self.features, "features")
+        x = _checked_input(self, x, self.features, "features")
         state = self.init_state() if state is None else state
         old_mean, old_var = [
-            _entry(self, state, name, (self.features,), "init_state()")
+            _lookup(self, state, name, (self.features,), "init_state()")
             for name in ("running_mean", "running_var")
         ]
         if train:
@@ -261,7 +361,18 @@ class BatchNorm(Module):
 
 @dataclasses.dataclass(frozen=True)
 class Dropout(Module):
-    """Zeroes elements with probability `rate` in training and scales the others up."""
+    """Zeroes elements with probability `rate` and divides the others by 1 - rate.
+
+    Does so with `train=True` only, and then needs `key=`. Source: Srivastava et al., "Dropout",
+    2014.
+
+    Args:
+        rate: probability of a zero, from 0 to 1.
+
+    >>> layer = nn.Dropout(0.5)
+    >>> layer({}, jnp.ones(6), key=random.key(0), train=True)
+    Array([2., 0., 0., 0., 0., 2.], dtype=float32)
+    """
 
     rate: float | Array = 0.5
 
@@ -284,7 +395,7 @@ class Dropout(Module):
         if not train or self.rate == 0:
             return x
         if key is None:
-            raise _mistake(self, "", "in training it needs key=, from which it draws")
+            raise _layer_error(self, "", "in training it needs key=, from which it draws")
         if self.rate == 1:
             return jnp.zeros_like(x)
         keep = random.bernoulli(key, 1 - self.rate, jnp.shape(x))
@@ -293,22 +404,38 @@ class Dropout(Module):
 
 @dataclasses.dataclass(frozen=True)
 class Conv(Module):
-    """Convolution, channels last: [batch, *space, features_in] to [batch, *space, features_out].
+    """Convolution (correlation: the kernel is not flipped) over 1 to 3 axes, channels last.
 
-    `kernel` gives one length per spatial dimension; `padding` is "SAME", "VALID" or pairs.
+    Input [batch, *space, features_in], output [batch, *space, features_out]. Parameters: `weight`
+    [features_out, features_in // groups, *kernel] and `bias` [features_out], both uniform in
+    +-1 / sqrt(fan_in), as in PyTorch.
+
+    Args:
+        features_in, features_out: numbers of channels.
+        kernel: length of the kernel along each spatial axis.
+        strides: step along each spatial axis; None means 1.
+        padding: "SAME", "VALID", or a (low, high) pair for each spatial axis.
+        dilation: step between the kernel's elements along each spatial axis; None means 1.
+        groups: number of groups that channels are split into, each convolved alone.
+        bias: whether there is a bias.
+        dtype: of the parameters.
+
+    >>> layer = nn.Conv(3, 8, kernel=(3, 3), strides=(2, 2))
+    >>> layer(layer.init(random.key(0)), jnp.ones((1, 16, 16, 3))).shape
+    (1, 8, 8, 8)
     """
 
     features_in: int
     features_out: int
     kernel: tuple[int, ...] = (3, 3)
     strides: tuple[int, ...] | None = None
-    padding: Any = "SAME"
+    padding: str | Sequence[tuple[int, int]] = "SAME"
     dilation: tuple[int, ...] | None = None
     groups: int = 1
     bias: bool = True
-    dtype: Any = jnp.float32
+    dtype: DTypeLike = jnp.float32
 
-    def init(self, key: Key) -> dict[str, Any]:
+    def init(self, key: Key) -> dict[str, Array]:
         first, second = random.split(key)
         fan_in = self.features_in // self.groups * math.prod(self.kernel)
         shape = (self.features_out, self.features_in // self.groups, *self.kernel)
@@ -321,9 +448,9 @@ class Conv(Module):
         n = len(self.kernel)
         space = "DHW"[3 - n :]
         shape = (self.features_out, self.features_in // self.groups, *self.kernel)
-        weight = _entry(self, params, "weight", shape, "init(key)")
-        bias = _entry(self, params, "bias", shape[:1], "init(key)") if self.bias else None
-        x = _fitting(self, x, self.features_in, "features_in", n + 2)
+        weight = _lookup(self, params, "weight", shape, "init(key)")
+        bias = _lookup(self, params, "bias", shape[:1], "init(key)") if self.bias else None
+        x = _checked_input(self, x, self.features_in, "features_in", n + 2)
         y = conv_general_dilated(
             x,
             weight,
@@ -338,27 +465,50 @@ class Conv(Module):
 
 @dataclasses.dataclass(frozen=True)
 class Flatten(Module):
-    """[batch, ...] to [batch, features]."""
+    """[batch, ...] to [batch, features].
+
+    >>> nn.Flatten()({}, jnp.ones((2, 3, 4))).shape
+    (2, 12)
+    """
 
     def __call__(self, params: PyTree, x: ArrayLike, **_: object) -> Array:
         shape = jnp.shape(x)
         if not shape:
-            raise _mistake(self, "", f"the input is {_shown(x)}, but has to be [batch, ...]")
+            raise _layer_error(self, "", f"the input is {_shown(x)}, but has to be [batch, ...]")
         return jnp.reshape(x, (shape[0], math.prod(shape[1:])))
 
 
 @dataclasses.dataclass(frozen=True)
 class Activation(Module):
-    """A function as a layer."""
+    """A function of an array as a layer without parameters.
 
-    function: Callable[..., Any]
+    Args:
+        function: called with the input alone.
+
+    >>> nn.Activation(jnp.sin)({}, 0.0)
+    Array(0., dtype=float32)
+    """
+
+    function: Callable[[ArrayLike], Array]
 
     def __call__(self, params: PyTree, x: ArrayLike, **_: object) -> Array:
         return self.function(x)
 
 
 class Sequential(Module):
-    """Layers one after the other; plain functions count as layers. Parameters are a list."""
+    """Layers applied one after the other.
+
+    Parameters, and state if a layer has any, are lists with one entry per layer. With state it
+    returns (output, state).
+
+    Args:
+        *layers: layers, or functions of an array.
+
+    >>> model = nn.Sequential(nn.Linear(4, 8), nn.relu, nn.Linear(8, 2))
+    >>> params = model.init(random.key(0))
+    >>> model(params, jnp.ones((5, 4))).shape
+    (5, 2)
+    """
 
     def __init__(self, *layers: Any) -> None:
         self.layers = tuple([x if isinstance(x, Module) else Activation(x) for x in layers])
@@ -372,7 +522,7 @@ class Sequential(Module):
     def __repr__(self) -> str:
         return f"Sequential({', '.join(map(repr, self.layers))})"
 
-    def init(self, key: Key) -> list[Any]:
+    def init(self, key: Key) -> list[PyTree]:
         return [x.init(k) for x, k in zip(self.layers, random.split(key, len(self.layers)))]
 
     def init_state(self) -> PyTree:
@@ -391,14 +541,14 @@ class Sequential(Module):
         fresh = self.init_state()
         state = fresh if state is None else state
         keys = [None] * len(self.layers) if key is None else random.split(key, len(self.layers))
-        for name, parts in (("params", params), ("state", state)):
-            if parts is None and name == "state":
+        for name, entries in (("params", params), ("state", state)):
+            if entries is None and name == "state":
                 continue
-            count = len(parts) if isinstance(parts, (list, tuple)) else None
+            count = len(entries) if isinstance(entries, (list, tuple)) else None
             if count != len(self.layers):
-                found = f"of type {type(parts).__name__}" if count is None else f"of {count}"
+                found = f"of type {type(entries).__name__}" if count is None else f"of {count}"
                 init = "init(key)" if name == "params" else "init_state()"
-                raise _mistake(
+                raise _layer_error(
                     self,
                     "",
                     f"{name} has to be a list with one entry for each of the "
@@ -411,7 +561,7 @@ class Sequential(Module):
             try:
                 y = layer(p, y, state=s, key=keys[i], train=train)
             except ArgumentError as error:
-                raise _below(f"[{i}]", error) from error.__cause__
+                raise _at_path(f"[{i}]", error) from error.__cause__
             if s is not None:
                 y, s = y
             new.append(s)
@@ -420,7 +570,16 @@ class Sequential(Module):
 
 @dataclasses.dataclass(frozen=True)
 class Residual(Module):
-    """x + layer(x)."""
+    """x + layer(x).
+
+    Args:
+        layer: whose output has the shape of its input; its parameters and state are used as they
+            are.
+
+    >>> block = nn.Residual(nn.Linear(4, 4))
+    >>> block(block.init(random.key(0)), jnp.ones((2, 4))).shape
+    (2, 4)
+    """
 
     layer: Module
 

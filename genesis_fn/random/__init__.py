@@ -1,9 +1,14 @@
 """Random numbers by explicit keys, as in `jax.random`, and with state, as in PyTorch."""
 
+from genesis_fn.random.counts import (
+    binomial as binomial,
+    geometric as geometric,
+    multinomial as multinomial,
+    poisson as poisson,
+)
 from genesis_fn.random.distributions import (
     ball as ball,
     beta as beta,
-    binomial as binomial,
     cauchy as cauchy,
     chisquare as chisquare,
     dirichlet as dirichlet,
@@ -11,15 +16,12 @@ from genesis_fn.random.distributions import (
     f as f,
     gamma as gamma,
     generalized_normal as generalized_normal,
-    geometric as geometric,
     loggamma as loggamma,
     lognormal as lognormal,
     maxwell as maxwell,
-    multinomial as multinomial,
     multivariate_normal as multivariate_normal,
     orthogonal as orthogonal,
     pareto as pareto,
-    poisson as poisson,
     rayleigh as rayleigh,
     t as t,
     triangular as triangular,

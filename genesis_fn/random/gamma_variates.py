@@ -1,8 +1,9 @@
 """Gamma variates in log space, with the derivative by their shape parameter.
 
 Samples: Marsaglia and Tsang, "A simple method for generating gamma variables", 2000, for all
-elements at once, repeated until none is left. Derivatives: implicit reparameterisation (Figurnov,
-Mohamed and Mnih, 2018), d log z / da = -(dF(z; a)/da) / (z p(z; a)), integrated numerically.
+elements at once, repeated until every element has accepted a proposal. Derivatives: implicit
+reparameterisation (Figurnov, Mohamed and Mnih, 2018), d log z / da = -(dF(z; a)/da) / (z p(z; a)),
+integrated numerically.
 """
 
 from __future__ import annotations
@@ -22,33 +23,33 @@ from genesis_fn.transforms.control_flow.loops import while_loop
 from genesis_fn.transforms.custom.derivative_rules import custom_jvp
 from genesis_fn.transforms.keys.key_reuse import unmarked
 
-# Beyond this many nats below its start an integrand is nothing.
+# An integrand is negligible this many nats below its value at the start.
 _DEPTH = 32.0
 _NODES = 64
 
 
 def log_standard_gamma(key: Key, a: Array) -> Array:
-    """log z for z ~ Gamma(a, 1) elementwise, in the dtype of `a`; -inf where a is 0, infinite where
-    a is, NaN below 0."""
+    """log z for z ~ Gamma(a, 1) elementwise, in the dtype of `a`; -inf where a is 0, inf where
+    a is inf, NaN where a is negative."""
     return _sample(key, a)
 
 
 @custom_jvp
 def _sample(key: Key, a: Array) -> Array:
-    shape, kind = a.shape, a.dtype
+    shape, dtype = a.shape, a.dtype
     rounds, boost = split(key)
     small = a < 1
     d = jnp.where(small, a + 1, a) - 1 / 3
     c = 1 / (3 * jnp.sqrt(d))
 
-    def missing(state: tuple[Any, ...]) -> Array:
+    def unfinished(state: tuple[Any, ...]) -> Array:
         return jnp.any(~state[2])
 
     def attempt(state: tuple[Any, ...]) -> tuple[Any, ...]:
         k, log_v, done = state
         k, first, second = split(k, 3)
-        x = normal(first, shape, kind)
-        u = uniform(second, shape, kind)
+        x = normal(first, shape, dtype)
+        u = uniform(second, shape, dtype)
         root = 1 + c * x
         inside = root > 0
         fresh = 3 * jnp.log(jnp.where(inside, root, 1))
@@ -58,11 +59,11 @@ def _sample(key: Key, a: Array) -> Array:
         return k, jnp.where(~done & accepted, fresh, log_v), done | accepted
 
     # A negative, infinite or NaN parameter would never be accepted.
-    hopeless = ~((d > 0) & (d < np.inf))
-    state = (rounds, jnp.full(shape, np.nan, kind), hopeless)
-    log_z = jnp.log(d) + while_loop(missing, attempt, state)[1]
+    invalid = ~((d > 0) & (d < np.inf))
+    state = (rounds, jnp.full(shape, np.nan, dtype), invalid)
+    log_z = jnp.log(d) + while_loop(unfinished, attempt, state)[1]
     # Gamma(a) = Gamma(a + 1) * uniform**(1 / a), which underflows outside log space.
-    e = exponential(boost, shape, kind)
+    e = exponential(boost, shape, dtype)
     log_z = jnp.where(small, log_z - e / jnp.where(small, a, 1), log_z)
     log_z = jnp.where(a == 0, -np.inf, jnp.where(a == np.inf, np.inf, log_z))
     return jnp.where(a < 0, np.nan, log_z)
@@ -129,6 +130,6 @@ def _exp_minus_line(y: Array) -> Array:
     return jnp.where(small, total * t * t, jnp.expm1(y) - y)
 
 
-def as_kind(x: ArrayLike, kind: DType) -> Array:
-    """A parameter as an array of dtype `kind`."""
-    return ops.convert(jnp.asarray(x), kind)
+def as_dtype(x: ArrayLike, dtype: DType) -> Array:
+    """A parameter as an array of dtype `dtype`."""
+    return ops.convert(jnp.asarray(x), dtype)

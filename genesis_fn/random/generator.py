@@ -2,7 +2,7 @@
 
 A generator is a seed and a count; each draw takes the key of (seed, count) and advances the count,
 under a lock. The count lives in Python: within `jit` the keys are those of the trace, so a compiled
-function draws the same numbers at every call. Pass it a key where it should not.
+function draws the same numbers at every call. Pass it a key to draw new ones.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from genesis_fn.core.types.annotations import Array, DTypeLike
 from genesis_fn.random import keys, samplers
 from genesis_fn.random.keys import Key
 
-# The seed of a generator that was given none, as in PyTorch.
+# The default seed, PyTorch's.
 DEFAULT_SEED = 67280421310721
 
 
@@ -37,7 +37,7 @@ class Generator:
         return f"Generator(seed={self._seed}, draws={self._count})"
 
     def manual_seed(self, seed: int) -> Generator:
-        """This generator, at the start of the sequence of `seed`."""
+        """Restart from `seed`, and return this generator."""
         with self._lock:
             self._seed, self._count = int(seed), 0
         return self
@@ -47,7 +47,7 @@ class Generator:
         return self._seed
 
     def seed(self) -> int:
-        """A fresh seed from the operating system, which the generator now has."""
+        """Restart from a fresh seed of the operating system, and return it."""
         fresh = secrets.randbits(63)
         self.manual_seed(fresh)
         return fresh
@@ -58,7 +58,7 @@ class Generator:
             return np.array([self._seed & (2**64 - 1), self._count], np.uint64)
 
     def set_state(self, state: np.ndarray) -> None:
-        """Go on from what `get_state` returned. Raises ValueError for anything else."""
+        """Restore a state from `get_state`. Raises ValueError for anything else."""
         state = np.asarray(state)
         if state.shape != (2,) or state.dtype != np.uint64:
             raise ValueError(
@@ -70,7 +70,7 @@ class Generator:
 
     @contextlib.contextmanager
     def fork(self) -> abc.Generator[Generator]:
-        """Within the block the generator may be used and seeded; afterwards it is as before."""
+        """A context at whose end the generator has the state that it had at the start."""
         with self._lock:
             before = self._seed, self._count
         try:
@@ -150,47 +150,134 @@ default_generator = Generator()
 
 
 def manual_seed(seed: int) -> Generator:
-    """The default generator, at the start of the sequence of `seed`."""
+    """Restart the default generator from a seed.
+
+    Args:
+        seed: integer.
+
+    Returns:
+        The default generator.
+
+    >>> with random.fork_rng():
+    ...     random.manual_seed(7)
+    Generator(seed=7, draws=0)
+    """
     return default_generator.manual_seed(seed)
 
 
 def initial_seed() -> int:
-    """The default generator's seed."""
+    """The default generator's seed.
+
+    Returns:
+        An integer.
+
+    >>> with random.fork_rng() as generator:
+    ...     random.manual_seed(7).initial_seed()
+    7
+    """
     return default_generator.initial_seed()
 
 
 def seed() -> int:
-    """A fresh seed from the operating system for the default generator."""
+    """Restart the default generator from a fresh seed of the operating system.
+
+    Returns:
+        The seed.
+
+    >>> with random.fork_rng():
+    ...     random.seed() == random.initial_seed()
+    True
+    """
     return default_generator.seed()
 
 
 def get_rng_state() -> np.ndarray:
-    """The default generator's state."""
+    """The default generator's state.
+
+    Returns:
+        uint64[2]: the seed and the number of draws.
+
+    >>> random.get_rng_state().shape
+    (2,)
+    """
     return default_generator.get_state()
 
 
 def set_rng_state(state: np.ndarray) -> None:
-    """Set the default generator's state."""
+    """Set the default generator's state.
+
+    Args:
+        state: what `get_rng_state` returned.
+
+    Raises:
+        ValueError: `state` is anything else.
+
+    >>> state = random.get_rng_state()
+    >>> x = random.rand(3)
+    >>> random.set_rng_state(state)
+    >>> bool((random.rand(3) == x).all())
+    True
+    """
     default_generator.set_state(state)
 
 
 @contextlib.contextmanager
 def fork_rng() -> abc.Generator[Generator]:
-    """Within the block, draws from the default generator do not change its state afterwards."""
+    """A context in which the default generator may be used and seeded; then it is as before.
+
+    Yields:
+        The default generator.
+
+    >>> with random.fork_rng() as generator:
+    ...     x = generator.rand(2)
+    """
     with default_generator.fork() as generator:
         yield generator
 
 
 def rand(*size: int | Sequence[int], dtype: DTypeLike = jnp.float32) -> Array:
-    """Uniform in [0, 1) from the default generator."""
+    """Uniform in [0, 1), drawn from the default generator.
+
+    Args:
+        *size: the shape, as integers or one sequence.
+        dtype: floating dtype.
+
+    Returns:
+        An array of that shape.
+
+    >>> random.rand(2, 3).shape
+    (2, 3)
+    """
     return default_generator.rand(*size, dtype=dtype)
 
 
 def randn(*size: int | Sequence[int], dtype: DTypeLike = jnp.float32) -> Array:
-    """Normal from the default generator."""
+    """Normal with mean 0 and variance 1, drawn from the default generator.
+
+    Args:
+        *size: the shape, as integers or one sequence.
+        dtype: floating dtype.
+
+    Returns:
+        An array of that shape.
+
+    >>> random.randn(2, 3).shape
+    (2, 3)
+    """
     return default_generator.randn(*size, dtype=dtype)
 
 
 def randperm(n: int, dtype: DTypeLike = jnp.int32) -> Array:
-    """A permutation of 0 ... n - 1 from the default generator."""
+    """A random permutation of 0 ... n - 1, drawn from the default generator.
+
+    Args:
+        n: how many integers.
+        dtype: of the result.
+
+    Returns:
+        An array [n].
+
+    >>> sorted(random.randperm(4).tolist())
+    [0, 1, 2, 3]
+    """
     return default_generator.randperm(n, dtype)

@@ -1,11 +1,11 @@
-"""Random keys: arrays that every sampler takes, split and named rather than advanced.
+"""Random keys: arrays that samplers take, from which new keys are derived by `split` and by name.
 
-The dtype of a key says what draws from it: `key<philox>`, the default, or `key<threefry2x32>`,
-bit-equal to JAX. Keys have a shape, and are indexed, reshaped, stacked and mapped like any array;
-nothing computes with them. `key["dropout"]` and `key[layer, step]` of a single key are
-order-independent derivations. Using one key twice warns, and raises under `debug.check_keys`.
+The dtype of a key says which generator draws from it: `key<philox>`, the default, or
+`key<threefry2x32>`, bit-equal to JAX. Keys have a shape, and are indexed, reshaped, stacked and
+mapped like any array; arithmetic on them is refused. `key["dropout"]` and `key[layer, step]` derive
+from a single key, in any order. Using one key twice warns, and raises under `debug.check_keys`.
 
-Raw words, uint32[..., 2], are keys of the default implementation wherever a key is asked for.
+Functions that take keys take raw words, uint32[..., 2], for keys of the default implementation.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ else:
 
 
 def _indexed(keys: Key, index: Any) -> Key:
-    """keys[index]: of a single key the one derived by a name, an integer, or several of them in a
-    tuple; of an array of keys the part that NumPy's rules say."""
+    """keys[index]. A single key derives one by a name, an integer or a tuple of them; an array of
+    keys is indexed by NumPy's rules."""
     parts: tuple[Any, ...] = index if isinstance(index, tuple) else (index,)
     if keys.shape and type(index) is int and type(keys) is ArrayImpl and ctx.trace is None:
         if -keys.shape[0] <= index < keys.shape[0]:  # on the words, in one step
@@ -86,12 +86,12 @@ KeyType.index = staticmethod(_indexed)
 def as_key(key: object) -> Key:
     """An array of keys from one, or from raw words uint32[..., 2], which belong to the default
     implementation. Raises TypeError for anything else."""
-    kind = getattr(key, "dtype", None)
-    if is_key(kind) and isinstance(key, Array):
+    dtype = getattr(key, "dtype", None)
+    if is_key(dtype) and isinstance(key, Array):
         return key
     if is_raw(key):
         return bits_of.wrap(as_array(key), config.current().random_impl)
-    shown = f"{kind}{list(key.shape)}" if isinstance(key, (Array, np.ndarray)) else f"{key!r:.80}"
+    shown = f"{dtype}{list(key.shape)}" if isinstance(key, (Array, np.ndarray)) else f"{key!r:.80}"
     raise TypeError(
         f"expected a random key, from random.key(seed), got {shown}\n  at {where().describe()}\n"
         f"  raw words are uint32[..., {WORDS}]: random.wrap_key_data(words)"
@@ -112,14 +112,14 @@ def impl_of(keys: Key) -> str:
 
 
 def consume(key: Key) -> Key:
-    """`key` as keys, marked as used. Warns, or raises KeyReuseError, at the second use."""
+    """Mark `key` as used and return it as keys; warn, or raise KeyReuseError, at a second use."""
     keys = as_key(key)
     use(keys)
     return keys
 
 
-def single(key: Key, what: str) -> Key:
-    """`key`, consumed, if it is one key; an array of keys belongs under vmap."""
+def consume_one(key: Key, what: str) -> Key:
+    """Consume `key` for the sampler `what`. Raises ValueError if it is an array of keys."""
     keys = as_key(key)
     if keys.shape:
         raise ValueError(
@@ -129,9 +129,9 @@ def single(key: Key, what: str) -> Key:
     return consume(keys)
 
 
-def own(key: Key, what: str) -> Key:
-    """`single(key, what)`, for the sampler itself to hand on."""
-    return unmarked(single(key, what))
+def take_key(key: Key, what: str) -> Key:
+    """Consume `key` and return an unmarked copy, which the sampler may pass to other samplers."""
+    return unmarked(consume_one(key, what))
 
 
 def _implementation(impl: str | KeyType | None) -> str:
@@ -149,23 +149,44 @@ def _implementation(impl: str | KeyType | None) -> str:
 
 
 def key(seed: ArrayLike, *, impl: str | KeyType | None = None) -> Key:
-    """The key of an integer seed (any Python int; or a traced integer).
+    """The key of an integer seed.
 
-    `impl` is "philox", the default, or "threefry2x32". Raises TypeError for a seed that is no
-    integer scalar.
+    Args:
+        seed: a Python integer of any size, or an integer scalar array, traced or not.
+        impl: "philox", the default (see `default_prng_impl`), or "threefry2x32", JAX's.
 
-        k = random.key(0)  # Array((), dtype=key<philox>)
-        w = random.normal(k["weights"], (3, 4))
+    Returns:
+        A key: an array of shape () and dtype key<impl>.
+
+    Raises:
+        TypeError: `seed` is no integer scalar.
+        ValueError: there is no such implementation.
+
+    >>> k = random.key(0)
+    >>> random.normal(k["weights"], (2,))
+    Array([ 0.14988783, -0.05493749], dtype=float32)
     """
     impl = _implementation(impl)
     return bits_of.wrap(_words_of_seed(seed), impl)
 
 
 def PRNGKey(seed: ArrayLike, *, impl: str | KeyType | None = None) -> Key:
-    """The raw words, uint32[2], of `key(seed)`: JAX's keys of old.
+    """The raw words of `key(seed)`, JAX's older form of a key.
 
-    Functions that take keys take them for keys of the default implementation, so `impl` may only
-    name that one; ValueError otherwise.
+    Functions that take keys take raw words for keys of the default implementation.
+
+    Args:
+        seed: as in `key`.
+        impl: the default implementation's name, or None.
+
+    Returns:
+        uint32[2].
+
+    Raises:
+        ValueError: `impl` is not the default implementation.
+
+    >>> random.PRNGKey(7)
+    Array([0, 7], dtype=uint32)
     """
     impl, default = _implementation(impl), config.current().random_impl
     if impl != default:
@@ -196,39 +217,91 @@ def _words_of_seed(seed: ArrayLike) -> Array:
 
 
 def key_data(keys: Key) -> Array:
-    """The raw words, uint32[..., 2], of keys; raw words as they are."""
+    """The raw words of keys.
+
+    Args:
+        keys: array of keys [...]; raw words are returned as they are.
+
+    Returns:
+        uint32[..., 2].
+
+    >>> random.key_data(random.key(7))
+    Array([0, 7], dtype=uint32)
+    """
     return as_array(keys) if is_raw(keys) else bits_of.unwrap(as_key(keys))
 
 
 def wrap_key_data(key_bits_array: ArrayLike, *, impl: str | KeyType | None = None) -> Key:
-    """Keys from raw words, uint32[..., 2]: `key_data`'s inverse.
+    """Keys from raw words: the inverse of `key_data`.
 
-    Raises TypeError for words of another dtype or last axis.
+    Args:
+        key_bits_array: uint32[..., 2].
+        impl: implementation of the keys; None means the default.
+
+    Returns:
+        An array of keys [...].
+
+    Raises:
+        TypeError: words of another dtype or last axis.
+
+    >>> random.wrap_key_data(np.array([0, 7], np.uint32)) == random.key(7)
+    Array(True, dtype=bool)
     """
     words: Any = key_bits_array
     if not isinstance(words, _ARRAYS) and not hasattr(words, "aval"):
         words = as_array(np.asarray(words))
     if not is_raw(words):
-        kind = getattr(words, "aval", None) or f"{words.dtype}{list(words.shape)}"
+        shown = getattr(words, "aval", None) or f"{words.dtype}{list(words.shape)}"
         raise TypeError(
-            f"wrap_key_data: raw words are uint32[..., {WORDS}], got {kind}\n"
+            f"wrap_key_data: raw words are uint32[..., {WORDS}], got {shown}\n"
             f"  at {where().describe()}"
         )
     return bits_of.wrap(as_array(words), _implementation(impl))
 
 
 def key_impl(keys: Key) -> str:
-    """The implementation of keys."""
+    """The name of the implementation of keys.
+
+    Args:
+        keys: array of keys, or raw words.
+
+    Returns:
+        "philox" or "threefry2x32".
+
+    >>> random.key_impl(random.key(0))
+    'philox'
+    """
     return impl_of(as_key(keys))
 
 
 def key_dtype(impl_spec: str | None = None) -> KeyType:
-    """The dtype of keys of an implementation, `key<philox>`."""
+    """The dtype of keys.
+
+    Args:
+        impl_spec: name of an implementation; None means the default.
+
+    Returns:
+        The dtype, key<impl>.
+
+    >>> random.key_dtype()
+    key<philox>
+    """
     return key_type(_implementation(impl_spec))
 
 
 def clone(key: Key) -> Key:
-    """A copy of keys that may be used again: for drawing the same numbers on purpose."""
+    """A copy of keys that may be used again, for drawing the same numbers on purpose.
+
+    Args:
+        key: array of keys, or raw words.
+
+    Returns:
+        The same keys, without the mark of a use.
+
+    >>> k = random.key(0)
+    >>> random.uniform(k) == random.uniform(random.clone(k))
+    Array(True, dtype=bool)
+    """
     return copy(as_array(key)) if is_raw(key) else on_purpose(copy(as_key(key)))
 
 
@@ -236,25 +309,49 @@ def clone(key: Key) -> Key:
 
 
 def split(key: Key, num: int | Sequence[int] = 2) -> Key:
-    """An array of `num` (an int or a shape) independent keys; raw words from raw words.
+    """Independent keys derived from one key.
 
-    first, second = random.split(key)
+    Args:
+        key: random key or raw words; the call uses it up.
+        num: how many keys, or the shape of the array of them.
+
+    Returns:
+        An array of keys of shape (num,) or `num`; raw words for raw words.
+
+    Raises:
+        ValueError: `key` is an array of keys; use vmap.
+
+    >>> first, second = random.split(random.key(0))
     """
-    parent = single(key, "split")
+    parent = consume_one(key, "split")
     shape = (num,) if isinstance(num, (int, np.integer)) else tuple(num)
     keys = bits_of.split(parent, shape, impl=impl_of(parent))
     return bits_of.unwrap(keys) if is_raw(key) else keys
 
 
 def fold_in(key: Key, data: ArrayLike | str) -> Key:
-    """The key derived from `key` by an integer (traced or not) or a name; raw words from raw words.
-    Not a use of `key`."""
+    """The key derived from `key` by an integer or a name; in any order, and no use of `key`.
+
+    Args:
+        key: array of keys, or raw words.
+        data: integer, traced or not, of which 32 bits count; or a name, by its CRC-32.
+
+    Returns:
+        Keys of the shape of `key`; raw words for raw words.
+
+    Raises:
+        TypeError: `data` is neither.
+
+    >>> k = random.fold_in(random.key(0), 7)
+    >>> random.fold_in(k, "dropout") == k["dropout"]
+    Array(True, dtype=bool)
+    """
     parent = as_key(key)
     if isinstance(data, str):
         data = zlib.crc32(data.encode())
-    kind = getattr(data, "dtype", None)
+    dtype = getattr(data, "dtype", None)
     if not isinstance(data, int) and (
-        kind is None or is_key(kind) or not dtypes.is_integer(dtypes.dtype(kind))
+        dtype is None or is_key(dtype) or not dtypes.is_integer(dtypes.dtype(dtype))
     ):
         raise TypeError(
             f"a key is derived by integers and names, got {data!r:.60}\n  at {where().describe()}"

@@ -1,4 +1,8 @@
-"""Samples of the common distributions: pure functions of (key, parameters, shape, dtype)."""
+"""The common distributions: pure functions of (key, parameters, shape, dtype).
+
+16-bit normal samples are computed in float32. Every sampler consumes its key (`keys.consume_one`),
+so that using a key twice is noticed.
+"""
 
 from __future__ import annotations
 
@@ -15,25 +19,25 @@ from genesis_fn.lax.creation import shape_of as lengths
 from genesis_fn.primitives import elementwise as ops
 from genesis_fn.primitives.random_bits import random_bits
 from genesis_fn.primitives.shape import canonical_axis
-from genesis_fn.random.keys import impl_of, own, single, split
+from genesis_fn.random.keys import consume_one, impl_of, split, take_key
 
 
 def dtype_or(dtype: DTypeLike | None, default: DType) -> DType:
-    """`dtype`, or the default one where that is None."""
+    """`dtype`, or `default` if it is None."""
     return default if dtype is None else dtypes.dtype(dtype)
 
 
 def float_dtype(dtype: DTypeLike | None, name: str) -> DType:
     """`dtype` of the sampler `name`, float32 for None; raises TypeError if it is not floating."""
-    kind = dtype_or(dtype, dtypes.F32)
-    if not dtypes.is_float(kind):
-        raise TypeError(f"random.{name}: dtype must be floating, got {kind.name}")
-    return kind
+    dtype = dtype_or(dtype, dtypes.F32)
+    if not dtypes.is_float(dtype):
+        raise TypeError(f"random.{name}: dtype must be floating, got {dtype.name}")
+    return dtype
 
 
 def shape_of(shape: ShapeLike | None, *parameters: ArrayLike) -> tuple[int, ...]:
-    """The sample's shape: given, or what the parameters broadcast to. Raises ValueError if the
-    parameters do not broadcast to a given shape."""
+    """The sample's shape: `shape`, or what the parameters broadcast to if it is None. Raises
+    ValueError if the parameters do not broadcast to `shape`."""
     natural = np.broadcast_shapes(*[as_array(p).shape for p in parameters])
     if shape is None:
         return natural
@@ -45,26 +49,41 @@ def shape_of(shape: ShapeLike | None, *parameters: ArrayLike) -> tuple[int, ...]
 
 
 def bits(key: Key, shape: ShapeLike = (), dtype: DTypeLike | None = None) -> Array:
-    """Uniform unsigned integers of 8, 16, 32 or 64 bits."""
-    kind = dtype_or(dtype, dtypes.U32)
-    if not dtypes.is_unsigned(kind):
-        raise TypeError(f"random.bits: dtype must be unsigned, got {kind.name}")
-    k = single(key, "bits")
-    return random_bits(k, shape=lengths(shape), width=kind.itemsize * 8, impl=impl_of(k))
+    """Uniform unsigned integers.
+
+    Args:
+        key: random key; the call uses it up.
+        shape: of the result.
+        dtype: unsigned integer dtype of 8, 16, 32 or 64 bits; uint32 by default.
+
+    Returns:
+        An array of `shape` and `dtype`.
+
+    Raises:
+        TypeError: `dtype` is not unsigned.
+
+    >>> random.bits(random.key(0), (2,))
+    Array([1713891541, 3781805453], dtype=uint32)
+    """
+    dtype = dtype_or(dtype, dtypes.U32)
+    if not dtypes.is_unsigned(dtype):
+        raise TypeError(f"random.bits: dtype must be unsigned, got {dtype.name}")
+    k = consume_one(key, "bits")
+    return random_bits(k, shape=lengths(shape), width=dtype.itemsize * 8, impl=impl_of(k))
 
 
-def unit(k: Key, shape: ShapeLike, kind: DType) -> Array:
+def unit(k: Key, shape: ShapeLike, dtype: DType) -> Array:
     """Uniform in [0, 1) from the mantissa's bits; 16- and 8-bit floats by their own width."""
-    if kind.itemsize < 2:
-        return ops.convert(unit(k, shape, dtypes.F16), kind)
-    mantissa = dtypes.finfo(kind).nmant
-    width = kind.itemsize * 8 if mantissa >= 8 else 8  # bfloat16 needs seven bits, not sixteen
+    if dtype.itemsize < 2:
+        return ops.convert(unit(k, shape, dtypes.F16), dtype)
+    mantissa = dtypes.finfo(dtype).nmant
+    width = dtype.itemsize * 8 if mantissa >= 8 else 8  # bfloat16 needs seven bits, not sixteen
     words = random_bits(k, shape=lengths(shape), width=width, impl=impl_of(k))
-    words = ops.convert(words, dtypes.dtype(f"uint{kind.itemsize * 8}"))
+    words = ops.convert(words, dtypes.dtype(f"uint{dtype.itemsize * 8}"))
     # Random mantissa under the exponent of 1: uniform in [1, 2).
-    one = int(np.ones((), kind).view(f"u{kind.itemsize}"))
+    one = int(np.ones((), dtype).view(f"u{dtype.itemsize}"))
     raw = ops.bitwise_or(ops.shift_right_logical(words, width - mantissa), one)
-    return ops.sub(ops.bitcast_convert_type(raw, kind), 1.0)
+    return ops.sub(ops.bitcast_convert_type(raw, dtype), 1.0)
 
 
 def uniform(
@@ -74,35 +93,69 @@ def uniform(
     minval: ArrayLike = 0.0,
     maxval: ArrayLike = 1.0,
 ) -> Array:
-    """Uniform in [minval, maxval); without a shape, of the shape that the bounds have."""
-    kind = float_dtype(dtype, "uniform")
+    """Uniform in [minval, maxval).
+
+    Args:
+        key: random key; the call uses it up.
+        shape: of the result; () takes the shape that the bounds broadcast to.
+        dtype: floating dtype; float32 by default.
+        minval, maxval: bounds, numbers or arrays that broadcast to `shape`.
+
+    Returns:
+        An array of `dtype`.
+
+    Raises:
+        TypeError: `dtype` is not floating.
+        ValueError: the parameters do not broadcast to `shape`.
+
+    >>> random.uniform(random.key(0), (3,))
+    Array([0.39904642, 0.8805201 , 0.73571277], dtype=float32)
+    """
+    dtype = float_dtype(dtype, "uniform")
     shape = shape_of(lengths(shape) or None, minval, maxval)
-    u = unit(single(key, "uniform"), shape, kind)
+    u = unit(consume_one(key, "uniform"), shape, dtype)
     if type(minval) in (int, float) and type(maxval) in (int, float):
         if (minval, maxval) == (0, 1):
             return u
-        span = kind.type(maxval) - kind.type(minval)  # rounded as the arrays would be
+        span = dtype.type(maxval) - dtype.type(minval)  # rounded as the arrays would be
         low = float(minval)  # pyright: ignore[reportArgumentType]  # an int or a float
         return ops.max(ops.add(ops.mul(u, float(span)), low), low)
-    low, high = (jnp.broadcast_to(as_array(v, kind), shape) for v in (minval, maxval))
-    low, high = ops.convert(low, kind), ops.convert(high, kind)
+    low, high = (jnp.broadcast_to(as_array(v, dtype), shape) for v in (minval, maxval))
+    low, high = ops.convert(low, dtype), ops.convert(high, dtype)
     return ops.max(ops.add(ops.mul(u, ops.sub(high, low)), low), low)
 
 
 def normal(key: Key, shape: ShapeLike = (), dtype: DTypeLike | None = None) -> Array:
-    """Normal with mean 0 and variance 1; complex for complex dtypes."""
-    kind = dtype_or(dtype, dtypes.F32)
-    if dtypes.is_complex(kind):
+    """Normal with mean 0 and variance 1.
+
+    sqrt(2) erfinv(u) of a uniform u in (-1, 1); in float32 for 16-bit dtypes.
+
+    Args:
+        key: random key; the call uses it up.
+        shape: of the result.
+        dtype: floating or complex dtype; float32 by default. Complex samples have variance 1 too.
+
+    Returns:
+        An array of `shape` and `dtype`.
+
+    Raises:
+        TypeError: `dtype` is neither floating nor complex.
+
+    >>> random.normal(random.key(0), (3,))
+    Array([-0.255816 ,  1.177591 ,  0.6301837], dtype=float32)
+    """
+    dtype = dtype_or(dtype, dtypes.F32)
+    if dtypes.is_complex(dtype):
         first, second = split(key)
-        part = dtypes.real_of(kind)
+        part = dtypes.real_of(dtype)
         pair = [ops.mul(normal(k, shape, part), math.sqrt(0.5)) for k in (first, second)]
         return ops.complex_(*pair)
-    float_dtype(kind, "normal")
+    float_dtype(dtype, "normal")
     # 16-bit floats have too few bits in the tail; sample in float32.
-    work = dtypes.F32 if kind.itemsize < 4 else kind
+    work = dtypes.F32 if dtype.itemsize < 4 else dtype
     low = float(np.nextafter(work.type(-1.0), work.type(0.0)))
-    u = uniform(own(key, "normal"), shape_of(shape), work, low, 1.0)
-    return ops.convert(ops.mul(ops.erf_inv(u), math.sqrt(2)), kind)
+    u = uniform(take_key(key, "normal"), shape_of(shape), work, low, 1.0)
+    return ops.convert(ops.mul(ops.erf_inv(u), math.sqrt(2)), dtype)
 
 
 def truncated_normal(
@@ -112,28 +165,60 @@ def truncated_normal(
     shape: ShapeLike | None = None,
     dtype: DTypeLike | None = None,
 ) -> Array:
-    """Normal, conditioned on lower < x < upper."""
-    kind = float_dtype(dtype, "truncated_normal")
+    """Normal with mean 0 and variance 1, conditioned on lower < x < upper.
+
+    Args:
+        key: random key; the call uses it up.
+        lower, upper: bounds, in standard deviations.
+        shape: of the result; None takes what the bounds broadcast to.
+        dtype: floating dtype; float32 by default.
+
+    Returns:
+        An array of `shape` and `dtype`.
+
+    Raises:
+        TypeError: `dtype` is not floating.
+        ValueError: the parameters do not broadcast to `shape`.
+
+    >>> random.truncated_normal(random.key(0), -1.0, 1.0, (3,))
+    Array([-0.17362513,  0.7055857 ,  0.4149715 ], dtype=float32)
+    """
+    dtype = float_dtype(dtype, "truncated_normal")
     shape = shape_of(shape, lower, upper)
-    work = dtypes.F32 if kind.itemsize < 4 else kind
+    work = dtypes.F32 if dtype.itemsize < 4 else dtype
     lower, upper = (ops.convert(as_array(v), work) for v in (lower, upper))
     root = math.sqrt(2)
     a, b = ops.erf(lower / root), ops.erf(upper / root)
-    u = uniform(own(key, "truncated_normal"), shape, work, a, b)
+    u = uniform(take_key(key, "truncated_normal"), shape, work, a, b)
     x = ops.erf_inv(u) * root
     # Rounding, to the result's dtype too, may step over the bounds.
-    lower, upper = ops.convert(lower, kind), ops.convert(upper, kind)
+    lower, upper = ops.convert(lower, dtype), ops.convert(upper, dtype)
     low = jnp.nextafter(lower, jnp.full_like(lower, np.inf))
     high = jnp.nextafter(upper, jnp.full_like(upper, -np.inf))
-    return jnp.clip(ops.convert(x, kind), low, high)
+    return jnp.clip(ops.convert(x, dtype), low, high)
 
 
 def bernoulli(key: Key, p: ArrayLike = 0.5, shape: ShapeLike | None = None) -> Array:
-    """Booleans that are true with probability `p`."""
+    """Booleans that are true with probability `p`.
+
+    Args:
+        key: random key; the call uses it up.
+        p: probability, a number or an array.
+        shape: of the result; None takes the shape of `p`.
+
+    Returns:
+        A boolean array.
+
+    Raises:
+        ValueError: `p` does not broadcast to `shape`.
+
+    >>> random.bernoulli(random.key(0), 0.5, (4,))
+    Array([ True, False, False, False], dtype=bool)
+    """
     p = as_array(p)
     p = p if dtypes.is_float(p.dtype) else ops.convert(p, dtypes.F32)
     shape = shape_of(shape, p)
-    return unit(single(key, "bernoulli"), shape, p.dtype) < p
+    return unit(consume_one(key, "bernoulli"), shape, p.dtype) < p
 
 
 def randint(
@@ -141,50 +226,81 @@ def randint(
 ) -> Array:
     """Uniform integers in [minval, maxval).
 
-    A word twice as wide as the type (of 64 bits for 8- and 16-bit types) modulo the span, in the
-    type's own arithmetic: the bias is below 2**-32 for spans up to the root of the type's range.
+    A word twice as wide as the dtype (of 64 bits for 8- and 16-bit dtypes) modulo the span, in the
+    dtype's own arithmetic: the bias is below 2**-32 for spans up to the root of the dtype's range.
+
+    Args:
+        key: random key; the call uses it up.
+        shape: of the result; None takes what the bounds broadcast to.
+        minval, maxval: bounds, integers or arrays; an empty range gives `minval`.
+        dtype: integer dtype; int32 by default.
+
+    Returns:
+        An array of `shape` and `dtype`.
+
+    Raises:
+        TypeError: `dtype` is no integer dtype.
+        ValueError: the bounds do not broadcast to `shape`.
+
+    >>> random.randint(random.key(0), (4,), 0, 10)
+    Array([4, 6, 7, 9], dtype=int32)
     """
-    kind = dtype_or(dtype, dtypes.I32)
-    if not dtypes.is_integer(kind):
-        raise TypeError(f"random.randint: dtype must be an integer type, got {kind.name}")
+    dtype = dtype_or(dtype, dtypes.I32)
+    if not dtypes.is_integer(dtype):
+        raise TypeError(f"random.randint: dtype must be an integer type, got {dtype.name}")
     shape = shape_of(shape, minval, maxval)
-    info = dtypes.iinfo(kind)
+    info = dtypes.iinfo(dtype)
     bounds: tuple[int, int] | None = None  # where they are not arrays
     if isinstance(minval, int | np.integer) and isinstance(maxval, int | np.integer):
         bounds = minval, maxval = max(int(minval), info.min), min(int(maxval), info.max + 1)
     whole = bounds is not None and bounds[1] - bounds[0] > info.max - info.min
-    if kind.itemsize < 4 and not whole:
-        return ops.convert(randint(key, shape, minval, maxval, jnp.int32), kind)
+    if dtype.itemsize < 4 and not whole:
+        return ops.convert(randint(key, shape, minval, maxval, jnp.int32), dtype)
     first, second = split(key)
-    unsigned = dtypes.dtype(f"uint{kind.itemsize * 8}")
+    unsigned = dtypes.dtype(f"uint{dtype.itemsize * 8}")
     high, low = bits(first, shape, unsigned), bits(second, shape, unsigned)
-    half = 2 ** (kind.itemsize * 4)
+    half = 2 ** (dtype.itemsize * 4)
     if bounds is not None:
         span = bounds[1] - bounds[0]
         if span <= 0:
-            return jnp.full(shape, minval, kind)
+            return jnp.full(shape, minval, dtype)
         offset = low
         if not whole:
             # (high * 2**bits + low) mod span, in arithmetic of that width.
             factor = (half % span) ** 2 % span
             offset = ops.add(ops.mul(ops.rem(high, span), factor), ops.rem(low, span))
             offset = ops.rem(offset, span)
-        return ops.add(ops.convert(offset, kind), minval)
-    lo = jnp.broadcast_to(ops.convert(as_array(minval), kind), shape)
-    hi = jnp.broadcast_to(ops.convert(as_array(maxval), kind), shape)
+        return ops.add(ops.convert(offset, dtype), minval)
+    lo = jnp.broadcast_to(ops.convert(as_array(minval), dtype), shape)
+    hi = jnp.broadcast_to(ops.convert(as_array(maxval), dtype), shape)
     span = ops.convert(ops.sub(hi, lo), unsigned)
     span = ops.select(ops.gt(hi, lo), span, 1)
     root = ops.rem(jnp.full(shape, half, unsigned), span)
     factor = ops.rem(ops.mul(root, root), span)
     offset = ops.rem(ops.add(ops.mul(ops.rem(high, span), factor), ops.rem(low, span)), span)
-    return ops.add(lo, ops.convert(offset, kind))
+    return ops.add(lo, ops.convert(offset, dtype))
 
 
 def gumbel(key: Key, shape: ShapeLike = (), dtype: DTypeLike | None = None) -> Array:
-    """Standard Gumbel: -log(-log(uniform))."""
-    kind = float_dtype(dtype, "gumbel")
-    tiny = float(dtypes.finfo(kind).tiny)
-    u = uniform(own(key, "gumbel"), shape_of(shape), kind, tiny, 1.0)
+    """Standard Gumbel: -log(-log(u)) of a uniform u.
+
+    Args:
+        key: random key; the call uses it up.
+        shape: of the result.
+        dtype: floating dtype; float32 by default.
+
+    Returns:
+        An array of `shape` and `dtype`.
+
+    Raises:
+        TypeError: `dtype` is not floating.
+
+    >>> random.gumbel(random.key(0), (3,))
+    Array([0.08482014, 2.0616603 , 1.1811829 ], dtype=float32)
+    """
+    dtype = float_dtype(dtype, "gumbel")
+    tiny = float(dtypes.finfo(dtype).tiny)
+    u = uniform(take_key(key, "gumbel"), shape_of(shape), dtype, tiny, 1.0)
     return ops.neg(ops.log(ops.neg(ops.log(u))))
 
 
@@ -195,9 +311,26 @@ def categorical(
     shape: ShapeLike | None = None,
     replace: bool = True,
 ) -> Array:
-    """int32 classes drawn with probabilities softmax(logits) along `axis`.
+    """Classes drawn with probabilities softmax(logits) along `axis`.
 
-    `shape` (which ends in the batch shape of `logits`) draws several; without replacement if told.
+    The argmax of logits + Gumbel noise; without replacement the k largest of it.
+
+    Args:
+        key: random key; the call uses it up.
+        logits: floating array of log probabilities, which need not be normalised.
+        axis: the axis of the classes.
+        shape: of the result; ends in the shape of `logits` without `axis`, which None means.
+        replace: whether the draws along the leading axes of `shape` may repeat a class.
+
+    Returns:
+        int32 classes of `shape`.
+
+    Raises:
+        ValueError: `shape` does not end in the batch shape, or there are fewer classes than draws
+            without replacement.
+
+    >>> random.categorical(random.key(0), jnp.array([0.0, 5.0, 0.0]), shape=(4,))
+    Array([1, 1, 1, 1], dtype=int32)
     """
     logits = as_array(logits)
     logits = logits if dtypes.is_float(logits.dtype) else ops.convert(logits, dtypes.F32)
@@ -224,7 +357,23 @@ def categorical(
 
 
 def permutation(key: Key, x: ArrayLike, axis: int = 0, independent: bool = False) -> Array:
-    """A permutation of range(x), or of the array `x` along `axis`."""
+    """A random permutation of range(x), or of the array `x` along `axis`.
+
+    Args:
+        key: random key; the call uses it up.
+        x: an integer n, for range(n), or an array.
+        axis: the axis that is permuted.
+        independent: whether each slice along `axis` has a permutation of its own.
+
+    Returns:
+        The permuted array.
+
+    Raises:
+        TypeError: `x` is a number but no integer.
+
+    >>> random.permutation(random.key(0), 5)
+    Array([0, 1, 4, 3, 2], dtype=int32)
+    """
     n = _count("permutation", x)
     values: Array = as_array(x) if n is None else jnp.arange(n)
     axis = canonical_axis(axis, values.ndim, "random.permutation")
@@ -247,7 +396,7 @@ def _count(name: str, x: ArrayLike) -> int | None:
 
 
 def _shuffle(key: Key, x: Array, axis: int) -> Array:
-    """Sort by random 32-bit keys, in rounds enough that ties do not bias the order."""
+    """Sort by random 32-bit words, repeatedly, until ties no longer bias the order."""
     from genesis_fn.primitives.sort import sort
 
     rounds = max(1, math.ceil(3 * math.log(max(1, x.size)) / math.log(2**32 - 1)))
@@ -267,7 +416,26 @@ def choice(
     axis: int = 0,
     mode: str | None = None,
 ) -> Array:
-    """Draws from range(a) or from the array `a` along `axis`, with probabilities `p`."""
+    """Draws from range(a), or from the array `a` along `axis`.
+
+    Args:
+        key: random key; the call uses it up.
+        a: an integer n, for range(n), or an array.
+        shape: of the draws.
+        replace: whether an element may be drawn again.
+        p: probabilities [n] of the elements; None means equal ones.
+        axis: the axis of `a` that is drawn from.
+        mode: ignored; there for the signature of `jax.random`.
+
+    Returns:
+        The drawn elements: `shape` takes the place of `axis`.
+
+    Raises:
+        ValueError: there are fewer elements than draws without replacement, or `p` is not [n].
+
+    >>> random.choice(random.key(0), 10, (3,), replace=False)
+    Array([6, 0, 1], dtype=int32)
+    """
     n = _count("choice", a)
     arr = None
     if n is None:
@@ -300,30 +468,87 @@ def choice(
 
 
 def exponential(key: Key, shape: ShapeLike = (), dtype: DTypeLike | None = None) -> Array:
-    """Exponential with rate 1: -log(1 - uniform)."""
-    kind = float_dtype(dtype, "exponential")
-    u = uniform(own(key, "exponential"), shape_of(shape), kind)
+    """Exponential with rate 1: -log(1 - u) of a uniform u.
+
+    Args:
+        key: random key; the call uses it up.
+        shape: of the result.
+        dtype: floating dtype; float32 by default.
+
+    Returns:
+        An array of `shape` and `dtype`.
+
+    Raises:
+        TypeError: `dtype` is not floating.
+
+    >>> random.exponential(random.key(0), (3,))
+    Array([0.5092376, 2.124607 , 1.3307188], dtype=float32)
+    """
+    dtype = float_dtype(dtype, "exponential")
+    u = uniform(take_key(key, "exponential"), shape_of(shape), dtype)
     return ops.neg(ops.log1p(ops.neg(u)))
 
 
 def laplace(key: Key, shape: ShapeLike = (), dtype: DTypeLike | None = None) -> Array:
-    """Laplace with location 0 and scale 1."""
-    kind = float_dtype(dtype, "laplace")
-    low = -1 + float(dtypes.finfo(kind).epsneg)
-    u = uniform(own(key, "laplace"), shape_of(shape), kind, low, 1.0)
+    """Laplace with location 0 and scale 1.
+
+    Args:
+        key: random key; the call uses it up.
+        shape: of the result.
+        dtype: floating dtype; float32 by default.
+
+    Returns:
+        An array of `shape` and `dtype`.
+
+    Raises:
+        TypeError: `dtype` is not floating.
+
+    >>> random.laplace(random.key(0), (3,))
+    Array([ 0.22553027, -1.4314603 , -0.6375717 ], dtype=float32)
+    """
+    dtype = float_dtype(dtype, "laplace")
+    low = -1 + float(dtypes.finfo(dtype).epsneg)
+    u = uniform(take_key(key, "laplace"), shape_of(shape), dtype, low, 1.0)
     return ops.mul(ops.sign(u), ops.log1p(ops.neg(ops.abs(u))))
 
 
 def logistic(key: Key, shape: ShapeLike = (), dtype: DTypeLike | None = None) -> Array:
-    """Logistic with location 0 and scale 1: log(u / (1 - u))."""
-    kind = float_dtype(dtype, "logistic")
-    tiny = float(dtypes.finfo(kind).tiny)
-    u = uniform(own(key, "logistic"), shape_of(shape), kind, tiny, 1.0)
+    """Logistic with location 0 and scale 1: log(u / (1 - u)) of a uniform u.
+
+    Args:
+        key: random key; the call uses it up.
+        shape: of the result.
+        dtype: floating dtype; float32 by default.
+
+    Returns:
+        An array of `shape` and `dtype`.
+
+    Raises:
+        TypeError: `dtype` is not floating.
+
+    >>> random.logistic(random.key(0), (3,))
+    Array([-0.40943992,  1.9973645 ,  1.0238032 ], dtype=float32)
+    """
+    dtype = float_dtype(dtype, "logistic")
+    tiny = float(dtypes.finfo(dtype).tiny)
+    u = uniform(take_key(key, "logistic"), shape_of(shape), dtype, tiny, 1.0)
     return ops.sub(ops.log(u), ops.log1p(ops.neg(u)))
 
 
 def rademacher(key: Key, shape: ShapeLike = (), dtype: DTypeLike | None = None) -> Array:
-    """-1 or 1 with equal probability."""
-    kind = dtype_or(dtype, dtypes.I32)
+    """-1 or 1 with equal probability.
+
+    Args:
+        key: random key; the call uses it up.
+        shape: of the result.
+        dtype: of the result; int32 by default.
+
+    Returns:
+        An array of `shape` and `dtype`.
+
+    >>> random.rademacher(random.key(0), (4,))
+    Array([ 1, -1, -1, -1], dtype=int32)
+    """
+    dtype = dtype_or(dtype, dtypes.I32)
     sign = bernoulli(key, 0.5, shape_of(shape))
-    return ops.sub(ops.mul(ops.convert(sign, kind), 2), 1)
+    return ops.sub(ops.mul(ops.convert(sign, dtype), 2), 1)

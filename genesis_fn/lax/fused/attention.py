@@ -255,25 +255,6 @@ def dot_product_attention(
 ) -> tuple[Array, Array]: ...
 
 
-@overload
-def dot_product_attention(
-    query: ArrayLike,
-    key: ArrayLike,
-    value: ArrayLike,
-    bias: ArrayLike | None = None,
-    mask: ArrayLike | None = None,
-    *,
-    scale: float | None = None,
-    is_causal: bool = False,
-    query_seq_lengths: ArrayLike | None = None,
-    key_value_seq_lengths: ArrayLike | None = None,
-    local_window_size: int | tuple[int, int] | None = None,
-    implementation: str | None = None,
-    return_residual: bool = False,
-    softcap: float = 0.0,
-) -> PyTree: ...
-
-
 def dot_product_attention(
     query: ArrayLike,
     key: ArrayLike,
@@ -292,10 +273,34 @@ def dot_product_attention(
 ) -> PyTree:
     """softmax(scale * query key^T + bias) value: [B, T, N, H] or [T, N, H], as JAX's function.
 
-    key and value are [B, S, K, H] with K dividing N (grouped heads). `bias` and the boolean `mask`
-    broadcast to [B, N, T, S]; sequence lengths are [B] integers; `local_window_size` is (left,
-    right). With `return_residual`, (result, log of the sum of exponentials [B, T, N] in float32).
-    Raises ShapeError where shapes do not fit.
+
+    Args:
+        query: floating array [B, T, N, H], or [T, N, H] without a batch.
+        key, value: arrays [B, S, K, H] with K dividing N: N / K query heads share a key head.
+        bias: added to the scaled scores; broadcasts to [B, N, T, S].
+        mask: booleans that broadcast to [B, N, T, S]: True where a query may attend to a key.
+        scale: factor of the scores; None means 1 / sqrt(H).
+        is_causal: whether query t attends to keys 0 ... t only.
+        query_seq_lengths, key_value_seq_lengths: how many positions of each row are real, integers
+            [B]; None means all.
+        local_window_size: the most keys to the left and to the right that a query attends to,
+            (left, right), or one number for both; None means all.
+        implementation: "xla", "cudnn" or None, with no effect: the device decides.
+        return_residual: also return the logarithm of the sum of exponentials.
+        softcap: replaces scores by softcap * tanh(scores / softcap); 0 does not.
+
+    Returns:
+        An array of the shape of `query`; with `return_residual` (it, float32 [B, T, N]).
+
+    Raises:
+        ShapeError: shapes do not fit.
+        DTypeError: operands have several dtypes or one that is not floating, or `mask` is not
+            boolean.
+        ValueError: `implementation` is another.
+
+    >>> q = random.normal(random.key(0), (1, 5, 4, 8))
+    >>> nn.dot_product_attention(q, q[:, :, :2], q[:, :, :2], is_causal=True).shape
+    (1, 5, 4, 8)
     """
     from genesis_fn.core.convert import as_array
 

@@ -211,10 +211,22 @@ def linear_cross_entropy(
 ) -> Array:
     """Softmax cross-entropy of the linear layer x @ weight.T, without keeping its logits.
 
-    x is [..., features], weight [classes, features], labels [...] integers. `reduction` is "mean"
-    (over the rows not ignored), "sum" or "none". `z_loss` adds z_loss * logsumexp**2 per row,
-    `softcap` replaces the logits by softcap * tanh(logits / softcap). The loss is float32 for
-    16-bit operands.
+    Args:
+        x: floating array [..., features].
+        weight: array [classes, features].
+        labels: integer classes [...].
+        ignore_index: label of rows that do not count.
+        label_smoothing: share of the target that is spread evenly over all classes.
+        z_loss: adds z_loss * logsumexp(logits)**2 to the loss of a row.
+        softcap: replaces the logits by softcap * tanh(logits / softcap); 0 does not.
+        reduction: "mean" over the rows that count, "sum", or "none".
+
+    Returns:
+        A scalar, or with "none" the loss of each row [...]; float32 for 16-bit operands.
+
+    >>> x, weight = jnp.ones((2, 3)), jnp.zeros((4, 3))
+    >>> nn.linear_cross_entropy(x, weight, jnp.array([0, 3]))
+    Array(1.3862944, dtype=float32)
     """
     x, weight = array(x), array(weight)
     labels = class_labels("linear_cross_entropy", labels)
