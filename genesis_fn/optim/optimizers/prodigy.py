@@ -45,7 +45,35 @@ def prodigy(
     weight_decay: Number = 0.0,
     safeguard_warmup: bool = False,
 ) -> base.GradientTransformationExtraArgs:
-    """Adam with the estimated distance to the solution as learning rate, times `learning_rate`."""
+    """Prodigy: Adam with an estimate d of the distance to the solution as its learning rate.
+
+        m, v: moving means of d g and (d g)**2;  rate = lr d sqrt(1 - beta2**t) / (1 - beta1**t),
+        update = -rate (m / (sqrt(v) + d eps) + weight_decay p),
+        r <- beta3 r + (d / estim_lr0) rate <g, p0 - p>,  s <- beta3 s + (rate / estim_lr0) d g,
+        d <- max(d, estim_lr_coef r / |s|_1)
+
+    Source: Mishchenko & Defazio, "Prodigy: an expeditiously adaptive parameter-free learner", 2023.
+    `update` needs the parameters.
+
+    Args:
+        learning_rate: factor of the estimate, or a schedule of it; 1.0 mostly does.
+        betas: decay rates of the first and second moments, in [0, 1).
+        beta3: decay rate of the estimate's sums, in [0, 1); None: sqrt(beta2).
+        eps: positive number added to the denominator, in units of d.
+        estim_lr0: first estimate, positive and small.
+        estim_lr_coef: positive factor of new estimates.
+        weight_decay: number >= 0: the share of the parameter added to the update before the rate.
+        safeguard_warmup: whether the schedule stays out of the estimate, for a warm-up.
+
+    Returns:
+        The transformation, whose states are ProdigyState(..., estim_lr, ...), with d as `estim_lr`.
+
+    >>> w, g = jnp.array([1.0, -2.0]), jnp.array([0.5, -3.0])
+    >>> tx = optim.prodigy(estim_lr0=0.1)
+    >>> updates, state = tx.update(g, tx.init(w), w)
+    >>> updates.round(4)
+    Array([-0.1,  0.1], dtype=float32)
+    """
     beta1, beta2 = betas
     beta3 = beta2**0.5 if beta3 is None else beta3
 
