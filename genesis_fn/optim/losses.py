@@ -1,7 +1,7 @@
-"""Losses, one value per example; optax's names and conventions.
+"""Losses, one value per example, with optax's names and conventions.
 
 Reduce them with `.mean()` or `.sum()`. `where` masks elements along the reduced axes. Under `amp`
-they run in float32 as a whole.
+each runs in float32 as a whole (`wide`).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Axis = int | tuple[int, ...] | None
 
 
 def _floats(name: str, *arrays: ArrayLike) -> list[Array]:
-    """The arguments as arrays. Raises DTypeError where one is not floating."""
+    """Converts the arguments to arrays. Raises DTypeError where one is not floating."""
     found = [as_array(x) for x in arrays]
     for x in found:
         if not dtypes.is_float(x.dtype):
@@ -259,7 +259,7 @@ def _log_sigmoid(x: Array) -> Array:
 
 
 def _rows(x: Array, axis: Axis) -> Array:
-    """`x` with `axis` (or axes, merged) last."""
+    """Returns `x` with `axis` last; several axes are merged into one."""
     if axis == -1 or axis == x.ndim - 1:
         return x
     axes = tuple(range(x.ndim)) if axis is None else (axis,) if isinstance(axis, int) else axis
@@ -270,7 +270,7 @@ def _rows(x: Array, axis: Axis) -> Array:
 
 
 def _row_mask(where: ArrayLike, logits: Array, axis: Axis) -> Array:
-    """The mask of `_rows(logits)`; one of fewer dimensions lacks `axis`."""
+    """Returns the mask of `_rows(logits)`; a mask of fewer dimensions lacks `axis`."""
     where = as_array(where)
     if where.ndim != logits.ndim:
         where = jnp.expand_dims(where, axis)
@@ -279,7 +279,7 @@ def _row_mask(where: ArrayLike, logits: Array, axis: Axis) -> Array:
 
 
 def _masked(logits: Array, where: Array | None) -> Array:
-    """Logits with -inf where they are masked out."""
+    """Returns the logits with -inf where they are masked out."""
     return logits if where is None else jnp.where(where, logits, -jnp.inf)
 
 
@@ -529,7 +529,7 @@ def perceptron_loss(predictor_outputs: ArrayLike, targets: ArrayLike) -> Array:
 
 
 def _one_hot(labels: ArrayLike, scores: Array, name: str = "") -> Array:
-    """Ones at the labels along the last axis of `scores`; a row of zeros for one out of range."""
+    """Returns ones at the labels along the last axis of `scores`, zeros for what is no class."""
     if name and jnp.shape(labels) != scores.shape[:-1]:
         raise ShapeError(
             f"{name}: scores {typeof(scores)} need labels of shape {scores.shape[:-1]}, one class "
@@ -621,7 +621,7 @@ def sparsemax_loss(logits: ArrayLike, labels: ArrayLike) -> Array:
 
 
 def _simplex(x: Array) -> Array:
-    """The Euclidean projection of rows on the probability simplex (Duchi et al. 2008)."""
+    """Projects rows on the probability simplex, in Euclidean distance (Duchi et al. 2008)."""
     n = x.shape[-1]
     ordered = jnp.flip(jnp.sort(x, axis=-1), axis=-1)
     excess = (jnp.cumsum(ordered, axis=-1) - 1.0) / jnp.arange(1, n + 1).astype(x.dtype)

@@ -1,4 +1,4 @@
-"""Reading optimizer states: what step, which learning rate, which norms."""
+"""`describe`: what can be read from an optimizer state: step, learning rate, norms."""
 
 from __future__ import annotations
 
@@ -24,11 +24,12 @@ _COUNTERS = ("count", "step_count", "step", "gradient_step")
 
 
 def describe(state: OptState, updates: Updates | None = None) -> dict[str, Any]:
-    """What can be read from an optimizer state: {"step": ..., "lr": ..., ...}, arrays as stored.
+    """Returns what can be read from an optimizer state: {"step": ..., "lr": ..., ...}.
 
-    Also "grad_norm" where `clip_by_global_norm` is in the chain, injected hyperparameters and
-    `snapshot`/`monitor` measurements by name, and "update_norm" of `updates` where they are given.
-    A key met in several places (two groups of parameters) gets the place: "lr@inner_states.head".
+    Also "grad_norm" where `clip_by_global_norm` is in the chain, injected hyperparameters and the
+    measurements of `snapshot` and `monitor` by name, and "update_norm" of `updates` if given.
+    A key that occurs several times, as in two groups of parameters, is followed by its path:
+    "lr@inner_states.head".
     """
     steps: list[Any] = []
     found: dict[str, dict[tuple[Any, ...], Any]] = {}
