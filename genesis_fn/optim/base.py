@@ -61,7 +61,7 @@ class GradientTransformation(_Pair):
         return super().__new__(cls, _entered(init), _entered(update, state, reads_state))
 
     def describe(self, state: OptState, updates: Updates | None = None) -> dict[str, Any]:
-        """Returns what can be read from a state, as step, learning rate, norms: `optim.describe`."""
+        """Returns what a state says of step, learning rate and norms, as `optim.describe` does."""
         return describe(state, updates)
 
 

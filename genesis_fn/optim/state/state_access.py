@@ -66,7 +66,7 @@ def walk(node: Any, path: tuple[Any, ...] = ()) -> Iterator[StateEntry]:
 def get_all_with_path(
     tree: PyTree, key: Any, filtering: Callable[[tuple[Any, ...], Any], bool] | None = None
 ) -> list[tuple[tuple[Any, ...], Any]]:
-    """Returns [(path, value)] of fields and dict items called `key`, and named tuples of that class.
+    """Returns [(path, value)] of fields and dict items called `key`, and named tuples so called.
 
     What a transformation records of an injected hyperparameter (see `inject_hyperparams`) is left
     out: it is that hyperparameter.
@@ -228,7 +228,7 @@ def map_params(
 
     >>> tx = optim.adam(0.1)
     >>> state = optim.tree.map_params(tx, lambda x: x + 1, tx.init(jnp.zeros(2)))
-    >>> state.mu, state.count
+    >>> state.mu, state.adam.count
     (Array([1., 1.], dtype=float32), Array(0, dtype=int32))
     """
     init = initable.init if hasattr(initable, "init") else initable
