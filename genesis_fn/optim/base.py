@@ -23,7 +23,7 @@ from genesis_fn.optim.annotations import (
     TransformUpdateFn,
     Updates,
 )
-from genesis_fn.optim.state.describe import describe
+from genesis_fn.optim.state.summary import describe
 from genesis_fn.optim.tree_map_updates import difference, is_inexact, is_none, map_updates, widen
 
 
@@ -58,7 +58,7 @@ class GradientTransformation(_Pair):
         state: type | None = None,
         reads_state: bool = True,
     ) -> Self:
-        return super().__new__(cls, _entered(init), _entered(update, state, reads_state))
+        return super().__new__(cls, _wrapped(init), _wrapped(update, state, reads_state))
 
     def describe(self, state: OptState, updates: Updates | None = None) -> dict[str, Any]:
         """Returns what a state says of step, learning rate and norms, as `optim.describe` does."""
@@ -72,7 +72,7 @@ class GradientTransformationExtraArgs(GradientTransformation):
         update: TransformUpdateExtraArgsFn  # pyright: ignore[reportIncompatibleVariableOverride]
 
 
-def _entered(
+def _wrapped(
     f: Callable[..., Any], state_type: type | None = None, reads_state: bool = True
 ) -> Callable[..., Any]:
     """Returns `f`, run on the device of its first argument after a check of the state's class."""
@@ -101,7 +101,7 @@ def check_state(state: OptState, state_type: type, name: str) -> None:
     if isinstance(state, state_type):
         return
     needed = state_type._fields  # type: ignore[attr-defined]
-    # A state of a class of the same fields is read as well: what is saved may be made anew.
+    # Another class with the same fields will do: a loaded state may have a class of its own.
     if not {*needed} <= {*getattr(type(state), "_fields", ())} or not needed:
         raise ArgumentError(
             f"{describe_state(state)}; this {name} needs {state_type.__name__}\n"
@@ -116,16 +116,16 @@ def is_empty(state: OptState) -> bool:
 
 def describe_state(state: OptState) -> str:
     """Describes a state for an error message: its class, or the optimizer whose state it is."""
-    kind = type(state)
-    parts = getattr(kind, "_fields", None) if isinstance(state, tuple) else None
+    cls = type(state)
+    fields = getattr(cls, "_fields", None) if isinstance(state, tuple) else None
     if type(state) is tuple:
         return f"the state is a tuple of {len(state)}"
-    if parts is None:
-        return f"the state is {'None' if state is None else f'of type {kind.__name__}'}"
-    owner = getattr(kind, "optimizer", "")
-    if not owner:
-        return f"the state is {kind.__name__}"
-    return f"the state is of {owner} ({', '.join(type(x).__name__ for x in state)})"
+    if fields is None:
+        return f"the state is {'None' if state is None else f'of type {cls.__name__}'}"
+    optimizer = getattr(cls, "optimizer", "")
+    if not optimizer:
+        return f"the state is {cls.__name__}"
+    return f"the state is of {optimizer} ({', '.join(type(x).__name__ for x in state)})"
 
 
 class EmptyState(NamedTuple):
@@ -223,9 +223,9 @@ def with_extra_args_support(tx: GradientTransformation) -> GradientTransformatio
         return tx.update(updates, state, params)
 
     update.__qualname__ = name_of(tx.update)
-    made = GradientTransformationExtraArgs(tx.init, update)
-    made.update.state_type = getattr(tx.update, "state_type", None)  # type: ignore[attr-defined]
-    return made
+    wrapped = GradientTransformationExtraArgs(tx.init, update)
+    wrapped.update.state_type = getattr(tx.update, "state_type", None)  # type: ignore[attr-defined]
+    return wrapped
 
 
 def apply_updates(params: Params, updates: Updates) -> Params:
@@ -249,21 +249,21 @@ def apply_updates(params: Params, updates: Updates) -> Params:
     """
     us, treedef = tree.flatten(updates, is_none)
     if updates is None and tree.leaves(params):
-        raise TreeError(_misfit(params, updates))
+        raise TreeError(_mismatch(params, updates))
     try:
         ps = treedef.flatten_up_to(params)
     except (ValueError, TypeError):
-        raise TreeError(_misfit(params, updates)) from None
+        raise TreeError(_mismatch(params, updates)) from None
     return tree.unflatten(
-        treedef, [_added(p, u, updates, i) for i, (u, p) in enumerate(zip(us, ps, strict=True))]
+        treedef, [_add_leaf(p, u, updates, i) for i, (u, p) in enumerate(zip(us, ps, strict=True))]
     )
 
 
-def _added(p: Any, u: Any, updates: Updates, i: int) -> Array | None:
+def _add_leaf(p: Any, u: Any, updates: Updates, i: int) -> Array | None:
     if u is None or p is None:
         return p
     p, u = as_array(p), as_array(u)
-    if u.shape != p.shape and not _fits(u.shape, p.shape):
+    if u.shape != p.shape and not _broadcasts(u.shape, p.shape):
         path = tree.paths(updates, is_none)[i]
         raise ShapeError(
             f"apply_updates: params{path} is {p.aval}, but updates{path} is {u.aval}\n"
@@ -272,13 +272,13 @@ def _added(p: Any, u: Any, updates: Updates, i: int) -> Array | None:
     return (widen(p) + u).astype(p.dtype)
 
 
-def _fits(shape: tuple[int, ...], into: tuple[int, ...]) -> bool:
+def _broadcasts(shape: tuple[int, ...], into: tuple[int, ...]) -> bool:
     """Whether `shape` broadcasts to `into`."""
     pairs = zip(reversed(shape), reversed(into), strict=False)
     return len(shape) <= len(into) and all(a in (1, b) for a, b in pairs)
 
 
-def _misfit(params: Params, updates: Updates) -> str:
+def _mismatch(params: Params, updates: Updates) -> str:
     if updates is None:
         return "apply_updates(params, updates): updates is None, where the parameters are a tree"
     if type(updates) is tuple and len(updates) == 2:

@@ -51,13 +51,13 @@ def one_minus_power(decay: Number, count: ArrayLike) -> Callable[[DType], Number
     It is computed as -expm1(count * log(decay)), which does not cancel where decay is near 1, once
     per dtype.
     """
-    made: dict[DType, Number] = {}
+    corrections: dict[DType, Number] = {}
 
     def at(dtype: DType) -> Number:
-        kind = real_of(dtype)
-        if kind not in made:
-            made[kind] = _one_minus_power(decay, as_array(count).astype(kind))
-        return made[kind]
+        real = real_of(dtype)
+        if real not in corrections:
+            corrections[real] = _one_minus_power(decay, as_array(count).astype(real))
+        return corrections[real]
 
     return at
 

@@ -579,9 +579,9 @@ def sgdr_schedule(cosine_kwargs: Iterable[Mapping[str, Any]]) -> Schedule:
     >>> [float(lr(step)) for step in (0, 10, 20, 30)]
     [0.0, 1.0, 0.0, 0.5]
     """
-    parts = list(cosine_kwargs)
-    ends = list(itertools.accumulate(p["decay_steps"] for p in parts))
-    return join_schedules([warmup_cosine_decay_schedule(**p) for p in parts], ends[:-1])
+    cycles = list(cosine_kwargs)
+    ends = list(itertools.accumulate(p["decay_steps"] for p in cycles))
+    return join_schedules([warmup_cosine_decay_schedule(**p) for p in cycles], ends[:-1])
 
 
 def lambda_schedule(init_value: Number, *factors: Schedule) -> Schedule:

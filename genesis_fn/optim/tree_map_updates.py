@@ -39,9 +39,9 @@ def wide_dtype(d: DType) -> DType:
 
 def widest_float(params: Params) -> DType:
     """Returns the widest real dtype among the floating leaves; float32 where there is none."""
-    kinds = [as_array(p).dtype for p in tree.leaves(params)]
-    kinds = [real_of(k) for k in kinds if dtypes.is_inexact(k)]
-    return max(kinds, key=lambda k: k.itemsize, default=F32)
+    floats = [as_array(p).dtype for p in tree.leaves(params)]
+    floats = [real_of(d) for d in floats if dtypes.is_inexact(d)]
+    return max(floats, key=lambda d: d.itemsize, default=F32)
 
 
 def is_inexact(x: Array) -> bool:
@@ -56,11 +56,11 @@ def widen(x: Any) -> Any: ...
 def widen(x: Any) -> Any:
     """Converts an array or float to its `wide_dtype`; other arrays and what is no number pass."""
     x = as_array(x) if isinstance(x, (float, complex)) else x
-    kind = getattr(x, "dtype", None)
-    if kind is None:
+    dtype = getattr(x, "dtype", None)
+    if dtype is None:
         return x
-    wide = wide_dtype(kind)
-    return x if wide == kind else x.astype(wide)
+    wide = wide_dtype(dtype)
+    return x if wide == dtype else x.astype(wide)
 
 
 def as_gradient(g: ArrayLike | None) -> Array | None:
@@ -175,17 +175,17 @@ def _aligned(treedef: tree.PyTreeDef, updates: Updates, other: PyTree, name: str
 
 def difference(name: str, t: PyTree, other_name: str, other: PyTree) -> str | None:
     """Describes how tree `t` differs in structure from tree `other`; None if it does not."""
-    found = first_difference(other, t)
-    if found is None:
+    mismatch = first_difference(other, t)
+    if mismatch is None:
         return None
     have, want = tree.paths(t, is_none), tree.paths(other, is_none)
     # A state may hold several arrays where the gradients have a leaf.
     extra = [p for p in have if not any(w.startswith(p) for w in want)]
     lacking = [w for w in want if not any(w.startswith(p) for p in have)]
-    # Paths that begin alike are of one place with unlike nodes, which `found` tells.
+    # Paths that begin alike have unlike nodes at one path, which `mismatch` names.
     unlike = any(a.startswith(b) or b.startswith(a) for a in extra for b in lacking)
-    if unlike or ": expected" in found:
-        return f"{name} and {other_name} differ in structure: {found}"
+    if unlike or ": expected" in mismatch:
+        return f"{name} and {other_name} differ in structure: {mismatch}"
     words = [
         f"{text} {_several(paths)} that {other_name} {verb}"
         for text, paths, verb in (
@@ -194,7 +194,7 @@ def difference(name: str, t: PyTree, other_name: str, other: PyTree) -> str | No
         )
         if paths
     ]
-    return "; ".join(words) or f"{name} and {other_name} differ in structure: {found}"
+    return "; ".join(words) or f"{name} and {other_name} differ in structure: {mismatch}"
 
 
 def _several(paths: list[str]) -> str:
@@ -215,8 +215,10 @@ def init_leaves(f: Callable[[Array], PyTree], params: Params) -> PyTree:
 
 def init_moments(params: Params, value: Number = 0.0, dtype: DTypeLike | None = None) -> PyTree:
     """Returns arrays of `value` shaped as the parameters, in `dtype`, or in float32 or wider."""
-    kind = None if dtype is None else dtypes.dtype(dtype)
-    return init_leaves(lambda p: jnp.full_like(p, value, dtype=kind or wide_dtype(p.dtype)), params)
+    fixed = None if dtype is None else dtypes.dtype(dtype)
+    return init_leaves(
+        lambda p: jnp.full_like(p, value, dtype=fixed or wide_dtype(p.dtype)), params
+    )
 
 
 def select(pred: Array | bool, on_true: PyTree, on_false: PyTree) -> PyTree:

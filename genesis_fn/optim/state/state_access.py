@@ -42,16 +42,16 @@ def _is_named_tuple(x: Any) -> bool:
 def _children(node: Any) -> list[tuple[Any, Any, Any]]:
     """Returns (path entry, key, child) of each child of a node; leaves have none."""
     if _is_named_tuple(node):
-        kind = type(node).__name__
-        return [(NamedTupleKey(kind, n), n, getattr(node, n)) for n in node._fields]
+        name = type(node).__name__
+        return [(NamedTupleKey(name, n), n, getattr(node, n)) for n in node._fields]
     if isinstance(node, dict):
         return [(k, k, v) for k, v in node.items()]
     if isinstance(node, (tuple, list)):
         return [(i, i, v) for i, v in enumerate(node)]
     if dataclasses.is_dataclass(node) and not isinstance(node, type):
-        kind = type(node).__name__
+        name = type(node).__name__
         names = [f.name for f in dataclasses.fields(node)]
-        return [(NamedTupleKey(kind, n), n, getattr(node, n)) for n in names]
+        return [(NamedTupleKey(name, n), n, getattr(node, n)) for n in names]
     return []
 
 
@@ -76,17 +76,17 @@ def get_all_with_path(
         key: name of a field, key of a dict or name of a named tuple class.
         filtering: function (path, value) that is true for those to keep; None: all.
     """
-    places = [StateEntry((), None, tree), *walk(tree)]
-    found = [
+    entries = [StateEntry((), None, tree), *walk(tree)]
+    matches = [
         (p.path, p.value)
-        for p in places
+        for p in entries
         if (p.path and _is(p.key, key)) or _class_name(p.value) == key
     ]
     holders = [
-        p[:-2] for p, _ in found if [str(e.name) for e in p[-2:-1] if _named(e)] == [_INJECTED]
+        p[:-2] for p, _ in matches if [str(e.name) for e in p[-2:-1] if _named(e)] == [_INJECTED]
     ]
-    found = [(p, v) for p, v in found if not any(_is_record(p, h) for h in holders)]
-    return [(p, v) for p, v in found if filtering is None or filtering(p, v)]
+    matches = [(p, v) for p, v in matches if not any(_is_record(p, h) for h in holders)]
+    return [(p, v) for p, v in matches if filtering is None or filtering(p, v)]
 
 
 # The field of a state in which `inject_hyperparams` keeps hyperparameters by name.
@@ -136,11 +136,11 @@ def get(
     >>> optim.tree.get(state, "learning_rate")
     Array(0.1, dtype=float32)
     """
-    found = get_all_with_path(tree, key, filtering)
-    if len(found) > 1:
-        places = ", ".join(dotted(p) or "the top" for p, _ in found)
-        raise KeyError(f"{key!r} is found {len(found)} times, at {places}; pass filtering=")
-    return found[0][1] if found else default
+    matches = get_all_with_path(tree, key, filtering)
+    if len(matches) > 1:
+        paths = ", ".join(dotted(p) or "the top" for p, _ in matches)
+        raise KeyError(f"{key!r} is found {len(matches)} times, at {paths}; pass filtering=")
+    return matches[0][1] if matches else default
 
 
 def set(
@@ -187,8 +187,8 @@ def _replaced(
     if _is_named_tuple(node):
         return type(node)(*new)
     if isinstance(node, dict):
-        made = dict(zip([k for _, k, _ in children], new, strict=True))
-        return made if type(node) is dict else type(node)(made)
+        new_dict = dict(zip([k for _, k, _ in children], new, strict=True))
+        return new_dict if type(node) is dict else type(node)(new_dict)
     if isinstance(node, (tuple, list)):
         return type(node)(new)
     fields = {k: v for (_, k, _), v in zip(children, new, strict=True)}

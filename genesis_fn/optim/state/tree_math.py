@@ -246,21 +246,21 @@ def dtype(tree: PyTree, mixed_dtype_handler: str | None = None) -> DType:
         mixed_dtype_handler: for leaves of several dtypes: "promote", "highest" or "lowest"; None
             raises DTypeError, which names the leaf that differs.
     """
-    kinds = [x.dtype for x in _arrays(tree)]
-    if not kinds:
+    leaf_dtypes = [x.dtype for x in _arrays(tree)]
+    if not leaf_dtypes:
         return F32
     if mixed_dtype_handler is None:
-        for path, kind in zip(leaf_paths(tree), kinds, strict=True):
-            if kind != kinds[0]:
+        for path, d in zip(leaf_paths(tree), leaf_dtypes, strict=True):
+            if d != leaf_dtypes[0]:
                 raise DTypeError(
-                    f"expected all leaves to be {kinds[0].name}, but {path} is {kind.name}"
+                    f"expected all leaves to be {leaf_dtypes[0].name}, but {path} is {d.name}"
                 )
-        return kinds[0]
+        return leaf_dtypes[0]
     if mixed_dtype_handler == "promote":
-        return functools.reduce(dtypes.promote_types, kinds)
+        return functools.reduce(dtypes.promote_types, leaf_dtypes)
     if mixed_dtype_handler in ("highest", "lowest"):
         highest = mixed_dtype_handler == "highest"
-        return functools.reduce(lambda a, b: _pick(a, b, highest), kinds)
+        return functools.reduce(lambda a, b: _pick(a, b, highest), leaf_dtypes)
     raise ArgumentError(
         f'mixed_dtype_handler is None, "promote", "highest", "lowest"; got {mixed_dtype_handler!r}'
     )

@@ -15,12 +15,12 @@ from genesis_fn.optim.annotations import OptState, Params, Updates
 def _inner_field(state: OptState, name: str) -> Any:
     """Returns the value of the one field called `name` below the state of a named chain."""
     if not name.startswith("_"):
-        found = list(_fields(state, name))
-        if len(found) == 1:
-            return found[0][1]
-        if found:
-            places = ", ".join("state." + p for p, _ in found)
-            raise AttributeError(f"{name!r} is found {len(found)} times: write {places}")
+        matches = list(_fields(state, name))
+        if len(matches) == 1:
+            return matches[0][1]
+        if matches:
+            paths = ", ".join("state." + p for p, _ in matches)
+            raise AttributeError(f"{name!r} is found {len(matches)} times: write {paths}")
     raise AttributeError(
         f"no {name!r} in the optimizer state, whose parts are {', '.join(state._fields)}"
     )
@@ -82,17 +82,17 @@ def chain(
     """
     if args and named:
         raise ArgumentError("chain: name all of the transformations or none")
-    return _in_turn("chain", args, named)
+    return _chain("chain", args, named)
 
 
 def optimizer(
-    name: str, **parts: base.GradientTransformation
+    name: str, **transforms: base.GradientTransformation
 ) -> base.GradientTransformationExtraArgs:
     """Chains the transformations of the optimizer called `name`, whose states carry that name."""
-    return _in_turn(name, (), parts)
+    return _chain(name, (), transforms)
 
 
-def _in_turn(
+def _chain(
     name: str, args: tuple[Any, ...], named: dict[Any, Any]
 ) -> base.GradientTransformationExtraArgs:
     for key, tx in [*enumerate(args), *named.items()]:
@@ -114,10 +114,10 @@ def _in_turn(
     ) -> tuple[Updates, OptState]:
         whole = isinstance(state, tuple) and len(state) == len(txs)
         if not whole or getattr(type(state), "_fields", fields) != fields:
-            parts = ", ".join(kind.__name__ for kind in needed)
+            names = ", ".join(c.__name__ for c in needed)
             raise ArgumentError(
                 f"{base.describe_state(state)}; this {name} needs "
-                f"{parts if len(txs) == 1 else f'({parts})'}\n"
+                f"{names if len(txs) == 1 else f'({names})'}\n"
                 f"  make it by init of this {name}, and keep the one that update returns"
             )
         new = []
@@ -127,10 +127,10 @@ def _in_turn(
         return updates, make(new)
 
     update.__qualname__ = name
-    made = base.GradientTransformationExtraArgs(init, update)
+    chained = base.GradientTransformationExtraArgs(init, update)
     if named:
-        made.update.state_type = chain_state(fields)  # type: ignore[attr-defined]
-    return made
+        chained.update.state_type = chain_state(fields)  # type: ignore[attr-defined]
+    return chained
 
 
 def _as_transformation(tx: Any) -> base.GradientTransformation:

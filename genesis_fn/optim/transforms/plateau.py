@@ -60,14 +60,14 @@ def reduce_on_plateau(
         )
 
     def init(params: Params) -> ReduceLROnPlateauState:
-        kind = wide_dtype(widest_float(params))
+        dtype = wide_dtype(widest_float(params))
         return ReduceLROnPlateauState(
-            jnp.ones((), kind),
-            jnp.full((), float("inf"), dtype=kind),
+            jnp.ones((), dtype),
+            jnp.full((), float("inf"), dtype=dtype),
             zero_count(),
             zero_count(),
             zero_count(),
-            jnp.zeros((), kind),
+            jnp.zeros((), dtype),
         )
 
     def update(
@@ -78,10 +78,10 @@ def reduce_on_plateau(
         value: ArrayLike,
         **extra: Any,
     ) -> tuple[Updates, ReduceLROnPlateauState]:
-        kind = state.avg_value.dtype
+        dtype = state.avg_value.dtype
         count = safe_increment(state.count)
-        seen = state.count.astype(kind) * state.avg_value + as_array(value).astype(kind)
-        mean = seen / count.astype(kind)
+        seen = state.count.astype(dtype) * state.avg_value + as_array(value).astype(dtype)
+        mean = seen / count.astype(dtype)
         judged = count == accumulation_size
         better = mean < (1 - rtol) * state.best_value - atol
         resting = state.cooldown_count > 0

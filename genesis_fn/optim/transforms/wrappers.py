@@ -294,10 +294,10 @@ def _conditional(
     inner: base.GradientTransformation, condition: Callable[..., Any], forward: bool, zero: bool
 ) -> base.GradientTransformationExtraArgs:
     tx = base.with_extra_args_support(inner)
-    kind = ConditionallyMaskState if zero else ConditionallyTransformState
+    state_class = ConditionallyMaskState if zero else ConditionallyTransformState
 
     def init(params: Params) -> OptState:
-        return kind(step=zero_count(), inner_state=tx.init(params))
+        return state_class(step=zero_count(), inner_state=tx.init(params))
 
     def update(
         updates: Updates, state: OptState, params: Params | None = None, **extra: Any
@@ -309,9 +309,9 @@ def _conditional(
             lambda u, v: jnp.where(take, u, as_array(v).astype(u.dtype)), new, extras=(other,)
         )
         kept = select(take, inner_state, state.inner_state)
-        return chosen, kind(step=safe_increment(state.step), inner_state=kept)
+        return chosen, state_class(step=safe_increment(state.step), inner_state=kept)
 
-    return base.GradientTransformationExtraArgs(init, update, state=kind)
+    return base.GradientTransformationExtraArgs(init, update, state=state_class)
 
 
 # ---- masters of low-precision parameters ----
@@ -394,8 +394,8 @@ def with_update_dtype(
     def cast(u: Array | None, like: ArrayLike | None) -> Array | None:
         if u is None:
             return None
-        kind = fixed or as_array(u if like is None else like).dtype
-        return u.astype(kind) if dtypes.is_inexact(kind) else u
+        dtype = fixed or as_array(u if like is None else like).dtype
+        return u.astype(dtype) if dtypes.is_inexact(dtype) else u
 
     def update(
         updates: Updates, state: OptState, params: Params | None = None, **extra: Any
@@ -495,18 +495,18 @@ def flatten(inner: base.GradientTransformation) -> base.GradientTransformationEx
     """
     inner = base.with_extra_args_support(inner)
 
-    def joined(values: Sequence[Any], like: Sequence[Any]) -> Array:
-        parts = [as_array(x) for x, g in zip(values, like, strict=True) if g is not None]
-        if not parts:
+    def concatenated(values: Sequence[Any], like: Sequence[Any]) -> Array:
+        arrays = [as_array(x) for x, g in zip(values, like, strict=True) if g is not None]
+        if not arrays:
             return jnp.zeros((0,))
-        kind = functools.reduce(dtypes.promote_types, [wide_dtype(x.dtype) for x in parts])
-        return jnp.concatenate([x.astype(kind).reshape(-1) for x in parts])
+        dtype = functools.reduce(dtypes.promote_types, [wide_dtype(x.dtype) for x in arrays])
+        return jnp.concatenate([x.astype(dtype).reshape(-1) for x in arrays])
 
     def init(params: Params) -> OptState:
         if isinstance(params, ParamsPlaceholder):
             return inner.init(params)
         leaves = tree.leaves(init_leaves(lambda p: p, params))
-        return inner.init(joined(leaves, leaves))
+        return inner.init(concatenated(leaves, leaves))
 
     def update(
         updates: Updates, state: OptState, params: Params | None = None, **extra: Any
@@ -517,8 +517,8 @@ def flatten(inner: base.GradientTransformation) -> base.GradientTransformationEx
         else:
             used = map_updates(lambda g, _: g, updates, extras=(params,))
             gradients = treedef.flatten_up_to(used)
-            params = joined(treedef.flatten_up_to(params), gradients)
-        new, state = inner.update(joined(gradients, gradients), state, params, **extra)
+            params = concatenated(treedef.flatten_up_to(params), gradients)
+        new, state = inner.update(concatenated(gradients, gradients), state, params, **extra)
         result: list[Any] = []
         offset = 0
         for g in gradients:
@@ -628,19 +628,19 @@ def inject_hyperparams(
             else:
                 others[name] = value
 
-        def convert(x: Any, kind: Any) -> Any:
+        def convert(x: Any, dtype: Any) -> Any:
             if isinstance(x, (float, np.floating)):
-                return as_array(float(x), dtypes.dtype(kind))
+                return as_array(float(x), dtypes.dtype(dtype))
             x = as_array(x)
-            return x.astype(kind) if dtypes.is_float(x.dtype) else x
+            return x.astype(dtype) if dtypes.is_float(x.dtype) else x
 
         def init(params: Params) -> InjectHyperparamsState:
-            kind = hyperparam_dtype
-            if kind is None:
-                kind = wide_dtype(widest_float(params))
+            dtype = hyperparam_dtype
+            if dtype is None:
+                dtype = wide_dtype(widest_float(params))
             states = {k: s.init() for k, s in schedules.items()}
-            values = {k: convert(v, kind) for k, v in numbers.items()}
-            values |= {k: convert(s(states[k]), kind) for k, s in schedules.items()}
+            values = {k: convert(v, dtype) for k, v in numbers.items()}
+            values |= {k: convert(s(states[k]), dtype) for k, s in schedules.items()}
             inner = inner_factory(**others, **values)
             return InjectHyperparamsState(zero_count(), values, states, inner.init(params))
 

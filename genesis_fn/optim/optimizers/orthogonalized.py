@@ -107,16 +107,16 @@ def _iterate(x: Array, gram: Array, coeffs: tuple[float, float, float]) -> Array
     return a * x + (b * gram + c * (gram @ gram)) @ x
 
 
-def _balanced(x: Array, kind: str, eps: Number) -> tuple[Array, Array]:
+def _preconditioned(x: Array, preconditioning: str, eps: Number) -> tuple[Array, Array]:
     """(x scaled to singular values of at most about 1, its Gram matrix)."""
-    if kind == "frobenius":
+    if preconditioning == "frobenius":
         x = x / (jnp.sqrt(jnp.sum(abs_sq(x), axis=(-2, -1), keepdims=True)) + eps)
         return x, _gram(x)
-    if kind == "spectral":
+    if preconditioning == "spectral":
         x = x / (jnp.linalg.norm(x, ord=2, axis=(-2, -1), keepdims=True) + eps)
         return x, _gram(x)
     gram = _gram(x)
-    if kind == "aol":
+    if preconditioning == "aol":
         s = 1.0 / jnp.sqrt(jnp.maximum(jnp.sum(jnp.abs(gram), axis=-1, keepdims=True), eps))
         return x * s, gram * s * _transposed(s)
     size = jnp.sqrt(jnp.sum(abs_sq(gram), axis=(-2, -1), keepdims=True))
@@ -179,7 +179,7 @@ def orthogonalize_via_newton_schulz(
     x = jnp.transpose(x, order).reshape(counts)
     tall = counts[1] > counts[2]
     x = _transposed(x) if tall else x
-    x, gram = _balanced(x, preconditioning, eps)
+    x, gram = _preconditioned(x, preconditioning, eps)
     for i, coeffs in enumerate(_coefficients(ns_coeffs, ns_steps)):
         x = _iterate(x, gram if i == 0 else _gram(x), coeffs)
     x = _transposed(x) if tall else x
@@ -193,9 +193,9 @@ def _is_dims(x: Any) -> bool:
 
 def _dims_of(spec: DimensionNumbers | None, params: Params) -> PyTree:
     """MuonDimensionNumbers (or None) per leaf, for a specification that may be a prefix."""
-    found = per_parameter(spec, params)
+    dims = per_parameter(spec, params)
     return tree.map(
-        lambda d, sub: tree.map(lambda _: d, sub, is_leaf=is_none), found, params, is_leaf=_is_dims
+        lambda d, sub: tree.map(lambda _: d, sub, is_leaf=is_none), dims, params, is_leaf=_is_dims
     )
 
 

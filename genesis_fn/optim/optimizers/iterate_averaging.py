@@ -111,16 +111,16 @@ def schedule_free(
     inner = base.with_extra_args_support(base_optimizer)
 
     def init(params: Params) -> ScheduleFreeState:
-        kind = wide_dtype(widest_float(params))
+        dtype = wide_dtype(widest_float(params))
         # A copy: the parameters may be donated to the same call as this state.
         z = init_leaves(
             lambda p: jnp.array(p, dtype=state_dtype or wide_dtype(p.dtype), copy=True), params
         )
         return ScheduleFreeState(
-            as_array(b1, kind),
-            jnp.zeros((), kind),
+            as_array(b1, dtype),
+            jnp.zeros((), dtype),
             jnp.ones((), I32),
-            jnp.zeros((), kind),
+            jnp.zeros((), dtype),
             inner.init(params),
             z,
         )
@@ -132,9 +132,9 @@ def schedule_free(
         # What z leaves out has no gradient for the inner transformation either.
         updates = map_updates(lambda g, _: g, updates, extras=(params,))
         lr = learning_rate(state.step_count) if callable(learning_rate) else learning_rate
-        kind = state.max_lr.dtype
+        dtype = state.max_lr.dtype
         max_lr = jnp.maximum(
-            state.max_lr, as_array(lr).astype(kind) if hasattr(lr, "dtype") else lr
+            state.max_lr, as_array(lr).astype(dtype) if hasattr(lr, "dtype") else lr
         )
         weight = max_lr**weight_lr_power
         total = state.weight_sum + weight

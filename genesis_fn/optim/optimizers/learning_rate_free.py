@@ -78,12 +78,12 @@ def prodigy(
     beta3 = beta2**0.5 if beta3 is None else beta3
 
     def init(params: Params) -> ProdigyState:
-        kind = widest_float(params)
-        kind = F32 if kind.itemsize < 4 else kind
+        dtype = widest_float(params)
+        dtype = F32 if dtype.itemsize < 4 else dtype
         start = init_leaves(lambda p: jnp.array(p, copy=True), params)
         first, second, total = (init_moments(params) for _ in range(3))
-        estimate = jnp.full((), estim_lr0, dtype=kind)
-        numerator = jnp.zeros((), kind)
+        estimate = jnp.full((), estim_lr0, dtype=dtype)
+        numerator = jnp.zeros((), dtype)
         return ProdigyState(first, second, total, start, estimate, numerator, zero_count())
 
     def update(
@@ -92,8 +92,10 @@ def prodigy(
         base.require_params(params, "prodigy")
         count = safe_increment(state.count)
         schedule = learning_rate(state.count) if callable(learning_rate) else learning_rate
-        d, kind = state.estim_lr, state.estim_lr.dtype
-        corrected = one_minus_power(beta2, count)(kind) ** 0.5 / one_minus_power(beta1, count)(kind)
+        d, dtype = state.estim_lr, state.estim_lr.dtype
+        corrected = one_minus_power(beta2, count)(dtype) ** 0.5 / one_minus_power(beta1, count)(
+            dtype
+        )
         rate = times(schedule, d * corrected)
         rise = d if safeguard_warmup else rate
 
@@ -111,7 +113,7 @@ def prodigy(
             return jnp.sum(g * (p0 - p))
 
         start = state.params0
-        progress = _total(map_updates(dot, updates, extras=(start, params)), kind)
+        progress = _total(map_updates(dot, updates, extras=(start, params)), dtype)
         new, m, v, s = map_updates(
             moments,
             updates,
@@ -121,13 +123,13 @@ def prodigy(
             extras=(start, params),
         )
         numerator = beta3 * state.numerator_weighted + (d / estim_lr0) * rate * progress
-        length = _total(map_updates(lambda x: jnp.sum(jnp.abs(x)), s), kind)
+        length = _total(map_updates(lambda x: jnp.sum(jnp.abs(x)), s), dtype)
         estimate = jnp.maximum(d, estim_lr_coef * numerator / length)
         return new, ProdigyState(m, v, s, start, estimate, numerator, count)
 
     return base.GradientTransformationExtraArgs(init, update, state=ProdigyState)
 
 
-def _total(scalars: PyTree, kind: DType) -> Array:
-    parts = [as_array(x).astype(kind) for x in tree.leaves(scalars)]
-    return functools.reduce(jnp.add, parts, jnp.zeros((), kind))
+def _total(scalars: PyTree, dtype: DType) -> Array:
+    totals = [as_array(x).astype(dtype) for x in tree.leaves(scalars)]
+    return functools.reduce(jnp.add, totals, jnp.zeros((), dtype))
