@@ -137,7 +137,18 @@ from genesis_fn.optim.optimizers.factored import (
     scale_by_factored_rms as scale_by_factored_rms,
     scale_by_sm3 as scale_by_sm3,
 )
-from genesis_fn.optim.optimizers.muon import (
+from genesis_fn.optim.optimizers.iterate_averaging import (
+    ScheduleFreeState as ScheduleFreeState,
+    schedule_free as schedule_free,
+    schedule_free_adamw as schedule_free_adamw,
+    schedule_free_eval_params as schedule_free_eval_params,
+    schedule_free_sgd as schedule_free_sgd,
+)
+from genesis_fn.optim.optimizers.learning_rate_free import (
+    ProdigyState as ProdigyState,
+    prodigy as prodigy,
+)
+from genesis_fn.optim.optimizers.orthogonalized import (
     MuonDimensionNumbers as MuonDimensionNumbers,
     MuonState as MuonState,
     muon as muon,
@@ -145,22 +156,14 @@ from genesis_fn.optim.optimizers.muon import (
     scale_by_muon as scale_by_muon,
     scale_by_shape as scale_by_shape,
 )
-from genesis_fn.optim.optimizers.prodigy import ProdigyState as ProdigyState, prodigy as prodigy
-from genesis_fn.optim.optimizers.sam import SAMState as SAMState, sam as sam
-from genesis_fn.optim.optimizers.schedule_free import (
-    ScheduleFreeState as ScheduleFreeState,
-    schedule_free as schedule_free,
-    schedule_free_adamw as schedule_free_adamw,
-    schedule_free_eval_params as schedule_free_eval_params,
-    schedule_free_sgd as schedule_free_sgd,
-)
-from genesis_fn.optim.optimizers.sophia import (
+from genesis_fn.optim.optimizers.second_order import (
     HutchinsonState as HutchinsonState,
     SophiaState as SophiaState,
     hutchinson_estimator_diag_hessian as hutchinson_estimator_diag_hessian,
     scale_by_sophia as scale_by_sophia,
     sophia as sophia,
 )
+from genesis_fn.optim.optimizers.sharpness_aware import SAMState as SAMState, sam as sam
 from genesis_fn.optim.schedules import (
     constant_schedule as constant_schedule,
     cosine_annealing_schedule as cosine_annealing_schedule,
@@ -181,8 +184,8 @@ from genesis_fn.optim.schedules import (
     warmup_cosine_decay_schedule as warmup_cosine_decay_schedule,
     warmup_exponential_decay_schedule as warmup_exponential_decay_schedule,
 )
-from genesis_fn.optim.state.describe import describe as describe
 from genesis_fn.optim.state.state_access import NamedTupleKey as NamedTupleKey
+from genesis_fn.optim.state.summary import describe as describe
 from genesis_fn.optim.state.tree_math import (
     bias_correction as bias_correction,
     global_norm as global_norm,

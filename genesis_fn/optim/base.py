@@ -1,7 +1,7 @@
-"""Gradient transformations: pairs of functions `init(params)`, `update(grads, state, params)`.
+"""Gradient transformations: pairs of functions `init(params)` and `update(grads, state, params)`.
 
-`update` returns (updates, new state); `apply_updates` adds the updates to the parameters. Optax's
-semantics, with the conventions of `tree_map_updates.py`.
+`update` returns (updates, new state); `apply_updates` adds the updates to the parameters. The
+semantics are optax's, with the conventions of `tree_map_updates.py`, which is to be read first.
 """
 
 from __future__ import annotations
@@ -23,23 +23,29 @@ from genesis_fn.optim.annotations import (
     TransformUpdateFn,
     Updates,
 )
-from genesis_fn.optim.state.describe import describe
+from genesis_fn.optim.state.summary import describe
 from genesis_fn.optim.tree_map_updates import difference, is_inexact, is_none, map_updates, widen
 
 
 class _Pair(NamedTuple):
-    """The fields of `GradientTransformation`."""
+    """Holds the fields of `GradientTransformation`, which is a named tuple as optax's is."""
 
     init: TransformInitFn
     update: TransformUpdateFn
 
 
 class GradientTransformation(_Pair):
-    """`init(params)` makes a state; `update(updates, state, params)` uses and renews it. What they
-    make is on the device of their first argument's leaves.
+    """A pair of functions: `init(params)` gives a state, `update` uses and renews it.
 
-    `state` is the named tuple class of its states: another transformation's is refused by name,
-    unless nothing in it is read.
+        updates, state = tx.update(grads, state, params)
+
+    New arrays are on the device of the first argument's leaves.
+
+    Args:
+        init: function of the parameters that gives the first state.
+        update: function (updates, state, params=None) -> (updates, state).
+        state: the named tuple class of the states; `update` refuses states without its fields.
+        reads_state: whether `update` depends on the old state; if not, any state is accepted.
     """
 
     __slots__ = ()
@@ -52,24 +58,24 @@ class GradientTransformation(_Pair):
         state: type | None = None,
         reads_state: bool = True,
     ) -> Self:
-        return super().__new__(cls, _entered(init), _entered(update, state, reads_state))
+        return super().__new__(cls, _wrapped(init), _wrapped(update, state, reads_state))
 
     def describe(self, state: OptState, updates: Updates | None = None) -> dict[str, Any]:
-        """What can be read from a state: step, learning rate, norms. See `optim.state.describe`."""
+        """Returns what a state says of step, learning rate and norms, as `optim.describe` does."""
         return describe(state, updates)
 
 
 class GradientTransformationExtraArgs(GradientTransformation):
-    """A transformation whose `update` also takes keyword arguments, and ignores those unknown."""
+    """A transformation whose `update` also takes keyword arguments, and ignores unknown ones."""
 
     if TYPE_CHECKING:
         update: TransformUpdateExtraArgsFn  # pyright: ignore[reportIncompatibleVariableOverride]
 
 
-def _entered(
+def _wrapped(
     f: Callable[..., Any], state_type: type | None = None, reads_state: bool = True
 ) -> Callable[..., Any]:
-    """`f`, making arrays where those of its first argument are, after a look at the state."""
+    """Returns `f`, run on the device of its first argument after a check of the state's class."""
     if hasattr(f, "state_type"):
         return f
 
@@ -86,16 +92,16 @@ def _entered(
 
 
 def name_of(update: Callable[..., Any]) -> str:
-    """The name of the function that made a transformation with this `update`."""
+    """Returns the name of the function that made a transformation, from its `update`."""
     return str(getattr(update, "__qualname__", "transformation")).partition(".")[0]
 
 
 def check_state(state: OptState, state_type: type, name: str) -> None:
-    """Raises ArgumentError where `state` lacks the fields of the named tuple `state_type`."""
+    """Raises ArgumentError where `state` lacks the fields of the named tuple class `state_type`."""
     if isinstance(state, state_type):
         return
     needed = state_type._fields  # type: ignore[attr-defined]
-    # A state of a class of the same fields is read as well: what is saved may be made anew.
+    # Another class with the same fields will do: a loaded state may have a class of its own.
     if not {*needed} <= {*getattr(type(state), "_fields", ())} or not needed:
         raise ArgumentError(
             f"{describe_state(state)}; this {name} needs {state_type.__name__}\n"
@@ -104,22 +110,22 @@ def check_state(state: OptState, state_type: type, name: str) -> None:
 
 
 def is_empty(state: OptState) -> bool:
-    """Whether a state is None or holds nothing: enough where only a record is kept in it."""
+    """Whether a state is None or (): enough for a transformation that only writes its state."""
     return state is None or state == ()
 
 
 def describe_state(state: OptState) -> str:
-    """Whose a state is, in words."""
-    kind = type(state)
-    parts = getattr(kind, "_fields", None) if isinstance(state, tuple) else None
+    """Describes a state for an error message: its class, or the optimizer whose state it is."""
+    cls = type(state)
+    fields = getattr(cls, "_fields", None) if isinstance(state, tuple) else None
     if type(state) is tuple:
         return f"the state is a tuple of {len(state)}"
-    if parts is None:
-        return f"the state is {'None' if state is None else f'of type {kind.__name__}'}"
-    owner = getattr(kind, "optimizer", "")
-    if not owner:
-        return f"the state is {kind.__name__}"
-    return f"the state is of {owner} ({', '.join(type(x).__name__ for x in state)})"
+    if fields is None:
+        return f"the state is {'None' if state is None else f'of type {cls.__name__}'}"
+    optimizer = getattr(cls, "optimizer", "")
+    if not optimizer:
+        return f"the state is {cls.__name__}"
+    return f"the state is of {optimizer} ({', '.join(type(x).__name__ for x in state)})"
 
 
 class EmptyState(NamedTuple):
@@ -127,12 +133,12 @@ class EmptyState(NamedTuple):
 
 
 def init_empty_state(params: Params) -> EmptyState:
-    """An EmptyState."""
+    """Returns EmptyState(), whatever the parameters."""
     return EmptyState()
 
 
 def require_params(params: Params | None, name: str) -> Params:
-    """`params`; raises ValueError where `update` of transformation `name` was not given them."""
+    """Returns `params`; raises ArgumentError if `update` of `name` was called without them."""
     if params is None:
         raise ArgumentError(
             f"{name} needs the current parameters: call update(grads, state, params) with them"
@@ -141,14 +147,14 @@ def require_params(params: Params | None, name: str) -> Params:
 
 
 def identity() -> GradientTransformation:
-    """A transformation that returns the updates as they are."""
+    """Returns updates unchanged."""
     return GradientTransformation(
         init_empty_state, lambda updates, state, params=None: (updates, state)
     )
 
 
 def set_to_zero() -> GradientTransformation:
-    """A transformation whose updates are all zero."""
+    """Replaces all updates by zeros, which freezes the parameters."""
 
     def update(
         updates: Updates, state: OptState, params: Params | None = None
@@ -159,7 +165,11 @@ def set_to_zero() -> GradientTransformation:
 
 
 def stateless(f: Callable[[Updates, Params | None], Updates]) -> GradientTransformation:
-    """The transformation `updates -> f(updates, params)`."""
+    """Makes the transformation `updates -> f(updates, params)`, without a state.
+
+    Args:
+        f: function (updates, params or None) -> updates.
+    """
 
     def update(
         updates: Updates, state: OptState, params: Params | None = None
@@ -170,7 +180,11 @@ def stateless(f: Callable[[Updates, Params | None], Updates]) -> GradientTransfo
 
 
 def stateless_with_tree_map(f: Callable[[Any, Any], Any]) -> GradientTransformation:
-    """The transformation applying `f(update, parameter)` to leaves; the parameter may be None."""
+    """Makes the transformation that applies `f(update, parameter)` to each leaf, without a state.
+
+    Args:
+        f: function of two arrays; the parameter is None if `update` is called without parameters.
+    """
 
     def update(
         updates: Updates, state: OptState, params: Params | None = None
@@ -183,10 +197,10 @@ def stateless_with_tree_map(f: Callable[[Any, Any], Any]) -> GradientTransformat
 
 
 def per_leaf(f: Callable[..., Any], *, params_for: str = "") -> GradientTransformation:
-    """The stateless transformation applying `f(update)` to each leaf.
+    """Makes the stateless transformation that applies `f(update)` to each leaf.
 
-    With `params_for`, the transformation's name, it is `f(update, parameter)` and the parameters
-    are required.
+    With `params_for`, the transformation's name, it applies `f(update, parameter)`, and `update`
+    requires the parameters.
     """
 
     def update(
@@ -199,7 +213,7 @@ def per_leaf(f: Callable[..., Any], *, params_for: str = "") -> GradientTransfor
 
 
 def with_extra_args_support(tx: GradientTransformation) -> GradientTransformationExtraArgs:
-    """`tx`, accepting (and ignoring, if it takes none) extra keyword arguments of `update`."""
+    """Lets `update` of a transformation accept extra keyword arguments, which it may ignore."""
     if isinstance(tx, GradientTransformationExtraArgs):
         return tx
 
@@ -209,34 +223,47 @@ def with_extra_args_support(tx: GradientTransformation) -> GradientTransformatio
         return tx.update(updates, state, params)
 
     update.__qualname__ = name_of(tx.update)
-    made = GradientTransformationExtraArgs(tx.init, update)
-    made.update.state_type = getattr(tx.update, "state_type", None)  # type: ignore[attr-defined]
-    return made
+    wrapped = GradientTransformationExtraArgs(tx.init, update)
+    wrapped.update.state_type = getattr(tx.update, "state_type", None)  # type: ignore[attr-defined]
+    return wrapped
 
 
 def apply_updates(params: Params, updates: Updates) -> Params:
-    """params + updates, in the parameters' dtypes; where an update is None the parameter is kept.
+    """Adds updates to parameters, in the parameters' dtypes.
 
-    The sum is made in float32 or wider and rounded once. Raises TreeError where the trees differ,
-    and ShapeError where an update does not fit its parameter, naming the leaf.
+    Sums are in float32 or wider and rounded once; a parameter whose update is None is kept.
+
+    Args:
+        params: tree of arrays.
+        updates: tree of the same structure; each leaf broadcasts to its parameter, or is None.
+
+    Returns:
+        The new parameters.
+
+    Raises:
+        TreeError: the structures differ.
+        ShapeError: an update does not broadcast to its parameter; the message names the leaf.
+
+    >>> optim.apply_updates({"w": jnp.array([1.0, 2.0])}, {"w": jnp.array([-0.5, 0.5])})
+    {'w': Array([0.5, 2.5], dtype=float32)}
     """
     us, treedef = tree.flatten(updates, is_none)
     if updates is None and tree.leaves(params):
-        raise TreeError(_misfit(params, updates))
+        raise TreeError(_mismatch(params, updates))
     try:
         ps = treedef.flatten_up_to(params)
     except (ValueError, TypeError):
-        raise TreeError(_misfit(params, updates)) from None
+        raise TreeError(_mismatch(params, updates)) from None
     return tree.unflatten(
-        treedef, [_added(p, u, updates, i) for i, (u, p) in enumerate(zip(us, ps, strict=True))]
+        treedef, [_add_leaf(p, u, updates, i) for i, (u, p) in enumerate(zip(us, ps, strict=True))]
     )
 
 
-def _added(p: Any, u: Any, updates: Updates, i: int) -> Array | None:
+def _add_leaf(p: Any, u: Any, updates: Updates, i: int) -> Array | None:
     if u is None or p is None:
         return p
     p, u = as_array(p), as_array(u)
-    if u.shape != p.shape and not _fits(u.shape, p.shape):
+    if u.shape != p.shape and not _broadcasts(u.shape, p.shape):
         path = tree.paths(updates, is_none)[i]
         raise ShapeError(
             f"apply_updates: params{path} is {p.aval}, but updates{path} is {u.aval}\n"
@@ -245,13 +272,13 @@ def _added(p: Any, u: Any, updates: Updates, i: int) -> Array | None:
     return (widen(p) + u).astype(p.dtype)
 
 
-def _fits(shape: tuple[int, ...], into: tuple[int, ...]) -> bool:
+def _broadcasts(shape: tuple[int, ...], into: tuple[int, ...]) -> bool:
     """Whether `shape` broadcasts to `into`."""
     pairs = zip(reversed(shape), reversed(into), strict=False)
     return len(shape) <= len(into) and all(a in (1, b) for a, b in pairs)
 
 
-def _misfit(params: Params, updates: Updates) -> str:
+def _mismatch(params: Params, updates: Updates) -> str:
     if updates is None:
         return "apply_updates(params, updates): updates is None, where the parameters are a tree"
     if type(updates) is tuple and len(updates) == 2:
@@ -265,10 +292,21 @@ def _misfit(params: Params, updates: Updates) -> str:
 
 
 def incremental_update(new_tensors: Params, old_tensors: Params, step_size: Number) -> Params:
-    """step_size * new + (1 - step_size) * old: Polyak averaging of parameters.
+    """Moves old parameters towards new ones, as for Polyak averages and target networks.
 
-    Leaves have the dtypes of `old_tensors`; leaves that are not floating are taken from
-    `new_tensors`.
+        step_size * new + (1 - step_size) * old
+
+    Source: Polyak & Juditsky, "Acceleration of stochastic approximation by averaging", 1992.
+
+    Args:
+        new_tensors, old_tensors: trees of arrays of one structure.
+        step_size: share of the new parameters, in [0, 1].
+
+    Returns:
+        The averages, in the dtypes of `old_tensors`; leaves that are not floating are the new ones.
+
+    >>> optim.incremental_update(jnp.array([1.0]), jnp.array([0.0]), step_size=0.25)
+    Array([0.25], dtype=float32)
     """
 
     def average(old: Any, new: Any) -> Any:
@@ -285,6 +323,12 @@ def incremental_update(new_tensors: Params, old_tensors: Params, step_size: Numb
 def periodic_update(
     new_tensors: Params, old_tensors: Params, steps: ArrayLike, update_period: int
 ) -> Params:
-    """`new_tensors` at every `update_period`-th step, else `old_tensors`."""
+    """Returns `new_tensors` at every `update_period`-th step, else `old_tensors`.
+
+    Args:
+        new_tensors, old_tensors: trees of arrays of one structure.
+        steps: number of steps taken, an integer scalar.
+        update_period: positive number of steps between updates.
+    """
     take = as_array(steps) % update_period == 0
     return tree.map(lambda new, old: jnp.where(take, new, old), new_tensors, old_tensors)

@@ -1,7 +1,7 @@
-"""Losses, one value per example; optax's names and conventions.
+"""Losses, one value per example, with optax's names and conventions.
 
 Reduce them with `.mean()` or `.sum()`. `where` masks elements along the reduced axes. Under `amp`
-they run in float32 as a whole.
+each runs in float32 as a whole (`wide`).
 """
 
 from __future__ import annotations
@@ -34,24 +34,24 @@ Axis = int | tuple[int, ...] | None
 
 
 def _floats(name: str, *arrays: ArrayLike) -> list[Array]:
-    """The arguments as arrays. Raises DTypeError where one is not floating."""
-    found = [as_array(x) for x in arrays]
-    for x in found:
+    """Converts the arguments to arrays. Raises DTypeError where one is not floating."""
+    converted = [as_array(x) for x in arrays]
+    for x in converted:
         if not dtypes.is_float(x.dtype):
             raise DTypeError(f"{name} takes floats, got {x.aval}")
-    return found
+    return converted
 
 
-def _together(name: str, **arguments: ArrayLike | None) -> None:
+def _check_broadcast(name: str, **arguments: ArrayLike | None) -> None:
     """Raises ShapeError naming the arguments where their shapes do not broadcast."""
     shapes = {k: jnp.shape(x) for k, x in arguments.items() if x is not None}
     try:
         np.broadcast_shapes(*shapes.values())
     except ValueError:
-        given = ", ".join(f"{k} {typeof(as_array(arguments[k]))}" for k in shapes)
+        avals = ", ".join(f"{k} {typeof(as_array(arguments[k]))}" for k in shapes)
         first, *others = shapes
         raise ShapeError(
-            f"{name}: the shapes of {given} do not fit together\n"
+            f"{name}: the shapes of {avals} do not fit together\n"
             f"  give {' and '.join(others)} the shape of {first}, or one that broadcasts to it"
         ) from None
 
@@ -61,11 +61,11 @@ def _errors(name: str, predictions: ArrayLike, targets: ArrayLike | None) -> Arr
     if targets is None:
         return predictions
     targets = as_array(targets)
-    _same_shape(name, predictions=predictions, targets=targets)
+    _check_same_shape(name, predictions=predictions, targets=targets)
     return predictions - targets
 
 
-def _same_shape(name: str, **arguments: Array) -> None:
+def _check_same_shape(name: str, **arguments: Array) -> None:
     """Raises ShapeError naming two arguments where their shapes differ."""
     (a, x), (b, y) = arguments.items()
     if x.shape != y.shape:
@@ -210,7 +210,7 @@ def cosine_similarity(
     Array([1.    , 0.7071], dtype=float32)
     """
     a, b = _floats("cosine_similarity", predictions, targets)
-    _together("cosine_similarity", predictions=a, targets=b, where=where)
+    _check_broadcast("cosine_similarity", predictions=a, targets=b, where=where)
 
     def unit(x: Array) -> Array:
         square = jnp.sum(x * x, axis=axis, where=where, keepdims=True)
@@ -259,7 +259,7 @@ def _log_sigmoid(x: Array) -> Array:
 
 
 def _rows(x: Array, axis: Axis) -> Array:
-    """`x` with `axis` (or axes, merged) last."""
+    """Returns `x` with `axis` last; several axes are merged into one."""
     if axis == -1 or axis == x.ndim - 1:
         return x
     axes = tuple(range(x.ndim)) if axis is None else (axis,) if isinstance(axis, int) else axis
@@ -270,16 +270,16 @@ def _rows(x: Array, axis: Axis) -> Array:
 
 
 def _row_mask(where: ArrayLike, logits: Array, axis: Axis) -> Array:
-    """The mask of `_rows(logits)`; one of fewer dimensions lacks `axis`."""
+    """Returns the mask of `_rows(logits)`; a mask of fewer dimensions lacks `axis`."""
     where = as_array(where)
     if where.ndim != logits.ndim:
         where = jnp.expand_dims(where, axis)
-    _together("cross-entropy", logits=logits, where=where)
+    _check_broadcast("cross-entropy", logits=logits, where=where)
     return _rows(jnp.broadcast_to(where, logits.shape), axis)
 
 
 def _masked(logits: Array, where: Array | None) -> Array:
-    """Logits with -inf where they are masked out."""
+    """Returns the logits with -inf where they are masked out."""
     return logits if where is None else jnp.where(where, logits, -jnp.inf)
 
 
@@ -311,7 +311,7 @@ def softmax_cross_entropy(
     """
     (logits,) = _floats("softmax_cross_entropy", logits)
     labels = as_array(labels)
-    _together("softmax_cross_entropy", logits=logits, labels=labels)
+    _check_broadcast("softmax_cross_entropy", logits=logits, labels=labels)
     x, y = jnp.broadcast_arrays(logits, labels)
     mask = None if where is None else _row_mask(where, x, axis)
     log_p = log_softmax_last(_masked(_rows(x, axis), mask))
@@ -398,7 +398,7 @@ def safe_softmax_cross_entropy(logits: ArrayLike, labels: ArrayLike) -> Array:
     """
     (logits,) = _floats("safe_softmax_cross_entropy", logits)
     labels = as_array(labels)
-    _together("safe_softmax_cross_entropy", logits=logits, labels=labels)
+    _check_broadcast("safe_softmax_cross_entropy", logits=logits, labels=labels)
     log_p = log_softmax_last(logits)
     # Zero times a finite number is zero, and its derivative by the label is that number.
     lowest = float(dtypes.finfo(log_p.dtype).min)
@@ -428,7 +428,7 @@ def sigmoid_binary_cross_entropy(logits: ArrayLike, labels: ArrayLike) -> Array:
     """
     (logits,) = _floats("sigmoid_binary_cross_entropy", logits)
     y: Array = as_array(labels).astype(logits.dtype)
-    _together("sigmoid_binary_cross_entropy", logits=logits, labels=y)
+    _check_broadcast("sigmoid_binary_cross_entropy", logits=logits, labels=y)
     return -y * _log_sigmoid(logits) - (1.0 - y) * _log_sigmoid(-logits)
 
 
@@ -461,7 +461,7 @@ def sigmoid_focal_loss(
     """
     (logits,) = _floats("sigmoid_focal_loss", logits)
     y: Array = as_array(labels).astype(logits.dtype)
-    _together("sigmoid_focal_loss", logits=logits, labels=y)
+    _check_broadcast("sigmoid_focal_loss", logits=logits, labels=y)
     log_p, log_q = _log_sigmoid(logits), _log_sigmoid(-logits)
     entropy = -y * log_p - (1.0 - y) * log_q
     # log((1 - y) p + y (1 - p)) from logarithms, exact where one weight is 0. A term that is above
@@ -498,7 +498,7 @@ def hinge_loss(predictor_outputs: ArrayLike, targets: ArrayLike) -> Array:
     Array([0. , 0.5, 2. ], dtype=float32)
     """
     outputs, targets = as_array(predictor_outputs), as_array(targets)
-    _together("hinge_loss", predictor_outputs=outputs, targets=targets)
+    _check_broadcast("hinge_loss", predictor_outputs=outputs, targets=targets)
     return jnp.maximum(0, 1 - outputs * targets)
 
 
@@ -524,12 +524,12 @@ def perceptron_loss(predictor_outputs: ArrayLike, targets: ArrayLike) -> Array:
     Array([0., 0., 1.], dtype=float32)
     """
     outputs, targets = as_array(predictor_outputs), as_array(targets)
-    _same_shape("perceptron_loss", predictor_outputs=outputs, targets=targets)
+    _check_same_shape("perceptron_loss", predictor_outputs=outputs, targets=targets)
     return jnp.maximum(0, -outputs * targets)
 
 
 def _one_hot(labels: ArrayLike, scores: Array, name: str = "") -> Array:
-    """Ones at the labels along the last axis of `scores`; a row of zeros for one out of range."""
+    """Returns ones at the labels along the last axis of `scores`, zeros for what is no class."""
     if name and jnp.shape(labels) != scores.shape[:-1]:
         raise ShapeError(
             f"{name}: scores {typeof(scores)} need labels of shape {scores.shape[:-1]}, one class "
@@ -615,13 +615,13 @@ def sparsemax_loss(logits: ArrayLike, labels: ArrayLike) -> Array:
     Array([0.  , 0.25, 2.  ], dtype=float32)
     """
     logits, labels = as_array(logits), as_array(labels)
-    _together("sparsemax_loss", logits=logits, labels=labels)
+    _check_broadcast("sparsemax_loss", logits=logits, labels=labels)
     x = jnp.where(labels != 0, -logits, logits)
     return jnp.where(x <= -1.0, 0.0, jnp.where(x >= 1.0, x, (x + 1.0) ** 2 / 4))
 
 
 def _simplex(x: Array) -> Array:
-    """The Euclidean projection of rows on the probability simplex (Duchi et al. 2008)."""
+    """Projects rows on the probability simplex, in Euclidean distance (Duchi et al. 2008)."""
     n = x.shape[-1]
     ordered = jnp.flip(jnp.sort(x, axis=-1), axis=-1)
     excess = (jnp.cumsum(ordered, axis=-1) - 1.0) / jnp.arange(1, n + 1).astype(x.dtype)
@@ -697,7 +697,7 @@ def poly_loss_cross_entropy(
     Array([0.3653], dtype=float32)
     """
     logits, labels = _floats("poly_loss_cross_entropy", logits, labels)
-    _together("poly_loss_cross_entropy", logits=logits, labels=labels)
+    _check_broadcast("poly_loss_cross_entropy", logits=logits, labels=labels)
     x, y = jnp.broadcast_arrays(logits, labels)
     mask = None if where is None else _row_mask(where, x, axis)
     log_p = log_softmax_last(_masked(_rows(x, axis), mask))
@@ -734,7 +734,7 @@ def kl_divergence(
     Array(0.6931, dtype=float32)
     """
     log_q, p = _floats("kl_divergence", log_predictions, targets)
-    _together("kl_divergence", log_predictions=log_q, targets=p, where=where)
+    _check_broadcast("kl_divergence", log_predictions=log_q, targets=p, where=where)
     # 0 log(0) is 0, and the slope there the least float, as in `safe_softmax_cross_entropy`.
     lowest = float(dtypes.finfo(p.dtype).min)
     log_p = jnp.where(p == 0, lowest, jnp.log(jnp.where(p == 0, 1.0, p)))
@@ -770,7 +770,7 @@ def kl_divergence_with_log_targets(
     Array(0.1308, dtype=float32)
     """
     log_q, log_p = _floats("kl_divergence_with_log_targets", log_predictions, log_targets)
-    _together(
+    _check_broadcast(
         "kl_divergence_with_log_targets", log_predictions=log_q, log_targets=log_p, where=where
     )
     return jnp.sum(jnp.exp(log_p) * (log_p - log_q), axis=axis, where=where)
@@ -802,7 +802,7 @@ def generalized_kl_divergence(
     Array(0.3069, dtype=float32)
     """
     log_q, p = _floats("generalized_kl_divergence", log_predictions, targets)
-    _together("generalized_kl_divergence", log_predictions=log_q, targets=p, where=where)
+    _check_broadcast("generalized_kl_divergence", log_predictions=log_q, targets=p, where=where)
     excess = jnp.sum(jnp.exp(log_q) - p, axis=axis, where=where)
     return kl_divergence(log_q, p, axis, where) + excess
 
@@ -925,7 +925,7 @@ def triplet_margin_loss(
     Array([0.5], dtype=float32)
     """
     a, p, n = _floats("triplet_margin_loss", anchors, positives, negatives)
-    _together("triplet_margin_loss", anchors=a, positives=p, negatives=n)
+    _check_broadcast("triplet_margin_loss", anchors=a, positives=p, negatives=n)
 
     def distance(x: Array) -> Array:
         return (jnp.sum((a - x) ** norm_degree, axis=axis) + eps) ** (1 / norm_degree)
@@ -970,7 +970,7 @@ def ranking_softmax_loss(
     """
     (logits,) = _floats("ranking_softmax_loss", logits)
     y: Array = as_array(labels).astype(logits.dtype)
-    _together("ranking_softmax_loss", logits=logits, labels=y, where=where, weights=weights)
+    _check_broadcast("ranking_softmax_loss", logits=logits, labels=y, where=where, weights=weights)
     if weights is not None:
         y = y * weights
     some = None
@@ -1014,7 +1014,7 @@ def make_fenchel_young_loss(max_fun: Callable[..., Array]) -> Callable[..., Arra
         scores: ArrayLike, targets: ArrayLike, *args: Any, **kwargs: Any
     ) -> Array:
         scores, targets = as_array(scores), as_array(targets)
-        _together("fenchel_young_loss", scores=scores, targets=targets)
+        _check_broadcast("fenchel_young_loss", scores=scores, targets=targets)
 
         def one(s: Array) -> Array:
             return max_fun(s, *args, **kwargs)
@@ -1081,35 +1081,35 @@ def ctc_loss_with_forward_probs(
         )
     batch, _, _ = logits.shape
     n = labels.shape[1]
-    kind = logits.dtype
+    dtype = logits.dtype
     log_p = log_softmax_last(logits)
     of_blank = jnp.transpose(log_p[:, :, blank_id : blank_id + 1], (1, 0, 2))
     hot = _one_hot(labels, logits)
     of_label = jnp.transpose(jnp.einsum("btk,bnk->btn", log_p, hot), (1, 0, 2))
-    same = (labels[:, :-1] == labels[:, 1:]).astype(kind)
-    repeat = jnp.concatenate([same, jnp.zeros((batch, 1), kind)], axis=1)
-    never = jnp.full((batch, n), log_epsilon, dtype=kind)
-    start = jnp.concatenate([jnp.zeros((batch, 1), kind), never], axis=1)
+    same = (labels[:, :-1] == labels[:, 1:]).astype(dtype)
+    repeat = jnp.concatenate([same, jnp.zeros((batch, 1), dtype)], axis=1)
+    never = jnp.full((batch, n), log_epsilon, dtype=dtype)
+    start = jnp.concatenate([jnp.zeros((batch, 1), dtype), never], axis=1)
 
-    def joined(blank: Array, arriving: Array) -> Array:
+    def add_arrivals(blank: Array, arriving: Array) -> Array:
         return jnp.concatenate([blank[:, :1], jnp.logaddexp(blank[:, 1:], arriving)], axis=-1)
 
     def step(carry: tuple[Array, ...], x: tuple[Array, ...]) -> tuple[PyTree, PyTree]:
         blank, label = carry
         p_label, p_blank, padded = x
         # A label equal to the one before needs a blank between.
-        reached = joined(blank, label + log_epsilon * repeat)
+        reached = add_arrivals(blank, label + log_epsilon * repeat)
         next_label = jnp.logaddexp(reached[:, :-1] + p_label, label + p_label)
-        next_blank = joined(reached + p_blank, label + p_blank + log_epsilon * (1.0 - repeat))
+        next_blank = add_arrivals(reached + p_blank, label + p_blank + log_epsilon * (1.0 - repeat))
         over = padded[:, None] > 0
         kept = (jnp.where(over, blank, next_blank), jnp.where(over, label, next_label))
         return kept, kept
 
     paddings = jnp.transpose(logit_paddings, (1, 0))
     (blank, label), (blanks, emitted) = scan(step, (start, never), (of_label, of_blank, paddings))
-    final = joined(blank, label)
+    final = add_arrivals(blank, label)
     lengths = n - jnp.sum(label_paddings, axis=1).astype(I32)
-    ends = (lengths[:, None] == jnp.arange(n + 1)).astype(kind)
+    ends = (lengths[:, None] == jnp.arange(n + 1)).astype(dtype)
     loss = -jnp.sum(final * ends, axis=1)
     return loss, jnp.concatenate([blanks[:-1], final[None]], axis=0), emitted
 

@@ -1,4 +1,4 @@
-"""Scalar and per-array numerics of the optimizers: counters, norms, bias corrections."""
+"""Numerics of single arrays that optimizers share: counters, norms, bias corrections."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from genesis_fn.optim.tree_map_updates import widen
 
 
 def abs_sq(x: ArrayLike) -> Array:
-    """|x|**2, real for complex x."""
+    """Returns |x|**2 elementwise, real for complex x and without the root that `abs` takes."""
     x = as_array(x)
     if dtypes.is_complex(x.dtype):
         real, imag = jnp.real(x), jnp.imag(x)
@@ -25,7 +25,11 @@ def abs_sq(x: ArrayLike) -> Array:
 
 
 def safe_increment(count: ArrayLike) -> Array:
-    """count + 1, or the largest value of its dtype once that is reached."""
+    """Returns count + 1, or the largest value of its dtype once that is reached.
+
+    Raises:
+        ArgumentError: `count` is neither integer nor floating.
+    """
     count = as_array(count)
     if dtypes.is_integer(count.dtype):
         top: Any = int(dtypes.iinfo(count.dtype).max)
@@ -42,18 +46,18 @@ safe_int32_increment = safe_increment
 
 
 def one_minus_power(decay: Number, count: ArrayLike) -> Callable[[DType], Number]:
-    """A function from a dtype to 1 - decay**count in it: the bias correction of a moment.
+    """Returns the function dtype -> 1 - decay**count, the bias correction of a moment.
 
     It is computed as -expm1(count * log(decay)), which does not cancel where decay is near 1, once
     per dtype.
     """
-    made: dict[DType, Number] = {}
+    corrections: dict[DType, Number] = {}
 
     def at(dtype: DType) -> Number:
-        kind = real_of(dtype)
-        if kind not in made:
-            made[kind] = _one_minus_power(decay, as_array(count).astype(kind))
-        return made[kind]
+        real = real_of(dtype)
+        if real not in corrections:
+            corrections[real] = _one_minus_power(decay, as_array(count).astype(real))
+        return corrections[real]
 
     return at
 
@@ -73,7 +77,13 @@ def safe_norm(
     axis: int | tuple[int, ...] | None = None,
     keepdims: bool = False,
 ) -> Array:
-    """max(norm(x), min_norm), with derivative zero where the norm is not above `min_norm`."""
+    """Returns max(norm(x), min_norm), with derivative 0 where the norm is at most `min_norm`.
+
+    Args:
+        x: array or number.
+        min_norm: least value, >= 0.
+        ord, axis, keepdims: as of `jnp.linalg.norm`.
+    """
     x = widen(as_array(x))
     small = _norm(x, ord, axis, True) <= min_norm
     value = _norm(jnp.where(small, jnp.ones_like(x), x), ord, axis, keepdims)
@@ -91,7 +101,7 @@ def _norm(
 
 
 def safe_root_mean_squares(x: ArrayLike, min_rms: Number) -> Array:
-    """max(rms(x), min_rms), with derivative zero where the rms is not above `min_rms`."""
+    """Returns max(sqrt(mean(|x|**2)), min_rms), with derivative 0 where that is `min_rms`."""
     x = widen(as_array(x))
     small = jnp.sqrt(jnp.mean(abs_sq(x))) <= min_rms
     value = jnp.sqrt(jnp.mean(abs_sq(jnp.where(small, jnp.ones_like(x), x))))

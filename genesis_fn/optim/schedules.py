@@ -1,7 +1,7 @@
 """Schedules: functions from the number of steps taken to a value, such as a learning rate.
 
 Any such function will do; these are the usual ones. The count is an integer scalar; values are
-float32 (float64 where the count is given as float64).
+float32, or float64 for a count in float64.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from genesis_fn.optim.tree_map_updates import F32, F64
 
 
 def _float(count: ArrayLike) -> Array:
-    """The count as a floating scalar: float32 unless it is wider."""
+    """Returns the count as a floating scalar: float32 unless it is float64."""
     count = as_array(count)
     return count if count.dtype == F64 else count.astype(F32)
 
@@ -579,9 +579,9 @@ def sgdr_schedule(cosine_kwargs: Iterable[Mapping[str, Any]]) -> Schedule:
     >>> [float(lr(step)) for step in (0, 10, 20, 30)]
     [0.0, 1.0, 0.0, 0.5]
     """
-    parts = list(cosine_kwargs)
-    ends = list(itertools.accumulate(p["decay_steps"] for p in parts))
-    return join_schedules([warmup_cosine_decay_schedule(**p) for p in parts], ends[:-1])
+    cycles = list(cosine_kwargs)
+    ends = list(itertools.accumulate(p["decay_steps"] for p in cycles))
+    return join_schedules([warmup_cosine_decay_schedule(**p) for p in cycles], ends[:-1])
 
 
 def lambda_schedule(init_value: Number, *factors: Schedule) -> Schedule:

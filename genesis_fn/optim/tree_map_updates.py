@@ -1,7 +1,7 @@
 """One pass over the leaves of gradients, optimizer state and parameters.
 
-Every transformation is a function of one leaf, applied here. The conventions that all of them share
-live in this file:
+Every transformation is a function of one leaf, applied by `map_updates`. All of them share these
+conventions:
 
 * Arithmetic is in float32 or wider: gradients, states and parameters of 16-bit and 8-bit floats are
   converted first, and updates stay wide until `apply_updates` rounds them once.
@@ -28,20 +28,20 @@ F32, F64 = dtypes.dtype("float32"), dtypes.dtype("float64")
 
 
 def is_none(x: Any) -> bool:
-    """Whether `x` is None: passed as `is_leaf` where frozen leaves count."""
+    """Whether `x` is None; as `is_leaf` it keeps frozen leaves in the tree."""
     return x is None
 
 
 def wide_dtype(d: DType) -> DType:
-    """The dtype that optimizers compute in for values of dtype `d`: float32 or wider."""
+    """Returns the dtype that optimizers compute in for values of dtype `d`: float32 or wider."""
     return F32 if d.itemsize < 4 and dtypes.is_float(d) else d
 
 
 def widest_float(params: Params) -> DType:
-    """The widest real dtype among the floating leaves; float32 where there is none."""
-    kinds = [as_array(p).dtype for p in tree.leaves(params)]
-    kinds = [real_of(k) for k in kinds if dtypes.is_inexact(k)]
-    return max(kinds, key=lambda k: k.itemsize, default=F32)
+    """Returns the widest real dtype among the floating leaves; float32 where there is none."""
+    floats = [as_array(p).dtype for p in tree.leaves(params)]
+    floats = [real_of(d) for d in floats if dtypes.is_inexact(d)]
+    return max(floats, key=lambda d: d.itemsize, default=F32)
 
 
 def is_inexact(x: Array) -> bool:
@@ -54,17 +54,17 @@ def widen(x: Array) -> Array: ...
 @overload
 def widen(x: Any) -> Any: ...
 def widen(x: Any) -> Any:
-    """An array or float in its `wide_dtype`; other arrays, and what is no number, as they are."""
+    """Converts an array or float to its `wide_dtype`; other arrays and what is no number pass."""
     x = as_array(x) if isinstance(x, (float, complex)) else x
-    kind = getattr(x, "dtype", None)
-    if kind is None:
+    dtype = getattr(x, "dtype", None)
+    if dtype is None:
         return x
-    wide = wide_dtype(kind)
-    return x if wide == kind else x.astype(wide)
+    wide = wide_dtype(dtype)
+    return x if wide == dtype else x.astype(wide)
 
 
 def as_gradient(g: ArrayLike | None) -> Array | None:
-    """`g` as a wide array, or None where the leaf is frozen."""
+    """Converts a gradient to a wide array; None, for a frozen leaf, passes."""
     if g is None:
         return None
     g = as_array(g)
@@ -78,13 +78,22 @@ def map_updates(
     extras: Sequence[PyTree] = (),
     stateless_leaves: bool = False,
 ) -> PyTree:
-    """`f(gradient, *states, *extras)` at every leaf that is not frozen.
+    """Applies `f(gradient, *states, *extras)` to every leaf that is not frozen.
 
-    Without states `f` returns the update, and so does this. With states it returns
-    (update, *new states), and the result is (updates, *new state trees); each new state leaf has
-    the shape and the dtype of the old one. Raises TreeError and ShapeError naming the path where
-    trees differ, ArgumentError where a leaf without a state gets a gradient, which `f` takes with
-    `stateless_leaves`.
+    Without states `f` returns the update. With states it returns (update, *new states), and the
+    result is (updates, *new state trees); state leaves keep their shapes and dtypes.
+
+    Args:
+        f: function of the wide arrays of one leaf.
+        updates: tree of gradients.
+        *states: trees of states that `f` renews.
+        extras: trees that `f` reads, as the parameters.
+        stateless_leaves: whether `f` takes gradients of leaves that have no state.
+
+    Raises:
+        TreeError: the structures differ; the message names the paths.
+        ShapeError: shapes differ at a leaf; the message names it.
+        ArgumentError: a leaf without a state has a gradient, unless `stateless_leaves`.
     """
     gradients, treedef = tree.flatten(updates, is_none)
     names = ["the state"] * len(states) + ["the parameters"] * len(extras)
@@ -120,7 +129,7 @@ def map_updates(
 
 
 def _is_frozen(g: Any, states: Sequence[Any], params: Sequence[Any]) -> bool:
-    """Whether a leaf has no gradient, or integers for one because its parameter is not floating."""
+    """Whether a leaf has no gradient, or an integer one because its parameter is not floating."""
     if g is None or is_inexact(as_array(g)):
         return g is None
     of_integers = any(hasattr(p, "dtype") and not is_inexact(p) for p in params)
@@ -132,7 +141,7 @@ def _widened(x: Any) -> Any:
 
 
 def _kept(new: Any, old: Any) -> Any:
-    """The new state leaf (or small tree of arrays) in the old one's dtype."""
+    """Converts the new state leaf (or small tree of arrays) to the dtype of the old one."""
     if hasattr(old, "dtype"):
         if new.shape != old.shape:
             raise ShapeError(f"a state leaf of shape {old.shape} became one of {new.shape}")
@@ -141,7 +150,7 @@ def _kept(new: Any, old: Any) -> Any:
 
 
 def _shapes(path: str, g: Any, states: Sequence[Any], extras: Sequence[Any]) -> str | None:
-    """What is wrong with the shapes at one leaf; None if gradient and parameter have one shape."""
+    """Describes the shapes that differ at one leaf; None if its arrays have one shape."""
     params = [p for p in extras if hasattr(p, "aval")]
     others = [("the parameter", p) for p in params] or [("the state", s) for s in states]
     unlike = [(name, x) for name, x in others if getattr(x, "shape", g.shape) != g.shape]
@@ -165,18 +174,18 @@ def _aligned(treedef: tree.PyTreeDef, updates: Updates, other: PyTree, name: str
 
 
 def difference(name: str, t: PyTree, other_name: str, other: PyTree) -> str | None:
-    """How tree `t` differs from tree `other` in structure, in words; None if it does not."""
-    found = first_difference(other, t)
-    if found is None:
+    """Describes how tree `t` differs in structure from tree `other`; None if it does not."""
+    mismatch = first_difference(other, t)
+    if mismatch is None:
         return None
     have, want = tree.paths(t, is_none), tree.paths(other, is_none)
     # A state may hold several arrays where the gradients have a leaf.
     extra = [p for p in have if not any(w.startswith(p) for w in want)]
     lacking = [w for w in want if not any(w.startswith(p) for p in have)]
-    # Paths that begin alike are of one place with unlike nodes, which `found` tells.
+    # Paths that begin alike have unlike nodes at one path, which `mismatch` names.
     unlike = any(a.startswith(b) or b.startswith(a) for a in extra for b in lacking)
-    if unlike or ": expected" in found:
-        return f"{name} and {other_name} differ in structure: {found}"
+    if unlike or ": expected" in mismatch:
+        return f"{name} and {other_name} differ in structure: {mismatch}"
     words = [
         f"{text} {_several(paths)} that {other_name} {verb}"
         for text, paths, verb in (
@@ -185,7 +194,7 @@ def difference(name: str, t: PyTree, other_name: str, other: PyTree) -> str | No
         )
         if paths
     ]
-    return "; ".join(words) or f"{name} and {other_name} differ in structure: {found}"
+    return "; ".join(words) or f"{name} and {other_name} differ in structure: {mismatch}"
 
 
 def _several(paths: list[str]) -> str:
@@ -193,7 +202,7 @@ def _several(paths: list[str]) -> str:
 
 
 def init_leaves(f: Callable[[Array], PyTree], params: Params) -> PyTree:
-    """`f` at every parameter that is floating; None at the others, which are frozen."""
+    """Applies `f` to every floating parameter; None for the others, which are frozen."""
 
     def at(p: Any) -> Any:
         if p is None:
@@ -205,13 +214,15 @@ def init_leaves(f: Callable[[Array], PyTree], params: Params) -> PyTree:
 
 
 def init_moments(params: Params, value: Number = 0.0, dtype: DTypeLike | None = None) -> PyTree:
-    """Arrays of `value` shaped as the parameters, in `dtype` or float32 or wider."""
-    kind = None if dtype is None else dtypes.dtype(dtype)
-    return init_leaves(lambda p: jnp.full_like(p, value, dtype=kind or wide_dtype(p.dtype)), params)
+    """Returns arrays of `value` shaped as the parameters, in `dtype`, or in float32 or wider."""
+    fixed = None if dtype is None else dtypes.dtype(dtype)
+    return init_leaves(
+        lambda p: jnp.full_like(p, value, dtype=fixed or wide_dtype(p.dtype)), params
+    )
 
 
 def select(pred: Array | bool, on_true: PyTree, on_false: PyTree) -> PyTree:
-    """The tree `on_true` where the boolean scalar `pred` holds, else `on_false`, leaf by leaf.
+    """Selects the tree `on_true` if the boolean scalar `pred` holds, else `on_false`.
 
     Leaves keep the dtypes of `on_false`.
     """
@@ -226,5 +237,5 @@ def select(pred: Array | bool, on_true: PyTree, on_false: PyTree) -> PyTree:
 
 
 def zero_count() -> Array:
-    """An int32 zero: where every step counter begins."""
+    """Returns an int32 zero, the start of every step counter."""
     return jnp.zeros((), I32)

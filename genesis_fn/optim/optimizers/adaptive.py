@@ -161,8 +161,8 @@ def scale_by_rms(
             ScaleByRmsWithCountState(count, nu) if bias_correction else ScaleByRmsState(nu)
         )
 
-    kind = ScaleByRmsWithCountState if bias_correction else ScaleByRmsState
-    return base.GradientTransformation(init, update, state=kind)
+    state_class = ScaleByRmsWithCountState if bias_correction else ScaleByRmsState
+    return base.GradientTransformation(init, update, state=state_class)
 
 
 def scale_by_stddev(
@@ -218,8 +218,8 @@ def scale_by_stddev(
             return updates, ScaleByRStdDevWithCountState(count, mu, nu)
         return updates, ScaleByRStdDevState(mu, nu)
 
-    kind = ScaleByRStdDevWithCountState if bias_correction else ScaleByRStdDevState
-    return base.GradientTransformation(init, update, state=kind)
+    state_class = ScaleByRStdDevWithCountState if bias_correction else ScaleByRStdDevState
+    return base.GradientTransformation(init, update, state=state_class)
 
 
 class ScaleByAdamState(NamedTuple):
@@ -967,12 +967,12 @@ def scale_by_distance_over_gradients(
         return jnp.sqrt(jnp.sum(abs_sq(x)))
 
     def init(params: Params) -> ScaleByDistanceOverGradientsState:
-        def kind(p: Array) -> DType:
+        def wide_real(p: Array) -> DType:
             return real_of(wide_dtype(p.dtype))
 
         return ScaleByDistanceOverGradientsState(
             init_leaves(lambda p: reps_rel * (1 + length(p.astype(wide_dtype(p.dtype)))), params),
-            init_leaves(lambda p: jnp.zeros((), kind(p)), params),
+            init_leaves(lambda p: jnp.zeros((), wide_real(p)), params),
             init_leaves(lambda p: p.astype(param_dtype or wide_dtype(p.dtype)), params),
         )
 

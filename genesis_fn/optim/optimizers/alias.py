@@ -85,11 +85,11 @@ def sgd(
     return optimizer("sgd", momentum=kept, schedule=step, **last)
 
 
-def _rounding(chosen: bool | int | Key | None) -> dict[str, base.GradientTransformation]:
-    """The last part of a chain with `stochastic_round=`: True, or a seed or key."""
-    if chosen is False or chosen is None:
+def _rounding(option: bool | int | Key | None) -> dict[str, base.GradientTransformation]:
+    """Returns the last transformation of a chain with `stochastic_round=`, by name."""
+    if option is False or option is None:
         return {}
-    return {"rounding": rounding.stochastic_round(0 if chosen is True else chosen)}
+    return {"rounding": rounding.stochastic_round(0 if option is True else option)}
 
 
 def adam(
@@ -436,22 +436,24 @@ def adafactor(
     >>> updates.round(4)
     Array([-0.1581,  0.1581], dtype=float32)
     """
-    parts: dict[str, base.GradientTransformation] = {
+    transforms: dict[str, base.GradientTransformation] = {
         "factored": scale_by_factored_rms(
             factored, decay_rate, decay_offset, min_dim_size_to_factor, eps
         )
     }
     if clipping_threshold is not None:
-        parts["clip"] = clip_by_block_rms(clipping_threshold)
+        transforms["clip"] = clip_by_block_rms(clipping_threshold)
     if learning_rate is not None:
-        parts["schedule"] = scale_by_learning_rate(learning_rate, flip_sign=False)
+        transforms["schedule"] = scale_by_learning_rate(learning_rate, flip_sign=False)
     if multiply_by_parameter_scale:
-        parts["parameter_scale"] = transform.scale_by_param_block_rms()
+        transforms["parameter_scale"] = transform.scale_by_param_block_rms()
     if momentum is not None:
-        parts["momentum"] = transform.ema(momentum, debias=False, accumulator_dtype=dtype_momentum)
+        transforms["momentum"] = transform.ema(
+            momentum, debias=False, accumulator_dtype=dtype_momentum
+        )
     if weight_decay_rate is not None:
-        parts["decay"] = add_decayed_weights(weight_decay_rate, weight_decay_mask)
-    return optimizer("adafactor", **parts, sign=transform.scale(-1))
+        transforms["decay"] = add_decayed_weights(weight_decay_rate, weight_decay_mask)
+    return optimizer("adafactor", **transforms, sign=transform.scale(-1))
 
 
 def adagrad(

@@ -60,9 +60,33 @@ def scale_by_factored_rms(
     epsilon: Number = 1e-30,
     decay_rate_fn: Callable[[Any, Any], Number] = _decay_rate_pow,
 ) -> base.GradientTransformation:
-    """g / sqrt(v), v the mean of g**2 kept as a row times a column (Shazeer & Stern 2018).
+    """Divides updates by the root of their mean square, kept as a row times a column.
 
-    `decay_rate_fn(step, decay_rate)` gives the decay; the step is a float scalar.
+        v <- d v + (1 - d) (g**2 + epsilon),  update = g / sqrt(v),
+        d = decay_rate_fn(t, decay_rate)
+
+    Of arrays whose two largest dimensions have `min_dim_size_to_factor` elements, only the means of
+    v over each of the two are kept, and v is row * column / mean(row).
+
+    Source: Shazeer & Stern, "Adafactor: adaptive learning rates with sublinear memory cost", 2018.
+
+    Args:
+        factored: whether v is factored at all.
+        decay_rate: exponent of the decay, in (0, 1].
+        step_offset: step from which the decay counts, for fine-tuning.
+        min_dim_size_to_factor: least size of the second largest dimension of a factored array.
+        epsilon: positive number added to squared gradients.
+        decay_rate_fn: function (step, decay_rate) -> d in [0, 1), the step a float scalar from 0;
+            by default 1 - (step + 1)**-decay_rate.
+
+    Returns:
+        The transformation, whose states are FactoredState(count, v_row, v_col, v).
+
+    >>> w, g = jnp.array([1.0, -2.0]), jnp.array([0.5, -3.0])
+    >>> tx = optim.scale_by_factored_rms()
+    >>> updates, state = tx.update(g, tx.init(w), w)
+    >>> updates.round(4)
+    Array([ 1., -1.], dtype=float32)
     """
 
     def init(params: Params) -> FactoredState:
@@ -113,8 +137,31 @@ class ScaleBySM3State(NamedTuple):
 def scale_by_sm3(
     b1: Number = 0.9, b2: Number = 1.0, eps: Number = 1e-8
 ) -> base.GradientTransformation:
-    """g / sqrt(accumulated g**2), bounded by vectors per dimension, with momentum b1
-    (Anil et al. 2019). Raises DTypeError for complex parameters."""
+    """Scales updates as SM3 does: Adagrad with one accumulator per row and column.
+
+        v = |g|**2 + min over dimensions of their accumulators,
+        u = g / sqrt(v + eps), 0 while v is 0,
+        accumulator of a dimension <- max of v over the others,
+        update = m,  m <- b1 m + (1 - b1) u
+
+    Source: Anil et al., "Memory-efficient adaptive optimization", 2019.
+
+    Args:
+        b1: decay rate of the mean of updates, in [0, 1).
+        b2: decay rate of the accumulators, which are then means: (1 - b2) |g|**2 + b2 min(...); 1
+            sums.
+        eps: positive number added inside the root.
+
+    Returns:
+        The transformation, whose states are ScaleBySM3State(mu, nu). Its `init` raises DTypeError
+        for complex parameters.
+
+    >>> w, g = jnp.array([1.0, -2.0]), jnp.array([0.5, -3.0])
+    >>> tx = optim.scale_by_sm3()
+    >>> updates, state = tx.update(g, tx.init(w), w)
+    >>> updates.round(4)
+    Array([ 0.1, -0.1], dtype=float32)
+    """
 
     def vectors(p: Array) -> list[Array]:
         if dtypes.is_complex(p.dtype):

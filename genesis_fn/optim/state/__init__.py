@@ -1,1 +1,1 @@
-"""Optimizer states and trees: arithmetic, access, description."""
+"""Reading, changing and computing with optimizer states, which are trees."""

@@ -1,4 +1,4 @@
-"""Finding and replacing parts of optimizer states: `optim.tree.get`, `set`, `map_params`."""
+"""Finding and replacing values in optimizer states: `optim.tree.get`, `set`, `map_params`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class StateEntry(NamedTuple):
 
 
 def dotted(path: tuple[Any, ...]) -> str:
-    """A path as text: the bare keys joined by dots."""
+    """Returns a path as text: its keys joined by dots."""
     return ".".join(str(e.name if isinstance(e, NamedTupleKey) else e) for e in path)
 
 
@@ -40,23 +40,23 @@ def _is_named_tuple(x: Any) -> bool:
 
 
 def _children(node: Any) -> list[tuple[Any, Any, Any]]:
-    """(path entry, key, child) of each child of one node; arrays and other leaves have none."""
+    """Returns (path entry, key, child) of each child of a node; leaves have none."""
     if _is_named_tuple(node):
-        kind = type(node).__name__
-        return [(NamedTupleKey(kind, n), n, getattr(node, n)) for n in node._fields]
+        name = type(node).__name__
+        return [(NamedTupleKey(name, n), n, getattr(node, n)) for n in node._fields]
     if isinstance(node, dict):
         return [(k, k, v) for k, v in node.items()]
     if isinstance(node, (tuple, list)):
         return [(i, i, v) for i, v in enumerate(node)]
     if dataclasses.is_dataclass(node) and not isinstance(node, type):
-        kind = type(node).__name__
+        name = type(node).__name__
         names = [f.name for f in dataclasses.fields(node)]
-        return [(NamedTupleKey(kind, n), n, getattr(node, n)) for n in names]
+        return [(NamedTupleKey(name, n), n, getattr(node, n)) for n in names]
     return []
 
 
 def walk(node: Any, path: tuple[Any, ...] = ()) -> Iterator[StateEntry]:
-    """Every field and item below `node`, outer before inner."""
+    """Yields every field and item below `node`, outer before inner."""
     for entry, key, child in _children(node):
         here = (*path, entry)
         yield StateEntry(here, key, child)
@@ -66,22 +66,27 @@ def walk(node: Any, path: tuple[Any, ...] = ()) -> Iterator[StateEntry]:
 def get_all_with_path(
     tree: PyTree, key: Any, filtering: Callable[[tuple[Any, ...], Any], bool] | None = None
 ) -> list[tuple[tuple[Any, ...], Any]]:
-    """[(path, value)] of every field or dict key called `key`, and every named tuple of that class.
+    """Returns [(path, value)] of fields and dict items called `key`, and named tuples so called.
 
-    `filtering(path, value)` keeps those for which it is true. What a transformation records of an
-    injected hyperparameter (see `inject_hyperparams`) is that hyperparameter, and not found again.
+    What a transformation records of an injected hyperparameter (see `inject_hyperparams`) is left
+    out: it is that hyperparameter.
+
+    Args:
+        tree: optimizer state.
+        key: name of a field, key of a dict or name of a named tuple class.
+        filtering: function (path, value) that is true for those to keep; None: all.
     """
-    places = [StateEntry((), None, tree), *walk(tree)]
-    found = [
+    entries = [StateEntry((), None, tree), *walk(tree)]
+    matches = [
         (p.path, p.value)
-        for p in places
+        for p in entries
         if (p.path and _is(p.key, key)) or _class_name(p.value) == key
     ]
     holders = [
-        p[:-2] for p, _ in found if [str(e.name) for e in p[-2:-1] if _named(e)] == [_INJECTED]
+        p[:-2] for p, _ in matches if [str(e.name) for e in p[-2:-1] if _named(e)] == [_INJECTED]
     ]
-    found = [(p, v) for p, v in found if not any(_is_record(p, h) for h in holders)]
-    return [(p, v) for p, v in found if filtering is None or filtering(p, v)]
+    matches = [(p, v) for p, v in matches if not any(_is_record(p, h) for h in holders)]
+    return [(p, v) for p, v in matches if filtering is None or filtering(p, v)]
 
 
 # The field of a state in which `inject_hyperparams` keeps hyperparameters by name.
@@ -116,23 +121,44 @@ def get(
     default: Any = None,
     filtering: Callable[[tuple[Any, ...], Any], bool] | None = None,
 ) -> Any:
-    """The one value called `key` in a state, `default` where there is none.
+    """Returns the one value called `key` in a state, or `default` where there is none.
 
-    Raises KeyError listing the places where there are several.
+    Args:
+        tree: optimizer state.
+        key: name of a field, key of a dict or name of a named tuple class.
+        default: what to return where nothing is called so.
+        filtering: function (path, value) that is true for those to consider; None: all.
+
+    Raises:
+        KeyError: several values are called so; the message lists their paths.
+
+    >>> state = optim.adam(0.1).init(jnp.zeros(2))
+    >>> optim.tree.get(state, "learning_rate")
+    Array(0.1, dtype=float32)
     """
-    found = get_all_with_path(tree, key, filtering)
-    if len(found) > 1:
-        places = ", ".join(dotted(p) or "the top" for p, _ in found)
-        raise KeyError(f"{key!r} is found {len(found)} times, at {places}; pass filtering=")
-    return found[0][1] if found else default
+    matches = get_all_with_path(tree, key, filtering)
+    if len(matches) > 1:
+        paths = ", ".join(dotted(p) or "the top" for p, _ in matches)
+        raise KeyError(f"{key!r} is found {len(matches)} times, at {paths}; pass filtering=")
+    return matches[0][1] if matches else default
 
 
 def set(
     tree: PyTree, filtering: Callable[[tuple[Any, ...], Any], bool] | None = None, /, **kwargs: Any
 ) -> Any:
-    """The state `tree` with every value called by one of the keywords replaced.
+    """Returns the state with every value called by one of the keywords replaced.
 
-    Raises KeyError where a keyword names nothing in it.
+    Args:
+        tree: optimizer state.
+        filtering: function (path, value) that is true for those to replace; None: all.
+        **kwargs: the new values by name.
+
+    Raises:
+        KeyError: a keyword names nothing in the state.
+
+    >>> state = optim.inject_hyperparams(optim.sgd)(learning_rate=0.1).init(jnp.zeros(2))
+    >>> optim.tree.get(optim.tree.set(state, learning_rate=0.01), "learning_rate")
+    0.01
     """
     for key in kwargs:
         if not get_all_with_path(tree, key, filtering):
@@ -161,8 +187,8 @@ def _replaced(
     if _is_named_tuple(node):
         return type(node)(*new)
     if isinstance(node, dict):
-        made = dict(zip([k for _, k, _ in children], new, strict=True))
-        return made if type(node) is dict else type(node)(made)
+        new_dict = dict(zip([k for _, k, _ in children], new, strict=True))
+        return new_dict if type(node) is dict else type(node)(new_dict)
     if isinstance(node, (tuple, list)):
         return type(node)(new)
     fields = {k: v for (_, k, _), v in zip(children, new, strict=True)}
@@ -170,7 +196,7 @@ def _replaced(
 
 
 class ParamsPlaceholder:
-    """Stands for the whole parameter tree in `init`, to find where a state holds such trees."""
+    """Stands for the parameter tree in `init`, to find where a state holds such trees."""
 
 
 tree.register_node(
@@ -187,10 +213,23 @@ def map_params(
     transform_non_params: Callable[[Any], Any] | None = None,
     is_leaf: Callable[[Any], bool] | None = None,
 ) -> Any:
-    """The state with `f` applied to what it holds per parameter (moments, copies of parameters).
+    """Applies `f` to what a state holds per parameter: moments, copies of parameters.
 
-    `initable` is the transformation or its `init`; `rest` are trees of the parameters' structure.
-    Other leaves go through `transform_non_params`. Frozen places (None) stay None.
+    Args:
+        initable: the transformation or its `init`.
+        f: function (leaf of the state, *leaves of `rest`) -> new leaf.
+        state: optimizer state; frozen leaves (None) stay None.
+        *rest: trees of the parameters' structure.
+        transform_non_params: function of the other leaves; None keeps them.
+        is_leaf: predicate of nodes to pass to `f` whole.
+
+    Returns:
+        The new state.
+
+    >>> tx = optim.adam(0.1)
+    >>> state = optim.tree.map_params(tx, lambda x: x + 1, tx.init(jnp.zeros(2)))
+    >>> state.mu, state.adam.count
+    (Array([1., 1.], dtype=float32), Array(0, dtype=int32))
     """
     init = initable.init if hasattr(initable, "init") else initable
     marked = init(ParamsPlaceholder())

@@ -23,37 +23,37 @@ leaf_paths = tree.paths
 
 
 def _map(f: Callable[..., Any], *trees: PyTree) -> PyTree:
-    """`f` over leaves; None where the first tree has None."""
+    """Maps `f` over leaves; None where the first tree has None."""
     return tree.map(lambda x, *ys: None if x is None else f(x, *ys), *trees, is_leaf=is_none)
 
 
 def add(tree_x: PyTree, tree_y: PyTree, *other_trees: PyTree) -> PyTree:
-    """tree_x + tree_y + ..."""
+    """Adds trees leaf by leaf: tree_x + tree_y + ..."""
     return _map(lambda *xs: functools.reduce(operator.add, xs), tree_x, tree_y, *other_trees)
 
 
 def sub(tree_x: PyTree, tree_y: PyTree) -> PyTree:
-    """tree_x - tree_y."""
+    """Subtracts trees leaf by leaf: tree_x - tree_y."""
     return _map(operator.sub, tree_x, tree_y)
 
 
 def mul(tree_x: PyTree, tree_y: PyTree) -> PyTree:
-    """tree_x * tree_y, elementwise."""
+    """Multiplies trees elementwise: tree_x * tree_y."""
     return _map(operator.mul, tree_x, tree_y)
 
 
 def div(tree_x: PyTree, tree_y: PyTree) -> PyTree:
-    """tree_x / tree_y, elementwise."""
+    """Divides trees elementwise: tree_x / tree_y."""
     return _map(operator.truediv, tree_x, tree_y)
 
 
 def scale(scalar: Number, tree: PyTree) -> PyTree:
-    """scalar * tree."""
+    """Multiplies every leaf by a scalar."""
     return _map(lambda x: scalar * x, tree)
 
 
 def add_scale(tree_x: PyTree, scalar: Number, tree_y: PyTree) -> PyTree:
-    """tree_x + scalar * tree_y."""
+    """Returns tree_x + scalar * tree_y."""
     return _map(lambda x, y: x + scalar * y, tree_x, tree_y)
 
 
@@ -66,7 +66,7 @@ def _fold(f: Callable[[Any, Any], Any], xs: Sequence[Array], empty: bool | float
 
 
 def vdot(tree_x: PyTree, tree_y: PyTree) -> Array:
-    """The sum over leaves of conj(x) . y, a scalar."""
+    """Returns the inner product of trees: the sum over leaves of conj(x) y, a scalar."""
 
     def dot(x: Array, y: Array) -> Array:
         x, y = widen(as_array(x)), widen(as_array(y))
@@ -76,39 +76,45 @@ def vdot(tree_x: PyTree, tree_y: PyTree) -> Array:
 
 
 def sum(tree: PyTree) -> Array:
-    """The sum of all elements of all leaves."""
+    """Returns the sum of all elements of all leaves."""
     return _fold(operator.add, [jnp.sum(x) for x in _arrays(tree)], 0.0)
 
 
 def max(tree: PyTree) -> Array:
-    """The largest element of all leaves; -inf of an empty tree."""
+    """Returns the largest element of all leaves; -inf of an empty tree."""
     return _fold(jnp.maximum, [jnp.max(x) for x in _arrays(tree) if x.size], -float("inf"))
 
 
 def min(tree: PyTree) -> Array:
-    """The smallest element of all leaves; inf of an empty tree."""
+    """Returns the smallest element of all leaves; inf of an empty tree."""
     return _fold(jnp.minimum, [jnp.min(x) for x in _arrays(tree) if x.size], float("inf"))
 
 
 def size(tree: PyTree) -> int:
-    """The number of elements of all leaves."""
+    """Returns the number of elements of all leaves."""
     return builtins.sum(x.size for x in _arrays(tree))
 
 
 def conj(tree: PyTree) -> PyTree:
-    """The complex conjugate of every leaf."""
+    """Conjugates every leaf."""
     return _map(jnp.conj, tree)
 
 
 def real(tree: PyTree) -> PyTree:
-    """The real part of every leaf."""
+    """Takes the real part of every leaf."""
     return _map(jnp.real, tree)
 
 
 def norm(tree: PyTree, ord: float | str | Array | None = None, squared: bool = False) -> Array:
-    """The vector norm of all leaves together: ord 2 (None), 1 or inf; its square with `squared`.
+    """Returns the vector norm of all leaves together. Sums are in float32 or wider.
 
-    Sums are in float32 or wider.
+    Args:
+        tree: tree of arrays.
+        ord: 2 or None, 1 or inf; where it is traced, another order gives NaN.
+        squared: whether the norm is squared.
+
+    Raises:
+        ArgumentError: another order.
     """
     xs = [widen(x) for x in _arrays(tree)]
     if isinstance(ord, Tracer):
@@ -128,47 +134,49 @@ def norm(tree: PyTree, ord: float | str | Array | None = None, squared: bool = F
 def global_norm(
     updates: Updates, ord: float | str | Array | None = None, squared: bool = False
 ) -> Array:
-    """`norm` under optax's other name for it."""
+    """Returns the norm of all leaves together: `optim.tree.norm` under optax's other name."""
     return norm(updates, ord, squared)
 
 
 def _norm_of_traced_order(xs: list[Array], ord: Tracer, squared: bool) -> Array:
-    """The norm where `ord` is known when the program runs, as an injected hyperparameter is; NaN
-    for an order that is not 1, 2 or inf."""
+    """Returns the norm for an `ord` known when the program runs, as an injected hyperparameter.
+
+    NaN for an order that is not 1, 2 or inf.
+    """
     one, two, largest = (norm(xs, k, squared) for k in (1, 2, math.inf))
     value = jnp.where(ord == 1, one, jnp.where(ord == 2, two, math.nan))
     return jnp.where(jnp.isposinf(ord.astype(F32)), largest, value)
 
 
 def batch_shape(tree: PyTree, shape: tuple[int, ...] = ()) -> PyTree:
-    """Every leaf broadcast to have `shape` before its own."""
+    """Broadcasts every leaf to have `shape` before its own."""
     return _map(lambda x: jnp.broadcast_to(x, (*shape, *as_array(x).shape)), tree)
 
 
 def zeros_like(tree: PyTree, dtype: DTypeLike | None = None) -> PyTree:
-    """Zeros of the leaves' shapes, in `dtype` or the leaves' dtypes."""
+    """Returns zeros of the leaves' shapes, in `dtype` or the leaves' dtypes."""
     return _map(lambda x: jnp.zeros_like(as_array(x), dtype=dtype), tree)
 
 
 def ones_like(tree: PyTree, dtype: DTypeLike | None = None) -> PyTree:
-    """Ones of the leaves' shapes, in `dtype` or the leaves' dtypes."""
+    """Returns ones of the leaves' shapes, in `dtype` or the leaves' dtypes."""
     return _map(lambda x: jnp.ones_like(as_array(x), dtype=dtype), tree)
 
 
 def full_like(tree: PyTree, fill_value: Number, dtype: DTypeLike | None = None) -> PyTree:
-    """`fill_value` in the leaves' shapes, in `dtype` or the leaves' dtypes."""
+    """Returns `fill_value` in the leaves' shapes, in `dtype` or the leaves' dtypes."""
     return _map(lambda x: jnp.full_like(as_array(x), fill_value, dtype=dtype), tree)
 
 
 def clip(
     tree: PyTree, min_value: ArrayLike | None = None, max_value: ArrayLike | None = None
 ) -> PyTree:
-    """Every element limited to [min_value, max_value]; None is no limit."""
+    """Limits every element to [min_value, max_value]; None is no limit."""
     return _map(lambda x: jnp.clip(x, min_value, max_value), tree)
 
 
 def where(condition: ArrayLike, tree_x: PyTree, tree_y: PyTree) -> PyTree:
-    """tree_x where `condition` (a scalar or broadcastable array), else tree_y."""
+    """Selects elements of `tree_x` where `condition` (a scalar or an array), else of `tree_y`."""
     return _map(lambda x, y: jnp.where(condition, x, y), tree_x, tree_y)
 
 
@@ -184,14 +192,14 @@ def allclose(
 
 
 def update_moment(updates: Updates, moments: PyTree, decay: Number, order: Number) -> PyTree:
-    """(1 - decay) * updates**order + decay * moments."""
+    """Renews a moving mean of powers: (1 - decay) * updates**order + decay * moments."""
     return _map(lambda g, m: (1 - decay) * _power(g, order) + decay * m, updates, moments)
 
 
 def update_moment_per_elem_norm(
     updates: Updates, moments: PyTree, decay: Number, order: Number
 ) -> PyTree:
-    """(1 - decay) * |updates|**order + decay * moments; real for complex updates."""
+    """Renews a real moving mean: (1 - decay) * |updates|**order + decay * moments."""
 
     def magnitude(g: Array) -> Array:
         if not dtypes.is_complex(g.dtype):
@@ -207,12 +215,12 @@ def _power(g: Array, order: Number) -> Array:
 
 
 def update_infinity_moment(updates: Updates, moments: PyTree, decay: Number, eps: Number) -> PyTree:
-    """max(|updates| + eps, decay * moments)."""
+    """Renews a moving maximum: max(|updates| + eps, decay * moments)."""
     return _map(lambda g, m: jnp.maximum(jnp.abs(widen(g)) + eps, decay * m), updates, moments)
 
 
 def bias_correction(moment: PyTree, decay: Number, count: ArrayLike) -> PyTree:
-    """moment / (1 - decay**count)."""
+    """Removes the bias of a moving mean that began at 0: moment / (1 - decay**count)."""
     correction = one_minus_power(decay, count)
     return _map(lambda m: m / correction(m.dtype), moment)
 
@@ -221,36 +229,38 @@ def bias_correction(moment: PyTree, decay: Number, count: ArrayLike) -> PyTree:
 
 
 def cast(tree: PyTree, dtype: DTypeLike | None) -> PyTree:
-    """Every leaf in `dtype`; the tree itself if that is None."""
+    """Converts every leaf to `dtype`; None returns the tree itself."""
     return tree if dtype is None else _map(lambda x: as_array(x).astype(dtype), tree)
 
 
 def cast_like(tree: PyTree, other_tree: PyTree) -> PyTree:
-    """Every leaf in the dtype of the corresponding leaf of `other_tree`."""
+    """Converts every leaf to the dtype of the corresponding leaf of `other_tree`."""
     return _map(lambda x, y: x.astype(y.dtype) if hasattr(y, "dtype") else x, tree, other_tree)
 
 
 def dtype(tree: PyTree, mixed_dtype_handler: str | None = None) -> DType:
-    """The dtype of all leaves; float32 of an empty tree.
+    """Returns the dtype of all leaves; float32 of an empty tree.
 
-    Leaves of several dtypes need `mixed_dtype_handler`: "promote", "highest" or "lowest"; without
-    it DTypeError names the leaf that differs.
+    Args:
+        tree: tree of arrays.
+        mixed_dtype_handler: for leaves of several dtypes: "promote", "highest" or "lowest"; None
+            raises DTypeError, which names the leaf that differs.
     """
-    kinds = [x.dtype for x in _arrays(tree)]
-    if not kinds:
+    leaf_dtypes = [x.dtype for x in _arrays(tree)]
+    if not leaf_dtypes:
         return F32
     if mixed_dtype_handler is None:
-        for path, kind in zip(leaf_paths(tree), kinds, strict=True):
-            if kind != kinds[0]:
+        for path, d in zip(leaf_paths(tree), leaf_dtypes, strict=True):
+            if d != leaf_dtypes[0]:
                 raise DTypeError(
-                    f"expected all leaves to be {kinds[0].name}, but {path} is {kind.name}"
+                    f"expected all leaves to be {leaf_dtypes[0].name}, but {path} is {d.name}"
                 )
-        return kinds[0]
+        return leaf_dtypes[0]
     if mixed_dtype_handler == "promote":
-        return functools.reduce(dtypes.promote_types, kinds)
+        return functools.reduce(dtypes.promote_types, leaf_dtypes)
     if mixed_dtype_handler in ("highest", "lowest"):
         highest = mixed_dtype_handler == "highest"
-        return functools.reduce(lambda a, b: _pick(a, b, highest), kinds)
+        return functools.reduce(lambda a, b: _pick(a, b, highest), leaf_dtypes)
     raise ArgumentError(
         f'mixed_dtype_handler is None, "promote", "highest", "lowest"; got {mixed_dtype_handler!r}'
     )

@@ -1,1 +1,1 @@
-"""Transformations of gradients, and transformations of transformations."""
+"""Transformations that chains are made of: scaling, clipping, masking, noise, and wrappers."""

@@ -1,4 +1,4 @@
-"""Transformations that limit gradients."""
+"""Transformations that limit gradients: by element, array, tree, unit or example."""
 
 from __future__ import annotations
 
@@ -16,12 +16,20 @@ from genesis_fn.optim.tree_map_updates import F32, map_updates, widen
 
 
 def clip(max_delta: Number) -> base.GradientTransformation:
-    """Every element limited to [-max_delta, max_delta]."""
+    """Limits every element to [-max_delta, max_delta].
+
+    Args:
+        max_delta: positive number, in units of the updates.
+    """
     return base.per_leaf(lambda u: jnp.clip(u, -max_delta, max_delta))
 
 
 def clip_by_block_rms(threshold: Number) -> base.GradientTransformation:
-    """Each leaf divided by max(1, rms / threshold)."""
+    """Limits the root mean square of each array: u / max(1, rms(u) / threshold).
+
+    Args:
+        threshold: positive number, in units of the updates.
+    """
 
     def leaf(u: Array) -> Array:
         return u / jnp.maximum(1.0, jnp.sqrt(jnp.mean(abs_sq(u))) / threshold)
@@ -38,10 +46,20 @@ class ClipByGlobalNormState(NamedTuple):
 def clip_by_global_norm(
     max_norm: Number, ord: float | str | Array = 2
 ) -> base.GradientTransformation:
-    """Updates times min(1, max_norm / norm of all leaves together).
+    """Limits the norm of all arrays together: u min(1, max_norm / norm).
 
-    The norm before clipping is kept in the state, which is not read: None will do for one. `ord` is
-    1, 2 or inf.
+    The norm before clipping is kept in the state, where `optim.describe` finds it as "grad_norm".
+    The state is not read: None will do for one.
+
+    Source: Pascanu et al., "On the difficulty of training recurrent neural networks", 2013.
+
+    Args:
+        max_norm: positive number, in units of the updates.
+        ord: order of the norm: 1, 2 or inf.
+
+    >>> tx, g = optim.clip_by_global_norm(1.0), jnp.array([3.0, 4.0])
+    >>> tx.update(g, tx.init(g))
+    (Array([0.6, 0.8], dtype=float32), ClipByGlobalNormState(global_norm=Array(5., dtype=float32)))
     """
 
     def init(params: Params) -> ClipByGlobalNormState:
@@ -62,10 +80,15 @@ def clip_by_global_norm(
 
 
 def unitwise_norm(x: ArrayLike, axis: int | tuple[int, ...] | None = None) -> Array:
-    """Norms per output unit, broadcast to the shape of x.
+    """Returns the norms of output units, broadcast to the shape of x.
 
-    Without `axis`, over all of a vector, dimension 0 of two or three, and all but the last of four
-    or five. Raises ShapeError for more dimensions.
+    Args:
+        x: array of a layer's parameters or updates.
+        axis: axes that are reduced; None: all of a vector, axis 0 of two or three dimensions,
+            all but the last axis of four or five.
+
+    Raises:
+        ShapeError: `axis` is None for more dimensions.
     """
     x = as_array(x)
     if axis is None:
@@ -82,7 +105,15 @@ def unitwise_norm(x: ArrayLike, axis: int | tuple[int, ...] | None = None) -> Ar
 def unitwise_clip(
     g_norm: ArrayLike, max_norm: ArrayLike, grad: ArrayLike, div_eps: Number = 1e-6
 ) -> Array:
-    """grad * min(1, max_norm / g_norm), elementwise in the norms."""
+    """Limits gradients by norms of their units: grad min(1, max_norm / g_norm), elementwise.
+
+    Args:
+        g_norm, max_norm, grad: arrays of one shape: the norms, their limits and the gradients.
+        div_eps: positive least divisor.
+
+    Raises:
+        ShapeError: the shapes differ.
+    """
     g_norm, max_norm, grad = as_array(g_norm), as_array(max_norm), as_array(grad)
     if not g_norm.shape == max_norm.shape == grad.shape:
         raise ShapeError(
@@ -94,7 +125,18 @@ def unitwise_clip(
 def adaptive_grad_clip(
     clipping: Number, eps: Number = 1e-3, axis: int | tuple[int, ...] | None = None
 ) -> base.GradientTransformation:
-    """Gradients limited to `clipping` times the parameters' norms, per unit (Brock et al. 2021)."""
+    """Limits the norm of each unit's gradient to a share of its parameters' norm.
+
+        u min(1, clipping max(|p|, eps) / |u|) per unit, see `unitwise_norm`
+
+    Source: Brock et al., "High-performance large-scale image recognition without normalization",
+    2021. `update` needs the parameters.
+
+    Args:
+        clipping: largest ratio of the norms, positive.
+        eps: least norm that parameters are taken to have, positive.
+        axis: axes that make up a unit; None: those of `unitwise_norm`.
+    """
 
     def leaf(u: Array, p: Array) -> Array:
         most = clipping * jnp.maximum(unitwise_norm(p, axis), eps)
@@ -118,9 +160,18 @@ def _by_path(t: PyTree) -> list[tuple[str, Any]]:
 
 
 def per_example_global_norm_clip(grads: Updates, l2_norm_clip: Number) -> tuple[Updates, Array]:
-    """(sum over examples of gradients clipped to a global norm, how many were clipped).
+    """Clips each example's gradients to a global norm and sums them, as for private training.
 
-    Leaves have a leading batch dimension (from `vmap(grad(f))`).
+        sum_i g_i min(1, l2_norm_clip / |g_i|)
+
+    Source: Abadi et al., "Deep learning with differential privacy", 2016.
+
+    Args:
+        grads: tree of arrays [batch, ...], as from `vmap(grad(f))`.
+        l2_norm_clip: positive limit of each example's norm.
+
+    Returns:
+        (the sums, a tree without the batch dimension; how many examples were clipped).
     """
     n = _batch_size(grads, "per_example_global_norm_clip")
     flat = [abs_sq(widen(as_array(g))).reshape((n, -1)) for g in tree.leaves(grads)]
@@ -141,9 +192,17 @@ def per_example_global_norm_clip(grads: Updates, l2_norm_clip: Number) -> tuple[
 def per_example_layer_norm_clip(
     grads: Updates, global_l2_norm_clip: Number, uniform: bool = True
 ) -> tuple[Updates, PyTree]:
-    """(sums over examples of each leaf clipped on its own, per leaf how many were clipped).
+    """Clips each example's gradients array by array and sums them, as for private training.
 
-    The leaves' limits combine to `global_l2_norm_clip`: equal, or by size if not `uniform`.
+    Source: McMahan et al., "Learning differentially private recurrent language models", 2018.
+
+    Args:
+        grads: tree of arrays [batch, ...], as from `vmap(grad(f))`.
+        global_l2_norm_clip: positive limit of each example's norm, which the arrays share.
+        uniform: whether arrays have equal limits; otherwise by the roots of their sizes.
+
+    Returns:
+        (the sums, a tree without the batch dimension; per array how many examples were clipped).
     """
     n = _batch_size(grads, "per_example_layer_norm_clip")
     leaves, treedef = tree.flatten(grads)

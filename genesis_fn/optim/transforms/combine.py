@@ -1,4 +1,4 @@
-"""Sequences of transformations."""
+"""Chains: transformations applied one after another."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from genesis_fn.optim.annotations import OptState, Params, Updates
 
 
 def _inner_field(state: OptState, name: str) -> Any:
-    """The value of the one field called `name` in the states below a named chain's state."""
+    """Returns the value of the one field called `name` below the state of a named chain."""
     if not name.startswith("_"):
-        found = list(_fields(state, name))
-        if len(found) == 1:
-            return found[0][1]
-        if found:
-            places = ", ".join("state." + p for p, _ in found)
-            raise AttributeError(f"{name!r} is found {len(found)} times: write {places}")
+        matches = list(_fields(state, name))
+        if len(matches) == 1:
+            return matches[0][1]
+        if matches:
+            paths = ", ".join("state." + p for p, _ in matches)
+            raise AttributeError(f"{name!r} is found {len(matches)} times: write {paths}")
     raise AttributeError(
         f"no {name!r} in the optimizer state, whose parts are {', '.join(state._fields)}"
     )
@@ -42,8 +42,7 @@ def _rebuild(names: tuple[str, ...], optimizer: str, values: tuple[Any, ...]) ->
 
 @functools.cache
 def chain_state(names: tuple[str, ...], optimizer: str = "") -> type:
-    """The named tuple class of the states of `chain(name=..., ...)`, or of the `optimizer` so
-    called.
+    """Returns the named tuple class of the states of `chain(name=..., ...)`, or of an `optimizer`.
 
     A field of an inner state can be read from the whole, as in `state.mu` or `state.learning_rate`,
     where only one inner state has it.
@@ -66,24 +65,34 @@ def chain_state(names: tuple[str, ...], optimizer: str = "") -> type:
 def chain(
     *args: base.GradientTransformation, **named: base.GradientTransformation
 ) -> base.GradientTransformationExtraArgs:
-    """The transformations applied one after another: `chain(clip, adam)`.
+    """Applies transformations one after another: the updates of one are the input of the next.
 
-    The state is the tuple of their states, or with names, `chain(clip=..., adam=...)`, a named
-    tuple that is read as `state.adam.mu`.
+        optim.chain(optim.clip_by_global_norm(1.0), optim.adam(1e-3))
+
+    Args:
+        *args: transformations; the state is the tuple of their states.
+        **named: transformations by name; the state is a named tuple, read as `state.adam.mu`.
+
+    Raises:
+        ArgumentError: some are named and some not, or one is no transformation.
+
+    >>> tx, g = optim.chain(clip=optim.clip(1.0), sgd=optim.sgd(0.1)), jnp.array([0.5, 3.0])
+    >>> tx.update(g, tx.init(g))[0]
+    Array([-0.05, -0.1 ], dtype=float32)
     """
     if args and named:
         raise ArgumentError("chain: name all of the transformations or none")
-    return _in_turn("chain", args, named)
+    return _chain("chain", args, named)
 
 
 def optimizer(
-    name: str, **parts: base.GradientTransformation
+    name: str, **transforms: base.GradientTransformation
 ) -> base.GradientTransformationExtraArgs:
-    """`chain(**parts)` for the optimizer called `name`, whose states say that they are its."""
-    return _in_turn(name, (), parts)
+    """Chains the transformations of the optimizer called `name`, whose states carry that name."""
+    return _chain(name, (), transforms)
 
 
-def _in_turn(
+def _chain(
     name: str, args: tuple[Any, ...], named: dict[Any, Any]
 ) -> base.GradientTransformationExtraArgs:
     for key, tx in [*enumerate(args), *named.items()]:
@@ -105,10 +114,10 @@ def _in_turn(
     ) -> tuple[Updates, OptState]:
         whole = isinstance(state, tuple) and len(state) == len(txs)
         if not whole or getattr(type(state), "_fields", fields) != fields:
-            parts = ", ".join(kind.__name__ for kind in needed)
+            names = ", ".join(c.__name__ for c in needed)
             raise ArgumentError(
                 f"{base.describe_state(state)}; this {name} needs "
-                f"{parts if len(txs) == 1 else f'({parts})'}\n"
+                f"{names if len(txs) == 1 else f'({names})'}\n"
                 f"  make it by init of this {name}, and keep the one that update returns"
             )
         new = []
@@ -118,14 +127,14 @@ def _in_turn(
         return updates, make(new)
 
     update.__qualname__ = name
-    made = base.GradientTransformationExtraArgs(init, update)
+    chained = base.GradientTransformationExtraArgs(init, update)
     if named:
-        made.update.state_type = chain_state(fields)  # type: ignore[attr-defined]
-    return made
+        chained.update.state_type = chain_state(fields)  # type: ignore[attr-defined]
+    return chained
 
 
 def _as_transformation(tx: Any) -> base.GradientTransformation:
-    """`tx`, or the pair of methods of an object such as MultiSteps."""
+    """Returns `tx`, or the pair of methods of an object such as MultiSteps."""
     if isinstance(tx, base.GradientTransformation):
         return tx
     return base.GradientTransformationExtraArgs(tx.init, tx.update)
@@ -134,7 +143,11 @@ def _as_transformation(tx: Any) -> base.GradientTransformation:
 def named_chain(
     *args: tuple[str, base.GradientTransformation],
 ) -> base.GradientTransformationExtraArgs:
-    """`chain` of (name, transformation) pairs whose state is a dict by name."""
+    """Chains (name, transformation) pairs; the state is a dict by name.
+
+    Raises:
+        ArgumentError: two names are equal.
+    """
     names = [name for name, _ in args]
     if len(names) != len({*names}):
         raise ArgumentError(f"named_chain: the names must differ, got {names}")

@@ -1,13 +1,13 @@
-"""Transformations for some of the parameters: masks, labels, freezing.
+"""Transformations of some of the parameters: masks, labels, freezing.
 
-A mask says of every parameter whether a transformation applies to it. It is given as
+A mask says of every parameter whether a transformation applies to it. It is
 
 * a predicate `lambda path, leaf: "bias" in path`; the path is dotted, as in "layers.0.bias",
 * a function of the parameters that returns a tree of bools, or
 * a tree of bools, the parameters' structure or a prefix of it. A boolean scalar array whose value
   is known will do for a bool.
 
-Labels (`partition`) are given in the same three ways.
+Labels (`partition`) take the same three forms.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from genesis_fn.optim.tree_map_updates import BOOL, is_none
 
 
 class MaskedNode(NamedTuple):
-    """Stands where a masked-out leaf was; a node without leaves, so it has no state."""
+    """Replaces a masked-out subtree; a node without leaves, so it has no state."""
 
 
 class MaskedState(NamedTuple):
@@ -47,7 +47,7 @@ MultiTransformState = PartitionState
 
 
 def dotted_path(path: tuple[Any, ...]) -> str:
-    """A leaf's path as its bare keys joined by dots: "layers.0.attention.weight"."""
+    """Returns a leaf's path as its keys joined by dots: "layers.0.attention.weight"."""
     return ".".join(
         str(getattr(e, "field", None) or getattr(e, "name", None) or getattr(e, "entry", e))
         for e in path
@@ -55,7 +55,7 @@ def dotted_path(path: tuple[Any, ...]) -> str:
 
 
 def per_parameter(spec: PyTree | Callable[..., PyTree], params: Params) -> PyTree:
-    """The tree that a mask or label specification gives for these parameters."""
+    """Returns the tree that a mask or label specification gives for these parameters."""
     if not callable(spec):
         return spec
     if _takes_path(spec):
@@ -97,7 +97,7 @@ def _as_bool(path: tuple[Any, ...], m: Any) -> bool:
 
 
 def _apply_mask(mask: PyTree, values: PyTree) -> PyTree:
-    """`values` with MaskedNode() in place of every subtree that is masked out."""
+    """Returns `values` with MaskedNode() in place of every subtree that is masked out."""
     try:
         return tree.map(lambda m, v: v if m else MaskedNode(), mask, values, is_leaf=is_none)
     except TreeError as error:
@@ -110,9 +110,18 @@ def masked(
     *,
     mask_compatible_extra_args: bool = False,
 ) -> base.GradientTransformationExtraArgs:
-    """`inner` applied where `mask` is true; other updates pass through and have no state.
+    """Applies `inner` where `mask` is true; other updates pass unchanged and have no state.
 
-    With `mask_compatible_extra_args`, extra arguments of the updates' structure are masked too.
+    Args:
+        inner: transformation.
+        mask: tree of bools, or a function that gives it, of the parameters or of (path, leaf).
+        mask_compatible_extra_args: whether extra arguments of `update` that have the structure of
+            the updates are masked too.
+
+    >>> tx = optim.masked(optim.sgd(0.1), lambda path, leaf: "bias" not in path)
+    >>> g = {"weight": jnp.ones(1), "bias": jnp.ones(1)}
+    >>> tx.update(g, tx.init(g), g)[0]
+    {'weight': Array([-0.1], dtype=float32), 'bias': Array([1.], dtype=float32)}
     """
     inner = base.with_extra_args_support(inner)
 
@@ -147,9 +156,24 @@ def partition(
     *,
     mask_compatible_extra_args: bool = False,
 ) -> base.GradientTransformationExtraArgs:
-    """Each parameter updated by the transformation that its label names.
+    """Updates each parameter by the transformation that its label names.
 
-    Raises ValueError naming a parameter whose label has no transformation.
+    Args:
+        transforms: {label: transformation}.
+        param_labels: tree of labels, or a function that gives it, of the parameters or of
+            (path, leaf).
+        mask_compatible_extra_args: as of `masked`.
+
+    Raises (from `init` and `update`):
+        ArgumentError: a label has no transformation; the message names the parameter.
+
+    >>> tx = optim.partition(
+    ...     {"slow": optim.sgd(0.01), "fast": optim.sgd(0.1)},
+    ...     lambda path, leaf: "fast" if "head" in path else "slow",
+    ... )
+    >>> g = {"body": jnp.ones(1), "head": jnp.ones(1)}
+    >>> tx.update(g, tx.init(g), g)[0]
+    {'body': Array([-0.01], dtype=float32), 'head': Array([-0.1], dtype=float32)}
     """
     txs = {k: base.with_extra_args_support(v) for k, v in transforms.items()}
 
@@ -190,14 +214,24 @@ multi_transform = partition
 
 
 def freeze(mask: Mask | None) -> base.GradientTransformationExtraArgs:
-    """Zero updates where `mask` is true; the others pass through."""
+    """Replaces updates by zeros where `mask` is true; others pass unchanged.
+
+    Args:
+        mask: tree of bools, or a function that gives it, of the parameters or of (path, leaf).
+    """
     return masked(base.set_to_zero(), mask)
 
 
 def selective_transform(
     optimizer: base.GradientTransformation, *, freeze_mask: Mask
 ) -> base.GradientTransformationExtraArgs:
-    """`optimizer` where `freeze_mask` is false, zero updates where it is true."""
+    """Applies `optimizer` where `freeze_mask` is false; updates are zero where it is true.
+
+    Args:
+        optimizer: transformation.
+        freeze_mask: tree of bools, or a function that gives it, of the parameters or of
+            (path, leaf).
+    """
 
     def labels(params: Params) -> PyTree:
         mask = _mask_of(freeze_mask, params)

@@ -1,4 +1,4 @@
-"""Noise added to gradients."""
+"""`add_noise`: Gaussian noise on gradients."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class AddNoiseState(NamedTuple):
 
 
 def as_key(seed: Any) -> Key:
-    """The random key of an integer seed; a key as it is."""
+    """Returns the random key of an integer seed; a key passes."""
     whole = getattr(seed, "shape", None) == () and dtypes.is_integer(seed.dtype)
     return random.key(seed) if whole or isinstance(seed, int) else seed
 
@@ -30,9 +30,19 @@ def as_key(seed: Any) -> Key:
 def add_noise(
     eta: Number, gamma: Number, key: Key | int | None = None, *, seed: Key | int | None = None
 ) -> base.GradientTransformation:
-    """Updates plus normal noise of variance eta / step**gamma (Neelakantan et al. 2014).
+    """Adds normal noise of variance eta / step**gamma to updates; steps count from 1.
 
-    `key` is a random key or a seed, 0 without one; `seed` is another name for it.
+    Source: Neelakantan et al., "Adding gradient noise improves learning for very deep networks",
+    2015.
+
+    Args:
+        eta: variance of the noise at the first step, >= 0.
+        gamma: exponent with which the variance fades, >= 0.
+        key: random key or seed; None: 0.
+        seed: another name for it.
+
+    Raises:
+        ArgumentError: both `key` and `seed` are given.
     """
     if key is not None and seed is not None:
         raise ArgumentError("add_noise takes key or seed, not both")

@@ -1,4 +1,4 @@
-"""Updates scaled down when the loss stops falling."""
+"""`reduce_on_plateau`: scales updates down when the loss stops falling."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from genesis_fn.optim.tree_map_updates import I32, map_updates, wide_dtype, wide
 
 
 class ReduceLROnPlateauState(NamedTuple):
-    """The scale, the best loss, steps without progress, steps to rest, and the running mean."""
+    """Scale, best mean, means without progress, cooldown left, losses in the mean, the mean."""
 
     scale: Array
     best_value: Array
@@ -35,10 +35,21 @@ def reduce_on_plateau(
     accumulation_size: int = 1,
     min_scale: float = 0.0,
 ) -> base.GradientTransformationExtraArgs:
-    """Updates times a scale that is multiplied by `factor` after `patience` means without progress.
+    """Multiplies updates by a scale, which shrinks by `factor` when the loss has stopped falling.
 
-    `update` takes the loss as `value=`; means are over `accumulation_size` losses; progress is a
-    fall below (1 - rtol) * best - atol; after a reduction, `cooldown` means are not judged.
+    `update` takes the loss as `value=`. Losses are averaged over `accumulation_size` calls; a mean
+    is progress if it is below (1 - rtol) * best - atol.
+
+    Args:
+        factor: what the scale is multiplied by, in (0, 1).
+        patience: number of means without progress after which the scale shrinks.
+        rtol, atol: relative, in [0, 1], and absolute progress that counts, >= 0; one is positive.
+        cooldown: number of means after a reduction that are not counted.
+        accumulation_size: positive number of losses in a mean.
+        min_scale: least scale, >= 0.
+
+    Raises:
+        ArgumentError: a number is out of its range.
     """
     if not 0.0 < factor < 1.0:
         raise ArgumentError(f"reduce_on_plateau: factor must be in (0, 1), got {factor}")
@@ -49,14 +60,14 @@ def reduce_on_plateau(
         )
 
     def init(params: Params) -> ReduceLROnPlateauState:
-        kind = wide_dtype(widest_float(params))
+        dtype = wide_dtype(widest_float(params))
         return ReduceLROnPlateauState(
-            jnp.ones((), kind),
-            jnp.full((), float("inf"), dtype=kind),
+            jnp.ones((), dtype),
+            jnp.full((), float("inf"), dtype=dtype),
             zero_count(),
             zero_count(),
             zero_count(),
-            jnp.zeros((), kind),
+            jnp.zeros((), dtype),
         )
 
     def update(
@@ -67,10 +78,10 @@ def reduce_on_plateau(
         value: ArrayLike,
         **extra: Any,
     ) -> tuple[Updates, ReduceLROnPlateauState]:
-        kind = state.avg_value.dtype
+        dtype = state.avg_value.dtype
         count = safe_increment(state.count)
-        seen = state.count.astype(kind) * state.avg_value + as_array(value).astype(kind)
-        mean = seen / count.astype(kind)
+        seen = state.count.astype(dtype) * state.avg_value + as_array(value).astype(dtype)
+        mean = seen / count.astype(dtype)
         judged = count == accumulation_size
         better = mean < (1 - rtol) * state.best_value - atol
         resting = state.cooldown_count > 0

@@ -1,4 +1,6 @@
-"""Steps that are smaller than the precision of the parameters: rounded at random, or told of."""
+"""Updates below the precision of the parameters: `stochastic_round` keeps them on average,
+`warn_of_lost_steps` reports them.
+"""
 
 from __future__ import annotations
 
@@ -33,12 +35,17 @@ class StochasticRoundState(NamedTuple):
 
 
 def stochastic_round(key: Key | int = 0) -> base.GradientTransformation:
-    """Updates after which bfloat16, float16 and 8-bit parameters are rounded at random.
+    """Rounds bfloat16, float16 and 8-bit parameters at random when updates are added.
 
     `apply_updates` then gives one of the two neighbours of parameter + update in the parameter's
-    dtype, the nearer one more often, so that the expectation is the exact sum and small steps are
-    not lost (Gupta et al. 2015). It is the last transformation of a chain; updates of wider
-    parameters pass. `key` is a random key or a seed; the same one gives the same roundings.
+    dtype, the nearer one more often, so that the expectation is the exact sum and small updates are
+    not lost. It is the last transformation of a chain; updates of wider parameters pass. `update`
+    needs the parameters.
+
+    Source: Gupta et al., "Deep learning with limited numerical precision", 2015.
+
+    Args:
+        key: random key or seed; the same one gives the same roundings.
     """
 
     def init(params: Params) -> StochasticRoundState:
@@ -63,7 +70,7 @@ def stochastic_round(key: Key | int = 0) -> base.GradientTransformation:
 
 
 def _with_params(f: Callable[[int, Array, Array], Any], updates: Updates, params: Params) -> PyTree:
-    """`f(position, update, parameter)` of every leaf; what is frozen stays None."""
+    """Applies `f(index, update, parameter)` to every leaf; frozen ones stay None."""
     position = iter(range(len(tree.leaves(updates, is_leaf=is_none))))
 
     def leaf(u: ArrayLike | None, p: ArrayLike | None) -> Any:
@@ -74,7 +81,7 @@ def _with_params(f: Callable[[int, Array, Array], Any], updates: Updates, params
 
 
 def _drawn(x: Array, dtype: DType, key: Key) -> Array:
-    """`x` as one of its two neighbours in the `dtype`, in the dtype of `x`."""
+    """Rounds `x` at random to one of its neighbours in `dtype`; the result has the dtype of `x`."""
     near = x.astype(dtype)
     value = near.astype(x.dtype)
     # Among numbers of one sign, the next one away from zero has the next bits.
@@ -103,8 +110,11 @@ def warn_of_lost_steps(limit: float = 0.99) -> base.GradientTransformation:
     """Passes updates on, and warns at the first step if more than `limit` of them are lost.
 
     An update is lost where adding it, in the parameter's dtype, gives the parameter again: bfloat16
-    parameters of size 1 do not move by less than 2**-9. `describe` reports the share as
-    "lost_steps". It is the last transformation of a chain.
+    parameters of size 1 do not move by less than 2**-9. `optim.describe` reports the share as
+    "lost_steps". It is the last transformation of a chain; `update` needs the parameters.
+
+    Args:
+        limit: share of the nonzero updates, in [0, 1].
     """
     line = where()
 

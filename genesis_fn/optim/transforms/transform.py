@@ -1,4 +1,4 @@
-"""Transformations that scale, decay and accumulate updates."""
+"""Transformations that scale, decay, accumulate and record updates."""
 
 from __future__ import annotations
 
@@ -39,19 +39,19 @@ from genesis_fn.optim.tree_map_updates import (
 
 
 def moment(g: Array, m: Array, decay: Number) -> Array:
-    """decay * m + (1 - decay) * g: one step of an exponential moving average."""
+    """Returns decay * m + (1 - decay) * g: one step of an exponential moving average."""
     return (1 - decay) * g + decay * m
 
 
 def times(factor: Number, u: Array) -> Array:
-    """factor * u in the dtype of u; `factor` is a number or a scalar array."""
+    """Returns factor * u in the dtype of u; `factor` is a number or a scalar array."""
     if hasattr(factor, "dtype"):
         factor = as_array(factor).astype(real_of(u.dtype))
     return factor * u
 
 
 def recorded(value: ArrayLike) -> Array:
-    """A hyperparameter's value as a float32 scalar, for the state."""
+    """Converts a hyperparameter's value to a float32 scalar, for the state."""
     return as_array(value).astype(F32)
 
 
@@ -59,19 +59,19 @@ def recorded(value: ArrayLike) -> Array:
 
 
 def scale(step_size: Number) -> base.GradientTransformation:
-    """Updates times `step_size`."""
+    """Multiplies updates by `step_size`, a number or a scalar array."""
     return base.per_leaf(lambda u: times(step_size, u))
 
 
 class ScaleByScheduleState(NamedTuple):
-    """Steps taken, and the factor last used."""
+    """Steps taken, and the latest factor."""
 
     count: Any
     step_size: Array
 
 
 class ScaleByLearningRateState(NamedTuple):
-    """Steps taken, and the learning rate last used (before the first step, the first one's)."""
+    """Steps taken, and the latest learning rate (before the first step, that of the first step)."""
 
     count: Any
     learning_rate: Array
@@ -99,16 +99,22 @@ def _scaled_by(
 
 
 def scale_by_schedule(step_size_fn: Schedule) -> base.GradientTransformation:
-    """Updates times `step_size_fn(step)`; steps count from 0. The factor is kept in the state."""
+    """Multiplies updates by `step_size_fn(step)`, which the state keeps; steps count from 0.
+
+    Args:
+        step_size_fn: schedule, or any function of an int32 scalar.
+    """
     return _scaled_by(step_size_fn, ScaleByScheduleState, 1)
 
 
 def scale_by_learning_rate(
     learning_rate: ScalarOrSchedule | None = None, *, flip_sign: bool = True
 ) -> base.GradientTransformation:
-    """Updates times minus the learning rate, a number or a schedule; None gives `identity()`.
+    """Multiplies updates by minus the learning rate, which is kept as `state.learning_rate`.
 
-    The value is kept in the state, as `state.learning_rate`.
+    Args:
+        learning_rate: number, or a schedule of the step; None gives `identity()`.
+        flip_sign: whether the sign is turned, for descent.
     """
     if learning_rate is None:
         return base.identity()
@@ -128,7 +134,13 @@ class WeightDecaySchedule(NamedTuple):
 def add_decayed_weights(
     weight_decay: ScalarOrSchedule = 0.0, mask: Mask | None = None
 ) -> base.GradientTransformation:
-    """Updates plus `weight_decay` (a number or schedule) times parameters, where `mask` is true."""
+    """Adds weight decay to updates: u + weight_decay p. `update` needs the parameters.
+
+    Args:
+        weight_decay: number >= 0, or a schedule of the step.
+        mask: which parameters decay: a tree of bools, or a function that gives it, of the
+            parameters or of (path, leaf); None: all.
+    """
     constant: Any = weight_decay
     decay_at: Schedule | None = weight_decay if callable(weight_decay) else None
     nothing = isinstance(weight_decay, (int, float)) and weight_decay == 0.0
@@ -159,14 +171,22 @@ def add_decayed_weights(
 
 
 def scale_by_param_block_norm(min_scale: float = 1e-3) -> base.GradientTransformation:
-    """Each leaf's update times max(norm of the parameter, min_scale)."""
+    """Multiplies each array's update by max(|p|, min_scale). `update` needs the parameters.
+
+    Args:
+        min_scale: least factor, positive.
+    """
     return base.per_leaf(
         lambda u, p: u * safe_norm(p, min_scale), params_for="scale_by_param_block_norm"
     )
 
 
 def scale_by_param_block_rms(min_scale: float = 1e-3) -> base.GradientTransformation:
-    """Each leaf's update times max(rms of the parameter, min_scale)."""
+    """Multiplies each array's update by max(rms(p), min_scale). `update` needs the parameters.
+
+    Args:
+        min_scale: least factor, positive.
+    """
     return base.per_leaf(
         lambda u, p: u * safe_root_mean_squares(p, min_scale), params_for="scale_by_param_block_rms"
     )
@@ -175,9 +195,16 @@ def scale_by_param_block_rms(min_scale: float = 1e-3) -> base.GradientTransforma
 def scale_by_trust_ratio(
     min_norm: Number = 0.0, trust_coefficient: Number = 1.0, eps: Number = 0.0
 ) -> base.GradientTransformation:
-    """Each leaf's update u times trust_coefficient * |p| / (|u| + eps) (You et al. 2017).
+    """Multiplies each array's update u by trust_coefficient |p| / (|u| + eps).
 
-    The factor is 1 where either norm is zero.
+    The factor is 1 where either norm is zero. `update` needs the parameters.
+
+    Source: You et al., "Large batch training of convolutional networks", 2017.
+
+    Args:
+        min_norm: least value that both norms are taken to have, >= 0.
+        trust_coefficient: positive factor.
+        eps: number >= 0 added to the norm of the update.
     """
 
     def leaf(u: Array, p: Array) -> Array:
@@ -192,7 +219,12 @@ def scale_by_trust_ratio(
 def normalize_by_update_norm(
     scale_factor: Number = 1.0, eps: Number = 1e-6
 ) -> base.GradientTransformation:
-    """Updates times scale_factor / (global norm + eps)."""
+    """Multiplies updates by scale_factor / (norm of all of them + eps).
+
+    Args:
+        scale_factor: the norm of the result, positive.
+        eps: number >= 0 added to the norm.
+    """
 
     def update(
         updates: Updates, state: OptState, params: Params | None = None
@@ -204,17 +236,28 @@ def normalize_by_update_norm(
 
 
 def normalize() -> base.GradientTransformation:
-    """Updates divided by their global norm."""
+    """Divides updates by the norm of all of them."""
     return normalize_by_update_norm(eps=0.0)
 
 
 def scale_by_polyak(
     f_min: Number = 0.0, max_learning_rate: Number = 1.0, eps: Number = 0.0, variant: str = "sps"
 ) -> base.GradientTransformationExtraArgs:
-    """Updates u times Polyak's step (value - f_min) / (|u|**2 + eps), at most max_learning_rate.
+    """Multiplies updates u by Polyak's step size: `update` takes the loss as `value=`.
 
-    `update` takes the loss as `value=`. Variant "sps+" makes a negative gap zero (Garrigos et al.
-    2023).
+        u min((value - f_min) / (|u|**2 + eps), max_learning_rate)
+
+    Source: Loizou et al., "Stochastic Polyak step-size for SGD", 2021; "sps+": Garrigos et al.,
+    "Function value learning", 2023.
+
+    Args:
+        f_min: least value of the loss.
+        max_learning_rate: largest step size, positive.
+        eps: number >= 0 added to the squared norm.
+        variant: "sps", or "sps+", where a loss below `f_min` gives no step.
+
+    Raises:
+        ArgumentError: `variant` is neither.
     """
     if variant not in ("sps", "sps+"):
         raise ArgumentError(f'scale_by_polyak: variant is "sps" or "sps+", got {variant!r}')
@@ -242,13 +285,15 @@ def scale_by_polyak(
 
 
 def scale_by_sign() -> base.GradientTransformation:
-    """The sign of every update."""
+    """Replaces every update by its sign."""
     return base.per_leaf(lambda u: jnp.sign(u))
 
 
 def centralize() -> base.GradientTransformation:
-    """Updates of two or more dimensions minus their mean over all but the first one
-    (Yong et al. 2020)."""
+    """Subtracts from updates of two or more dimensions their mean over all but the first.
+
+    Source: Yong et al., "Gradient centralization", 2020.
+    """
 
     def leaf(u: Array) -> Array:
         return u - jnp.mean(u, axis=tuple(range(1, u.ndim)), keepdims=True) if u.ndim > 1 else u
@@ -257,7 +302,7 @@ def centralize() -> base.GradientTransformation:
 
 
 def keep_params_nonnegative() -> base.GradientTransformation:
-    """Updates limited so that no parameter becomes negative."""
+    """Limits updates so that no parameter becomes negative: -p where p + u < 0, else u."""
     return base.per_leaf(
         lambda u, p: jnp.where(p + u < 0.0, -p, u), params_for="keep_params_nonnegative"
     )
@@ -270,7 +315,7 @@ class ZeroNansState(NamedTuple):
 
 
 def zero_nans() -> base.GradientTransformation:
-    """Updates with NaNs replaced by zeros; the state says which leaves had some."""
+    """Replaces NaNs in updates by zeros; the state says which leaves had some."""
 
     def init(params: Params) -> ZeroNansState:
         return ZeroNansState(init_leaves(lambda p: jnp.zeros((), BOOL), params))
@@ -301,7 +346,13 @@ class TraceState(NamedTuple):
 def trace(
     decay: Number, nesterov: bool = False, accumulator_dtype: DTypeLike | None = None
 ) -> base.GradientTransformation:
-    """Momentum: trace = update + decay * trace; with `nesterov`, update + decay * the new trace."""
+    """Accumulates momentum: t <- u + decay t, which is the update.
+
+    Args:
+        decay: decay rate of the sum, in [0, 1).
+        nesterov: whether the update is u + decay t, with the new t.
+        accumulator_dtype: dtype of t; None: the parameters', and at least float32.
+    """
 
     def init(params: Params) -> TraceState:
         return TraceState(init_moments(params, dtype=accumulator_dtype))
@@ -329,7 +380,13 @@ class EmaState(NamedTuple):
 def ema(
     decay: Number, debias: bool = True, accumulator_dtype: DTypeLike | None = None
 ) -> base.GradientTransformation:
-    """The exponential moving average of updates, divided by 1 - decay**step with `debias`."""
+    """Replaces updates by their exponential moving average: m <- decay m + (1 - decay) u.
+
+    Args:
+        decay: decay rate, in [0, 1).
+        debias: whether m is divided by 1 - decay**t at step t = 1, 2, ...
+        accumulator_dtype: dtype of m; None: the parameters', and at least float32.
+    """
 
     def init(params: Params) -> EmaState:
         return EmaState(zero_count(), init_moments(params, dtype=accumulator_dtype))
@@ -351,14 +408,18 @@ def ema(
 
 
 class ApplyEvery(NamedTuple):
-    """Steps since the last emission and the sum of updates since."""
+    """Steps since the latest nonzero update and the sum of updates since."""
 
     count: Any
     grad_acc: PyTree
 
 
 def apply_every(k: int = 1) -> base.GradientTransformation:
-    """The sum of the last k updates at every k-th step, zeros between."""
+    """Returns the sum of the last k updates at every k-th step, zeros between; see `MultiSteps`.
+
+    Args:
+        k: positive number of steps.
+    """
 
     def init(params: Params) -> ApplyEvery:
         return ApplyEvery(zero_count(), init_moments(params))
@@ -390,7 +451,12 @@ class SnapshotState(NamedTuple):
 def snapshot(
     measure_name: str, measure: Callable[[Updates], PyTree]
 ) -> base.GradientTransformation:
-    """Updates as they are; `measure(updates)` is kept in the state, where `describe` finds it."""
+    """Records `measure(updates)` in the state, where `optim.describe` finds it; updates pass.
+
+    Args:
+        measure_name: its name in the state.
+        measure: function of the updates that gives a tree of arrays of constant shapes.
+    """
 
     def init(params: Params) -> SnapshotState:
         zeros = tree.map(lambda x: jnp.zeros_like(as_array(x)), measure(params))
@@ -414,10 +480,13 @@ class MonitorState(NamedTuple):
 def monitor(
     measures: dict[str, Callable[[Updates], PyTree] | base.GradientTransformation],
 ) -> base.GradientTransformationExtraArgs:
-    """Updates as they are; each measure, a function of updates or a transformation, is recorded.
+    """Records several measurements in the state, where `optim.describe` finds them; updates pass.
 
     Before the first update a measurement is that of the parameters, so that the state's structure
     never changes.
+
+    Args:
+        measures: by name, functions of the updates, or transformations such as `measure_with_ema`.
     """
     txs = {
         name: base.with_extra_args_support(
@@ -449,7 +518,12 @@ def measure_with_ema(
     debias: bool = True,
     accumulator_dtype: DTypeLike | None = None,
 ) -> base.GradientTransformation:
-    """A measure for `monitor`: the moving average of `measure(updates)`."""
+    """Makes a measure for `monitor`: the moving average of `measure(updates)`.
+
+    Args:
+        measure: function of the updates that gives a tree of arrays.
+        decay, debias, accumulator_dtype: as of `ema`.
+    """
     average = ema(decay, debias, accumulator_dtype)
 
     def update(

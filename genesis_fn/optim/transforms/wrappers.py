@@ -1,4 +1,4 @@
-"""Transformations around other transformations: accumulation, guards, masters, injected values."""
+"""Transformations around others: accumulation, guards, float32 masters, hyperparameters."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from genesis_fn.optim.tree_map_updates import (
 
 
 def _zeros(updates: Updates) -> Updates:
-    """Zero updates; None where a leaf is frozen."""
+    """Returns zero updates; None where a leaf is frozen."""
     return map_updates(jnp.zeros_like, updates)
 
 
@@ -48,7 +48,11 @@ def _all_finite(updates: Updates) -> Array:
 
 
 def skip_not_finite(updates: Updates, gradient_step: Array, params: Params) -> tuple[Array, PyTree]:
-    """(whether some update is not finite, what to keep of it), for `MultiSteps`."""
+    """For `MultiSteps`: skips gradients of which some element is not finite.
+
+    Returns:
+        (whether to skip, {"should_skip": ..., "num_not_finite": ...} for the state).
+    """
     bad = [jnp.sum(~jnp.isfinite(as_array(u))) for u in tree.leaves(updates)]
     count = functools.reduce(jnp.add, bad) if bad else zero_count()
     skip = count > 0
@@ -58,14 +62,18 @@ def skip_not_finite(updates: Updates, gradient_step: Array, params: Params) -> t
 def skip_large_updates(
     updates: Updates, gradient_step: Array, params: Params, max_squared_norm: Number
 ) -> tuple[Array, PyTree]:
-    """(whether the squared norm is not below a limit, what to keep of it), for `MultiSteps`."""
+    """For `MultiSteps`: skips gradients whose squared norm is not below `max_squared_norm`.
+
+    Returns:
+        (whether to skip, {"should_skip": ..., "norm_squared": ...} for the state).
+    """
     square = tree_math.norm(updates, squared=True)
     skip = ~(square < max_squared_norm)
     return skip, {"should_skip": skip, "norm_squared": square}
 
 
 class MultiStepsState(NamedTuple):
-    """Position within the accumulation, steps made, and what is accumulated."""
+    """Calls since the latest step, steps, inner state, accumulated gradients, record of skips."""
 
     mini_step: Array
     gradient_step: Array
@@ -75,11 +83,28 @@ class MultiStepsState(NamedTuple):
 
 
 class MultiSteps:
-    """Steps of `opt` on gradients of `every_k_schedule` consecutive calls; zero updates between.
+    """Accumulates the gradients of k calls for one step of `opt`; updates between are zero.
 
-    `every_k_schedule` is a number or a function of the steps made. Gradients are averaged (summed
-    without `use_grad_mean`) in float32 or wider. `should_skip_update_fn(updates, step, params)`
-    returns (whether to ignore these gradients, what to keep in the state).
+    Gradients are averaged, in float32 or wider.
+
+    Args:
+        opt: transformation that makes the steps.
+        every_k_schedule: k, a positive number or a function of the number of steps made.
+        use_grad_mean: whether gradients are averaged, or summed.
+        should_skip_update_fn: function (updates, step, params) -> (whether to ignore these
+            gradients, tree to keep in the state), as `skip_not_finite`; None ignores none.
+        accumulator_dtype: dtype of the accumulated gradients; None: the parameters', and at least
+            float32.
+
+    Raises:
+        ArgumentError: `every_k_schedule` is not positive.
+
+    >>> tx, g = optim.MultiSteps(optim.sgd(0.1), 2), jnp.array([1.0])
+    >>> updates, state = tx.update(g, tx.init(g))
+    >>> updates
+    Array([0.], dtype=float32)
+    >>> tx.update(3 * g, state)[0]
+    Array([-0.2], dtype=float32)
     """
 
     def __init__(
@@ -103,11 +128,11 @@ class MultiSteps:
 
     @property
     def inner_opt(self) -> base.GradientTransformationExtraArgs:
-        """The transformation that is stepped."""
+        """The transformation that makes the steps."""
         return self._opt
 
     def init(self, params: Params) -> MultiStepsState:
-        """The state before any gradient."""
+        """Returns the state before any gradient."""
         skip_state = ()
         if self._skip_fn is not None:
             _, skip_state = self._skip_fn(init_moments(params), zero_count(), params)
@@ -122,7 +147,7 @@ class MultiSteps:
     def update(
         self, updates: Updates, state: MultiStepsState, params: Params | None = None, **extra: Any
     ) -> tuple[Updates, MultiStepsState]:
-        """(updates, state): those of the inner transformation at every k-th call, else zeros."""
+        """Returns (updates, state): the inner updates at every k-th call, else zeros."""
         base.check_state(state, MultiStepsState, "MultiSteps")
         k = self._every_k(state.gradient_step)
         before = state.mini_step
@@ -165,7 +190,7 @@ class MultiSteps:
         return (state.mini_step == 0) & (state.gradient_step > 0)
 
     def gradient_transformation(self) -> base.GradientTransformationExtraArgs:
-        """This as a transformation."""
+        """Returns `init` and `update` as a transformation."""
         return base.GradientTransformationExtraArgs(self.init, self.update, state=MultiStepsState)
 
 
@@ -184,10 +209,13 @@ class ApplyIfFiniteState(NamedTuple):
 def apply_if_finite(
     inner: base.GradientTransformation, max_consecutive_errors: int
 ) -> base.GradientTransformationExtraArgs:
-    """`inner`, but zero updates and an unchanged state where some gradient is not finite.
+    """Applies `inner`; where some gradient is not finite, updates are zero and its state is kept.
 
-    After more than `max_consecutive_errors` in a row they are let through. No host synchronization:
-    the choice is a select in the same program.
+    There is no host synchronization: the choice is a select in the same program.
+
+    Args:
+        inner: transformation.
+        max_consecutive_errors: number of such steps in a row after which they are let through.
     """
     inner = base.with_extra_args_support(inner)
 
@@ -234,7 +262,13 @@ def conditionally_transform(
     should_transform_fn: Callable[..., Any],
     forward_extra_args: bool = False,
 ) -> base.GradientTransformationExtraArgs:
-    """`inner` at the steps where `should_transform_fn(step)`; else updates pass through."""
+    """Applies `inner` at the steps where a condition holds; at others updates pass unchanged.
+
+    Args:
+        inner: transformation.
+        should_transform_fn: function of the step, an int32 scalar from 0, that gives a boolean.
+        forward_extra_args: whether it also takes the extra arguments of `update`.
+    """
     return _conditional(inner, should_transform_fn, forward_extra_args, zero=False)
 
 
@@ -243,7 +277,13 @@ def conditionally_mask(
     should_transform_fn: Callable[..., Any],
     forward_extra_args: bool = False,
 ) -> base.GradientTransformationExtraArgs:
-    """`inner` at the steps where `should_transform_fn(step)`; else updates are zero."""
+    """Applies `inner` at the steps where a condition holds; at others updates are zero.
+
+    Args:
+        inner: transformation.
+        should_transform_fn: function of the step, an int32 scalar from 0, that gives a boolean.
+        forward_extra_args: whether it also takes the extra arguments of `update`.
+    """
     return _conditional(inner, should_transform_fn, forward_extra_args, zero=True)
 
 
@@ -254,10 +294,10 @@ def _conditional(
     inner: base.GradientTransformation, condition: Callable[..., Any], forward: bool, zero: bool
 ) -> base.GradientTransformationExtraArgs:
     tx = base.with_extra_args_support(inner)
-    kind = ConditionallyMaskState if zero else ConditionallyTransformState
+    state_class = ConditionallyMaskState if zero else ConditionallyTransformState
 
     def init(params: Params) -> OptState:
-        return kind(step=zero_count(), inner_state=tx.init(params))
+        return state_class(step=zero_count(), inner_state=tx.init(params))
 
     def update(
         updates: Updates, state: OptState, params: Params | None = None, **extra: Any
@@ -269,26 +309,31 @@ def _conditional(
             lambda u, v: jnp.where(take, u, as_array(v).astype(u.dtype)), new, extras=(other,)
         )
         kept = select(take, inner_state, state.inner_state)
-        return chosen, kind(step=safe_increment(state.step), inner_state=kept)
+        return chosen, state_class(step=safe_increment(state.step), inner_state=kept)
 
-    return base.GradientTransformationExtraArgs(init, update, state=kind)
+    return base.GradientTransformationExtraArgs(init, update, state=state_class)
 
 
 # ---- masters of low-precision parameters ----
 
 
 class WithMasterState(NamedTuple):
-    """Float32 copies of the parameters that are narrower (None for others); the inner state."""
+    """Float32 copies of the narrower parameters (None for others), and the inner state."""
 
     master: Params
     inner_state: OptState
 
 
 def with_master(inner: base.GradientTransformation) -> base.GradientTransformationExtraArgs:
-    """`inner` on float32 copies of bfloat16, float16 and 8-bit parameters.
+    """Applies `inner` to float32 copies of bfloat16, float16 and 8-bit parameters.
 
-    Small steps accumulate in the copies; `apply_updates` then gives the copies rounded to the
-    parameters' dtypes. Wider parameters are used as they are and not copied.
+    Small updates accumulate in the copies; `apply_updates` then gives the copies rounded to the
+    parameters' dtypes. Wider parameters are not copied. `update` needs the parameters.
+
+    Source: Micikevicius et al., "Mixed precision training", 2018.
+
+    Args:
+        inner: transformation.
     """
     inner = base.with_extra_args_support(inner)
 
@@ -331,14 +376,17 @@ def with_master(inner: base.GradientTransformation) -> base.GradientTransformati
 def with_update_dtype(
     inner: base.GradientTransformation, update_dtype: DTypeLike | str = "param"
 ) -> base.GradientTransformationExtraArgs:
-    """`inner` with updates in `update_dtype`: a dtype, or "param" for each parameter's own.
+    """Converts the updates of `inner` to `update_dtype`.
 
-    Updates are float32 or wider without it, and `apply_updates` rounds their sum with the parameter
-    once. With "param" they are as optax has them: in the dtype of the parameter, or of the gradient
-    where `update` is given no parameters. States stay as wide as they are. Integer parameters'
-    updates stay floating.
+    Without it updates are float32 or wider, and `apply_updates` rounds their sum with the parameter
+    once. States stay as wide as they are. Integer parameters' updates stay floating.
 
         tx = optim.with_update_dtype(optim.adamw(1e-3), update_dtype="param")
+
+    Args:
+        inner: transformation.
+        update_dtype: dtype, or "param" for that of each parameter, as optax has it; of the gradient
+            where `update` is called without parameters.
     """
     tx = base.with_extra_args_support(inner)
     fixed = None if update_dtype == "param" else dtypes.dtype(update_dtype)
@@ -346,8 +394,8 @@ def with_update_dtype(
     def cast(u: Array | None, like: ArrayLike | None) -> Array | None:
         if u is None:
             return None
-        kind = fixed or as_array(u if like is None else like).dtype
-        return u.astype(kind) if dtypes.is_inexact(kind) else u
+        dtype = fixed or as_array(u if like is None else like).dtype
+        return u.astype(dtype) if dtypes.is_inexact(dtype) else u
 
     def update(
         updates: Updates, state: OptState, params: Params | None = None, **extra: Any
@@ -363,7 +411,7 @@ def with_update_dtype(
 
 
 class LookaheadState(NamedTuple):
-    """The fast optimizer's state and the steps since the last synchronization."""
+    """The fast optimizer's state and the steps since the latest synchronization."""
 
     fast_state: OptState
     steps_since_sync: Array
@@ -377,7 +425,7 @@ class LookaheadParams(NamedTuple):
 
     @classmethod
     def init_synced(cls, params: Params) -> LookaheadParams:
-        """Both equal to `params`."""
+        """Returns both, equal to `params`."""
         return cls(fast=params, slow=params)
 
 
@@ -387,10 +435,22 @@ def lookahead(
     slow_step_size: Number,
     reset_state: bool = False,
 ) -> base.GradientTransformation:
-    """Every `sync_period` steps, slow parameters move towards the fast ones, which return to them.
+    """Moves slow parameters towards fast ones every `sync_period` steps, and resets these to them.
 
-    Parameters and updates are LookaheadParams, gradients those of the fast parameters
-    (Zhang et al. 2019).
+        slow <- slow + slow_step_size (fast - slow),  fast <- slow
+
+    Parameters and updates are LookaheadParams, gradients those of the fast parameters.
+
+    Source: Zhang et al., "Lookahead optimizer: k steps forward, 1 step back", 2019.
+
+    Args:
+        fast_optimizer: transformation of the fast parameters.
+        sync_period: positive number of its steps between synchronizations.
+        slow_step_size: share that the slow parameters move, in (0, 1].
+        reset_state: whether its state is made anew at each synchronization.
+
+    Raises:
+        ArgumentError: `sync_period` is not positive.
     """
     if sync_period < 1:
         raise ArgumentError(f"lookahead: sync_period must be positive, got {sync_period}")
@@ -426,21 +486,27 @@ def lookahead(
 
 
 def flatten(inner: base.GradientTransformation) -> base.GradientTransformationExtraArgs:
-    """`inner` on all leaves as one vector, of the widest dtype among them."""
+    """Applies `inner` to all leaves as one vector, of the widest dtype among them.
+
+    Norms and trust ratios are then of the whole tree.
+
+    Args:
+        inner: transformation.
+    """
     inner = base.with_extra_args_support(inner)
 
-    def joined(values: Sequence[Any], like: Sequence[Any]) -> Array:
-        parts = [as_array(x) for x, g in zip(values, like, strict=True) if g is not None]
-        if not parts:
+    def concatenated(values: Sequence[Any], like: Sequence[Any]) -> Array:
+        arrays = [as_array(x) for x, g in zip(values, like, strict=True) if g is not None]
+        if not arrays:
             return jnp.zeros((0,))
-        kind = functools.reduce(dtypes.promote_types, [wide_dtype(x.dtype) for x in parts])
-        return jnp.concatenate([x.astype(kind).reshape(-1) for x in parts])
+        dtype = functools.reduce(dtypes.promote_types, [wide_dtype(x.dtype) for x in arrays])
+        return jnp.concatenate([x.astype(dtype).reshape(-1) for x in arrays])
 
     def init(params: Params) -> OptState:
         if isinstance(params, ParamsPlaceholder):
             return inner.init(params)
         leaves = tree.leaves(init_leaves(lambda p: p, params))
-        return inner.init(joined(leaves, leaves))
+        return inner.init(concatenated(leaves, leaves))
 
     def update(
         updates: Updates, state: OptState, params: Params | None = None, **extra: Any
@@ -451,8 +517,8 @@ def flatten(inner: base.GradientTransformation) -> base.GradientTransformationEx
         else:
             used = map_updates(lambda g, _: g, updates, extras=(params,))
             gradients = treedef.flatten_up_to(used)
-            params = joined(treedef.flatten_up_to(params), gradients)
-        new, state = inner.update(joined(gradients, gradients), state, params, **extra)
+            params = concatenated(treedef.flatten_up_to(params), gradients)
+        new, state = inner.update(concatenated(gradients, gradients), state, params, **extra)
         result: list[Any] = []
         offset = 0
         for g in gradients:
@@ -486,17 +552,17 @@ class WrappedScheduleState(NamedTuple):
 
 
 class WrappedSchedule:
-    """A function of the step as a schedule with a state of its own."""
+    """Wraps a function of the step as a schedule with a state of its own."""
 
     def __init__(self, schedule_fn: Schedule) -> None:
         self.schedule_fn = schedule_fn
 
     def init(self) -> WrappedScheduleState:
-        """The state before the first step."""
+        """Returns the state before the first step."""
         return WrappedScheduleState(zero_count())
 
     def update(self, state: WrappedScheduleState, **extra: Any) -> WrappedScheduleState:
-        """The state of the next step."""
+        """Returns the state of the next step."""
         return WrappedScheduleState(safe_increment(state.count))
 
     def __call__(self, state: WrappedScheduleState, **extra: Any) -> Number:
@@ -512,11 +578,26 @@ def inject_hyperparams(
     static_args: str | Iterable[str] = (),
     hyperparam_dtype: DTypeLike | None = None,
 ) -> Callable[..., base.GradientTransformationExtraArgs]:
-    """`inner_factory` with its numbers in the state, as `state.hyperparams["learning_rate"]`.
+    """Keeps an optimizer's numbers in the state, as `state.hyperparams["learning_rate"]`.
 
-    Schedules among the arguments are evaluated at every step. Arguments in `static_args`, bools and
-    what is not a number are constants. Hyperparameters are `hyperparam_dtype`, or the parameters'
-    widest dtype and at least float32.
+    They can be changed between steps without a new compilation (`optim.tree.set`). Schedules among
+    the arguments are evaluated at every step.
+
+    Args:
+        inner_factory: function that returns a transformation, as `optim.adam`.
+        static_args: names of arguments that stay constants, as bools and what is not a number do.
+        hyperparam_dtype: dtype of the numbers; None: the parameters' widest, and at least float32.
+
+    Returns:
+        The function that takes the arguments of `inner_factory`.
+
+    Raises:
+        ArgumentError: `static_args` names no argument.
+
+    >>> tx = optim.inject_hyperparams(optim.sgd)(learning_rate=0.1)
+    >>> state = tx.init(jnp.zeros(2))
+    >>> state.hyperparams["learning_rate"]
+    Array(0.1, dtype=float32)
     """
     constant = {static_args} if isinstance(static_args, str) else {*static_args}
     signature = inspect.signature(inner_factory)
@@ -547,19 +628,19 @@ def inject_hyperparams(
             else:
                 others[name] = value
 
-        def convert(x: Any, kind: Any) -> Any:
+        def convert(x: Any, dtype: Any) -> Any:
             if isinstance(x, (float, np.floating)):
-                return as_array(float(x), dtypes.dtype(kind))
+                return as_array(float(x), dtypes.dtype(dtype))
             x = as_array(x)
-            return x.astype(kind) if dtypes.is_float(x.dtype) else x
+            return x.astype(dtype) if dtypes.is_float(x.dtype) else x
 
         def init(params: Params) -> InjectHyperparamsState:
-            kind = hyperparam_dtype
-            if kind is None:
-                kind = wide_dtype(widest_float(params))
+            dtype = hyperparam_dtype
+            if dtype is None:
+                dtype = wide_dtype(widest_float(params))
             states = {k: s.init() for k, s in schedules.items()}
-            values = {k: convert(v, kind) for k, v in numbers.items()}
-            values |= {k: convert(s(states[k]), kind) for k, s in schedules.items()}
+            values = {k: convert(v, dtype) for k, v in numbers.items()}
+            values |= {k: convert(s(states[k]), dtype) for k, s in schedules.items()}
             inner = inner_factory(**others, **values)
             return InjectHyperparamsState(zero_count(), values, states, inner.init(params))
 

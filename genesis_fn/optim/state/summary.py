@@ -1,4 +1,4 @@
-"""Reading optimizer states: what step, which learning rate, which norms."""
+"""`describe`: what can be read from an optimizer state: step, learning rate, norms."""
 
 from __future__ import annotations
 
@@ -24,30 +24,31 @@ _COUNTERS = ("count", "step_count", "step", "gradient_step")
 
 
 def describe(state: OptState, updates: Updates | None = None) -> dict[str, Any]:
-    """What can be read from an optimizer state: {"step": ..., "lr": ..., ...}, arrays as stored.
+    """Returns what can be read from an optimizer state: {"step": ..., "lr": ..., ...}.
 
-    Also "grad_norm" where `clip_by_global_norm` is in the chain, injected hyperparameters and
-    `snapshot`/`monitor` measurements by name, and "update_norm" of `updates` where they are given.
-    A key met in several places (two groups of parameters) gets the place: "lr@inner_states.head".
+    Also "grad_norm" where `clip_by_global_norm` is in the chain, injected hyperparameters and the
+    measurements of `snapshot` and `monitor` by name, and "update_norm" of `updates` if given.
+    A key that occurs several times, as in two groups of parameters, is followed by its path:
+    "lr@inner_states.head".
     """
     steps: list[Any] = []
-    found: dict[str, dict[tuple[Any, ...], Any]] = {}
+    values_by_path: dict[str, dict[tuple[Any, ...], Any]] = {}
     for path, key, value in state_access.walk(state):
         if key in _TABLES and isinstance(value, dict):
             for name, x in value.items():
-                _report(found, _REPORTED.get(name, name), path[:-1], x)  # pyright: ignore[reportArgumentType]
+                _report(values_by_path, _REPORTED.get(name, name), path[:-1], x)  # pyright: ignore[reportArgumentType]
         elif getattr(value, "shape", None) == () and not _in_table(path):
             if key in _COUNTERS:
                 steps.append(value)
             if key in _REPORTED:
-                _report(found, _REPORTED[key], path[:-1], value)
+                _report(values_by_path, _REPORTED[key], path[:-1], value)
     result: dict[str, Any] = {}
     if steps:
         result["step"] = functools.reduce(jnp.maximum, steps)
-    for name, values in found.items():
+    for name, values in values_by_path.items():
         alone = len(values) == 1
-        for place, x in values.items():
-            result[name if alone else f"{name}@{state_access.dotted(place)}"] = x
+        for path, x in values.items():
+            result[name if alone else f"{name}@{state_access.dotted(path)}"] = x
     if updates is not None:
         result["update_norm"] = tree_math.norm(updates)
     return result
@@ -58,9 +59,12 @@ def _in_table(path: tuple[Any, ...]) -> bool:
 
 
 def _report(
-    found: dict[str, dict[tuple[Any, ...], Any]], name: str, place: tuple[Any, ...], value: Any
+    values_by_path: dict[str, dict[tuple[Any, ...], Any]],
+    name: str,
+    path: tuple[Any, ...],
+    value: Any,
 ) -> None:
-    places = found.setdefault(name, {})
+    paths = values_by_path.setdefault(name, {})
     # An injected hyperparameter is also stored by the transformation inside: the outer one counts.
-    if not any(place[: len(p)] == p for p in places):
-        places[place] = value
+    if not any(path[: len(p)] == p for p in paths):
+        paths[path] = value

@@ -107,16 +107,16 @@ def _iterate(x: Array, gram: Array, coeffs: tuple[float, float, float]) -> Array
     return a * x + (b * gram + c * (gram @ gram)) @ x
 
 
-def _balanced(x: Array, kind: str, eps: Number) -> tuple[Array, Array]:
+def _preconditioned(x: Array, preconditioning: str, eps: Number) -> tuple[Array, Array]:
     """(x scaled to singular values of at most about 1, its Gram matrix)."""
-    if kind == "frobenius":
+    if preconditioning == "frobenius":
         x = x / (jnp.sqrt(jnp.sum(abs_sq(x), axis=(-2, -1), keepdims=True)) + eps)
         return x, _gram(x)
-    if kind == "spectral":
+    if preconditioning == "spectral":
         x = x / (jnp.linalg.norm(x, ord=2, axis=(-2, -1), keepdims=True) + eps)
         return x, _gram(x)
     gram = _gram(x)
-    if kind == "aol":
+    if preconditioning == "aol":
         s = 1.0 / jnp.sqrt(jnp.maximum(jnp.sum(jnp.abs(gram), axis=-1, keepdims=True), eps))
         return x * s, gram * s * _transposed(s)
     size = jnp.sqrt(jnp.sum(abs_sq(gram), axis=(-2, -1), keepdims=True))
@@ -132,11 +132,37 @@ def orthogonalize_via_newton_schulz(
     eps: Number = 1e-8,
     dimension_numbers: MuonDimensionNumbers | None = None,
 ) -> Array:
-    """A matrix near the orthogonal factor of `x`, by x <- a x + (b A + c A A) x with A = x x^T
-    (x x^H where x is complex, whose factor is unitary).
+    """Approximates the orthogonal factor of a matrix by a Newton-Schulz iteration.
 
-    Batched over the axes that `dimension_numbers` leaves. Jordan et al. 2024; "aol" and "schatten"
-    preconditioning: Boissin et al. 2025.
+        x <- a x + (b A + c A A) x,  A = x x^T (x x^H where x is complex)
+
+    The tuned coefficients bring singular values near 1, not to 1.
+
+    Source: Jordan et al., "Muon: an optimizer for hidden layers in neural networks", 2024; "dion":
+    Ahn et al., 2025; "aol" and "schatten": Boissin et al., 2025.
+
+    Args:
+        x: floating or complex array: a matrix, or batches of them.
+        ns_coeffs: the coefficients (a, b, c) of all iterations, a triple for each, or the name of a
+            table: "standard" or "dion".
+        ns_steps: number of iterations.
+        preconditioning: what the matrix is divided by: its norm "frobenius" or "spectral"; "aol"
+            rescales rows, "schatten" divides by the root of its Gram matrix's norm.
+        eps: positive number added to the divisor.
+        dimension_numbers: which axes are rows and columns; others are batches. None: x is a matrix.
+
+    Returns:
+        The orthogonalized array, of the shape and dtype of `x`.
+
+    Raises:
+        ArgumentError: a name is unknown, or the coefficients do not fit.
+        ShapeError: `x` is no matrix, and `dimension_numbers` are not given or do not fit.
+
+    >>> x = jnp.array([[3.0, 1.0], [0.0, 2.0]])
+    >>> q = optim.orthogonalize_via_newton_schulz(x)
+    >>> jnp.abs(q @ q.T).round(1)
+    Array([[0.7, 0. ],
+           [0. , 0.7]], dtype=float32)
     """
     if preconditioning not in _PRECONDITIONINGS:
         raise ArgumentError(
@@ -153,7 +179,7 @@ def orthogonalize_via_newton_schulz(
     x = jnp.transpose(x, order).reshape(counts)
     tall = counts[1] > counts[2]
     x = _transposed(x) if tall else x
-    x, gram = _balanced(x, preconditioning, eps)
+    x, gram = _preconditioned(x, preconditioning, eps)
     for i, coeffs in enumerate(_coefficients(ns_coeffs, ns_steps)):
         x = _iterate(x, gram if i == 0 else _gram(x), coeffs)
     x = _transposed(x) if tall else x
@@ -167,17 +193,37 @@ def _is_dims(x: Any) -> bool:
 
 def _dims_of(spec: DimensionNumbers | None, params: Params) -> PyTree:
     """MuonDimensionNumbers (or None) per leaf, for a specification that may be a prefix."""
-    found = per_parameter(spec, params)
+    dims = per_parameter(spec, params)
     return tree.map(
-        lambda d, sub: tree.map(lambda _: d, sub, is_leaf=is_none), found, params, is_leaf=_is_dims
+        lambda d, sub: tree.map(lambda _: d, sub, is_leaf=is_none), dims, params, is_leaf=_is_dims
     )
 
 
 def scale_by_shape(
     weight_dimension_numbers: DimensionNumbers | None = None, consistent_rms: Number | None = None
 ) -> base.GradientTransformation:
-    """Updates times sqrt(max(1, fan_out / fan_in)); with `consistent_rms`, times that and
-    sqrt(max(fan_in, fan_out))."""
+    """Scales updates of matrices by their shapes, so that learning rates carry over between widths.
+
+        update = g sqrt(max(1, fan_out / fan_in)), or with `consistent_rms`
+        g consistent_rms sqrt(max(fan_in, fan_out))
+
+    Source: Bernstein & Newhouse, "Modular duality in deep learning", 2024; `consistent_rms`: Liu et
+    al., "Muon is scalable for LLM training", 2025.
+
+    Args:
+        weight_dimension_numbers: the rows and columns of each parameter: MuonDimensionNumbers, a
+            tree of them, or a function of the parameters that gives it; None: those of a matrix
+            [in, out].
+        consistent_rms: positive rms of the updates, 0.2 as for AdamW; None: the first formula.
+
+    Returns:
+        The transformation, without a state.
+
+    >>> g, tx = jnp.ones((1, 4)), optim.scale_by_shape()
+    >>> updates, state = tx.update(g, tx.init(g))
+    >>> updates
+    Array([[2., 2., 2., 2.]], dtype=float32)
+    """
 
     def leaf(u: Array, dims: MuonDimensionNumbers | None) -> Array:
         _, rows, columns = _axes(u.shape, dims or MuonDimensionNumbers())
@@ -207,10 +253,38 @@ def scale_by_muon(
     preconditioning: Preconditioning = "frobenius",
     weight_dimension_numbers: DimensionNumbers | None = None,
 ) -> base.GradientTransformation:
-    """The orthogonalized momentum of matrices (Jordan et al. 2024).
+    """Orthogonalizes the momentum of matrices, as Muon does.
 
-    `adaptive` multiplies by the inner product with the momentum. `weight_dimension_numbers` is a
-    MuonDimensionNumbers, a (prefix) tree of them, or a function of the updates giving one.
+        m <- beta m + (1 - beta) g,  update = orthogonal factor of m_hat
+
+    Source: Jordan et al., "Muon: an optimizer for hidden layers in neural networks", 2024.
+
+    Args:
+        ns_coeffs: the coefficients (a, b, c) of all iterations, a triple for each, or the name of a
+            table: "standard" or "dion".
+        ns_steps: number of iterations.
+        beta: decay rate of the momentum, in [0, 1).
+        eps: positive number added to the norm that matrices are divided by.
+        mu_dtype: dtype of the momentum; None: the parameters', and at least float32.
+        nesterov: whether the momentum is taken one step ahead.
+        adaptive: whether steps are multiplied by their inner product with the momentum.
+        preconditioning: what the matrix is divided by: its norm "frobenius" or "spectral"; "aol"
+            rescales rows, "schatten" divides by the root of its Gram matrix's norm.
+        weight_dimension_numbers: the rows and columns of each parameter: MuonDimensionNumbers, a
+            tree of them, or a function of the parameters that gives it; None: those of a matrix
+            [in, out].
+
+    Returns:
+        The transformation, whose states are MuonState(count, mu).
+
+    Raises:
+        ArgumentError: the coefficients are unknown or do not fit.
+
+    >>> g, tx = jnp.array([[3.0, 1.0], [0.0, 2.0]]), optim.scale_by_muon()
+    >>> updates, state = tx.update(g, tx.init(g))
+    >>> jnp.abs(updates @ updates.T).round(1)
+    Array([[0.7, 0. ],
+           [0. , 0.7]], dtype=float32)
     """
     coeffs = _coefficients(ns_coeffs, ns_steps)
 
@@ -257,10 +331,46 @@ def muon(
     muon_weight_dimension_numbers: DimensionNumbers | None = None,
     consistent_rms: Number | None = None,
 ) -> base.GradientTransformationExtraArgs:
-    """Muon for matrices, AdamW for the other parameters.
+    """Muon for matrices, AdamW for the other parameters. `update` needs the parameters.
 
-    Without `muon_weight_dimension_numbers` the matrices are the leaves of two dimensions; with it
-    those that it does not give None.
+        update = -lr (o sqrt(max(1, fan_out / fan_in)) + weight_decay p),
+        o = orthogonal factor of the momentum, by `orthogonalize_via_newton_schulz`
+
+    Source: Jordan et al., "Muon: an optimizer for hidden layers in neural networks", 2024.
+
+    Args:
+        learning_rate: positive number, or a schedule of the step.
+        ns_coeffs: the coefficients (a, b, c) of all iterations, a triple for each, or the name of a
+            table: "standard" or "dion".
+        ns_steps: number of iterations.
+        beta: decay rate of the momentum, in [0, 1).
+        eps: positive number added to the norm that matrices are divided by, and AdamW's `eps`.
+        weight_decay: number >= 0, or a schedule: the share of a matrix added to the update before
+            the learning rate.
+        weight_decay_mask: which parameters decay: a tree of bools, or a function that gives it, of
+            the parameters or of (path, leaf); None: all.
+        mu_dtype: dtype of momenta; None: the parameters', and at least float32.
+        nesterov: whether momenta are taken one step ahead.
+        adaptive: whether steps are multiplied by their inner product with the momentum.
+        preconditioning: what the matrix is divided by: its norm "frobenius" or "spectral"; "aol"
+            rescales rows, "schatten" divides by the root of its Gram matrix's norm.
+        adam_b1, adam_b2: decay rates of AdamW's moments, in [0, 1).
+        adam_eps_root: number >= 0 added inside AdamW's root.
+        adam_weight_decay: number >= 0, or a schedule: AdamW's weight decay.
+        adam_learning_rate: AdamW's learning rate, or a schedule of it; None: `learning_rate`.
+        muon_weight_dimension_numbers: MuonDimensionNumbers, a tree of them with None for AdamW's
+            parameters, or a function of the parameters that gives it; None: arrays of two
+            dimensions are matrices [in, out].
+        consistent_rms: positive rms of the updates of matrices; None: the formula above.
+
+    Returns:
+        The transformation, whose states are PartitionState({"muon": ..., "adam": ...}).
+
+    >>> params = {"weight": jnp.eye(2), "bias": jnp.zeros(2)}
+    >>> tx = optim.muon(0.1, consistent_rms=0.2)
+    >>> updates, state = tx.update(gf.tree.map(jnp.ones_like, params), tx.init(params), params)
+    >>> updates["bias"].round(4)
+    Array([-0.1474, -0.1474], dtype=float32)
     """
     spec = muon_weight_dimension_numbers
 

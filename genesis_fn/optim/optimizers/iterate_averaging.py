@@ -44,7 +44,25 @@ def _average(y: Array, z: Array, b1: Number) -> Array:
 
 
 def schedule_free_eval_params(state: ScheduleFreeState, params: Params) -> Params:
-    """The averaged parameters, for evaluation."""
+    """Gives the averaged parameters of `schedule_free`, which are the ones to evaluate and to keep.
+
+        x = (y - (1 - b1) z) / b1,  y the parameters and z of the state
+
+    Args:
+        state: ScheduleFreeState of `schedule_free` or one of its optimizers.
+        params: the parameters that gradients are taken at.
+
+    Returns:
+        The averages x, a tree like `params`.
+
+    Raises:
+        ArgumentError: `state` is another optimizer's.
+
+    >>> w, tx = jnp.array([1.0, -2.0]), optim.schedule_free_sgd(0.1)
+    >>> updates, state = tx.update(w, tx.init(w), w)
+    >>> optim.schedule_free_eval_params(state, optim.apply_updates(w, updates)).round(4)
+    Array([ 0.9, -1.8], dtype=float32)
+    """
     if not (hasattr(state, "b1") and hasattr(state, "z")):
         raise ArgumentError("schedule_free_eval_params takes the state of schedule_free")
 
@@ -63,23 +81,46 @@ def schedule_free(
     weight_lr_power: Number = 2.0,
     state_dtype: DTypeLike | None = None,
 ) -> base.GradientTransformationExtraArgs:
-    """`base_optimizer`, without momentum of its own, averaged with weights lr**weight_lr_power.
+    """Averages the iterates of an optimizer, which takes the place of a learning-rate schedule.
 
-    Gradients are taken at the parameters; evaluate with `schedule_free_eval_params`.
+        z <- z + update of the base optimizer,  x <- (1 - c) x + c z,
+        parameters y = b1 x + (1 - b1) z,
+        c = weight / sum of weights,  weight = (largest learning rate so far)**weight_lr_power
+
+    Gradients are taken at y; evaluate x, by `schedule_free_eval_params`.
+
+    Source: Defazio et al., "The road less scheduled", 2024. `update` needs the parameters.
+
+    Args:
+        base_optimizer: transformation without momentum: b1 stands for it.
+        learning_rate: its learning rate, or the schedule of it, for the weights.
+        b1: share of the average in the parameters, in (0, 1).
+        weight_lr_power: exponent of the learning rate in the average's weights, >= 0; 0 weighs all
+            alike.
+        state_dtype: dtype of z; None: the parameters', and at least float32.
+
+    Returns:
+        The transformation, whose states are ScheduleFreeState(..., z).
+
+    >>> w, g = jnp.array([1.0, -2.0]), jnp.array([0.5, -3.0])
+    >>> tx = optim.schedule_free(optim.sgd(0.1), 0.1)
+    >>> updates, state = tx.update(g, tx.init(w), w)
+    >>> updates.round(4)
+    Array([-0.05,  0.3 ], dtype=float32)
     """
     inner = base.with_extra_args_support(base_optimizer)
 
     def init(params: Params) -> ScheduleFreeState:
-        kind = wide_dtype(widest_float(params))
+        dtype = wide_dtype(widest_float(params))
         # A copy: the parameters may be donated to the same call as this state.
         z = init_leaves(
             lambda p: jnp.array(p, dtype=state_dtype or wide_dtype(p.dtype), copy=True), params
         )
         return ScheduleFreeState(
-            as_array(b1, kind),
-            jnp.zeros((), kind),
+            as_array(b1, dtype),
+            jnp.zeros((), dtype),
             jnp.ones((), I32),
-            jnp.zeros((), kind),
+            jnp.zeros((), dtype),
             inner.init(params),
             z,
         )
@@ -91,9 +132,9 @@ def schedule_free(
         # What z leaves out has no gradient for the inner transformation either.
         updates = map_updates(lambda g, _: g, updates, extras=(params,))
         lr = learning_rate(state.step_count) if callable(learning_rate) else learning_rate
-        kind = state.max_lr.dtype
+        dtype = state.max_lr.dtype
         max_lr = jnp.maximum(
-            state.max_lr, as_array(lr).astype(kind) if hasattr(lr, "dtype") else lr
+            state.max_lr, as_array(lr).astype(dtype) if hasattr(lr, "dtype") else lr
         )
         weight = max_lr**weight_lr_power
         total = state.weight_sum + weight
@@ -128,7 +169,31 @@ def schedule_free_sgd(
     weight_lr_power: Number = 2.0,
     state_dtype: DTypeLike | None = None,
 ) -> base.GradientTransformationExtraArgs:
-    """Schedule-free SGD."""
+    """SGD without a schedule: `schedule_free` around `sgd`.
+
+        z <- z - lr (g + weight_decay y),  x <- (1 - c) x + c z,  parameters y = b1 x + (1 - b1) z
+
+    Source: Defazio et al., "The road less scheduled", 2024. `update` needs the parameters.
+
+    Args:
+        learning_rate: positive number.
+        warmup_steps: steps in which the learning rate rises from 0; None: no warm-up.
+        b1: share of the average in the parameters, in (0, 1).
+        weight_decay: number >= 0, or a schedule: the share of the parameter added to the gradient;
+            None: no decay.
+        weight_lr_power: exponent of the learning rate in the average's weights, >= 0; 0 weighs all
+            alike.
+        state_dtype: dtype of z; None: the parameters', and at least float32.
+
+    Returns:
+        The transformation, whose states are ScheduleFreeState(..., z).
+
+    >>> w, g = jnp.array([1.0, -2.0]), jnp.array([0.5, -3.0])
+    >>> tx = optim.schedule_free_sgd(0.1)
+    >>> updates, state = tx.update(g, tx.init(w), w)
+    >>> updates.round(4)
+    Array([-0.05,  0.3 ], dtype=float32)
+    """
     rate = _warmed_up(learning_rate, warmup_steps)
     optimizer = sgd(rate)
     if weight_decay is not None:
@@ -146,7 +211,33 @@ def schedule_free_adamw(
     weight_lr_power: Number = 2.0,
     state_dtype: DTypeLike | None = None,
 ) -> base.GradientTransformationExtraArgs:
-    """Schedule-free AdamW."""
+    """AdamW without a schedule: `schedule_free` around RMSProp with weight decay.
+
+        z <- z - lr (g / (sqrt(v_hat) + eps) + weight_decay y),  v <- b2 v + (1 - b2) |g|**2,
+        x <- (1 - c) x + c z,  parameters y = b1 x + (1 - b1) z
+
+    Source: Defazio et al., "The road less scheduled", 2024. `update` needs the parameters.
+
+    Args:
+        learning_rate: positive number.
+        warmup_steps: steps in which the learning rate rises from 0; None: no warm-up.
+        b1: share of the average in the parameters, in (0, 1).
+        b2: decay rate of the second moment, in [0, 1).
+        eps: positive number added to the denominator.
+        weight_decay: number >= 0, or a schedule: the share of the parameter added to the step.
+        weight_lr_power: exponent of the learning rate in the average's weights, >= 0; 0 weighs all
+            alike.
+        state_dtype: dtype of z; None: the parameters', and at least float32.
+
+    Returns:
+        The transformation, whose states are ScheduleFreeState(..., z).
+
+    >>> w, g = jnp.array([1.0, -2.0]), jnp.array([0.5, -3.0])
+    >>> tx = optim.schedule_free_adamw(0.1)
+    >>> updates, state = tx.update(g, tx.init(w), w)
+    >>> updates.round(4)
+    Array([-0.1,  0.1], dtype=float32)
+    """
     rate = _warmed_up(learning_rate, warmup_steps)
     optimizer = chain(
         rms=scale_by_rms(decay=b2, eps=eps, eps_in_sqrt=False, bias_correction=True),

@@ -45,17 +45,45 @@ def prodigy(
     weight_decay: Number = 0.0,
     safeguard_warmup: bool = False,
 ) -> base.GradientTransformationExtraArgs:
-    """Adam with the estimated distance to the solution as learning rate, times `learning_rate`."""
+    """Prodigy: Adam with an estimate d of the distance to the solution as its learning rate.
+
+        m, v: moving means of d g and (d g)**2;  rate = lr d sqrt(1 - beta2**t) / (1 - beta1**t),
+        update = -rate (m / (sqrt(v) + d eps) + weight_decay p),
+        r <- beta3 r + (d / estim_lr0) rate <g, p0 - p>,  s <- beta3 s + (rate / estim_lr0) d g,
+        d <- max(d, estim_lr_coef r / |s|_1)
+
+    Source: Mishchenko & Defazio, "Prodigy: an expeditiously adaptive parameter-free learner", 2023.
+    `update` needs the parameters.
+
+    Args:
+        learning_rate: factor of the estimate, or a schedule of it; 1.0 mostly does.
+        betas: decay rates of the first and second moments, in [0, 1).
+        beta3: decay rate of the estimate's sums, in [0, 1); None: sqrt(beta2).
+        eps: positive number added to the denominator, in units of d.
+        estim_lr0: first estimate, positive and small.
+        estim_lr_coef: positive factor of new estimates.
+        weight_decay: number >= 0: the share of the parameter added to the update before the rate.
+        safeguard_warmup: whether the schedule stays out of the estimate, for a warm-up.
+
+    Returns:
+        The transformation, whose states are ProdigyState(..., estim_lr, ...), with d as `estim_lr`.
+
+    >>> w, g = jnp.array([1.0, -2.0]), jnp.array([0.5, -3.0])
+    >>> tx = optim.prodigy(estim_lr0=0.1)
+    >>> updates, state = tx.update(g, tx.init(w), w)
+    >>> updates.round(4)
+    Array([-0.1,  0.1], dtype=float32)
+    """
     beta1, beta2 = betas
     beta3 = beta2**0.5 if beta3 is None else beta3
 
     def init(params: Params) -> ProdigyState:
-        kind = widest_float(params)
-        kind = F32 if kind.itemsize < 4 else kind
+        dtype = widest_float(params)
+        dtype = F32 if dtype.itemsize < 4 else dtype
         start = init_leaves(lambda p: jnp.array(p, copy=True), params)
         first, second, total = (init_moments(params) for _ in range(3))
-        estimate = jnp.full((), estim_lr0, dtype=kind)
-        numerator = jnp.zeros((), kind)
+        estimate = jnp.full((), estim_lr0, dtype=dtype)
+        numerator = jnp.zeros((), dtype)
         return ProdigyState(first, second, total, start, estimate, numerator, zero_count())
 
     def update(
@@ -64,8 +92,10 @@ def prodigy(
         base.require_params(params, "prodigy")
         count = safe_increment(state.count)
         schedule = learning_rate(state.count) if callable(learning_rate) else learning_rate
-        d, kind = state.estim_lr, state.estim_lr.dtype
-        corrected = one_minus_power(beta2, count)(kind) ** 0.5 / one_minus_power(beta1, count)(kind)
+        d, dtype = state.estim_lr, state.estim_lr.dtype
+        corrected = one_minus_power(beta2, count)(dtype) ** 0.5 / one_minus_power(beta1, count)(
+            dtype
+        )
         rate = times(schedule, d * corrected)
         rise = d if safeguard_warmup else rate
 
@@ -83,7 +113,7 @@ def prodigy(
             return jnp.sum(g * (p0 - p))
 
         start = state.params0
-        progress = _total(map_updates(dot, updates, extras=(start, params)), kind)
+        progress = _total(map_updates(dot, updates, extras=(start, params)), dtype)
         new, m, v, s = map_updates(
             moments,
             updates,
@@ -93,13 +123,13 @@ def prodigy(
             extras=(start, params),
         )
         numerator = beta3 * state.numerator_weighted + (d / estim_lr0) * rate * progress
-        length = _total(map_updates(lambda x: jnp.sum(jnp.abs(x)), s), kind)
+        length = _total(map_updates(lambda x: jnp.sum(jnp.abs(x)), s), dtype)
         estimate = jnp.maximum(d, estim_lr_coef * numerator / length)
         return new, ProdigyState(m, v, s, start, estimate, numerator, count)
 
     return base.GradientTransformationExtraArgs(init, update, state=ProdigyState)
 
 
-def _total(scalars: PyTree, kind: DType) -> Array:
-    parts = [as_array(x).astype(kind) for x in tree.leaves(scalars)]
-    return functools.reduce(jnp.add, parts, jnp.zeros((), kind))
+def _total(scalars: PyTree, dtype: DType) -> Array:
+    totals = [as_array(x).astype(dtype) for x in tree.leaves(scalars)]
+    return functools.reduce(jnp.add, totals, jnp.zeros((), dtype))

@@ -39,10 +39,24 @@ class HutchinsonState(NamedTuple):
 def hutchinson_estimator_diag_hessian(
     random_seed: Key | int | None = None,
 ) -> base.GradientTransformationExtraArgs:
-    """A transformation giving r * (H r) for random signs r: the Hessian's diagonal on average.
+    """Estimates the diagonal of the Hessian: `update(grads, state, params, obj_fn=loss)`.
 
-    `update` takes the parameters and the loss function of them, `obj_fn=`. `random_seed` is a
-    random key or a seed.
+        update = r * (H r),  r of random signs, whose mean is the diagonal of H
+
+    Source: Hutchinson, "A stochastic estimator of the trace of the influence matrix", 1990; Bekas
+    et al., "An estimator for the diagonal of a matrix", 2007. `update` needs the parameters, and
+    `obj_fn=`, a function of them that gives a scalar.
+
+    Args:
+        random_seed: random key or seed of the signs; None: 0.
+
+    Returns:
+        The transformation, whose states are HutchinsonState(key).
+
+    >>> w, tx = jnp.array([1.0, -2.0]), optim.hutchinson_estimator_diag_hessian()
+    >>> diagonal, state = tx.update(w, tx.init(w), w, obj_fn=lambda w: jnp.sum(w**4))
+    >>> diagonal
+    Array([12., 48.], dtype=float32)
     """
 
     def init(params: Params) -> HutchinsonState:
@@ -102,10 +116,35 @@ def scale_by_sophia(
     hessian_diagonal_fn: base.GradientTransformation | None = None,
     mu_dtype: DTypeLike | None = None,
 ) -> base.GradientTransformationExtraArgs:
-    """mu_hat / max(gamma * h, eps), clipped; h is renewed every `update_interval` steps.
+    """Divides the updates' moving mean by the Hessian's diagonal, and clips, as Sophia does.
 
-    Extra arguments of `update` go to `hessian_diagonal_fn`, Hutchinson's estimator by default,
-    which needs the loss as `obj_fn=`.
+        m <- b1 m + (1 - b1) g,  update = clip(m_hat / max(gamma h, eps), -c, c),
+        h <- b2 h + (1 - b2) (an estimate of the diagonal) every `update_interval` steps,
+        c = clip_threshold; an estimate of h counts from the next step on
+
+    Source: Liu et al., "Sophia: a scalable stochastic second-order optimizer", 2023. `update` needs
+    the parameters; its extra arguments go to the estimator, as `obj_fn=` to Hutchinson's.
+
+    Args:
+        b1, b2: decay rates of the first moment and of the Hessian's diagonal, in [0, 1).
+        eps: positive least denominator.
+        gamma: positive factor of the Hessian's diagonal: the smaller, the more is clipped.
+        clip_threshold: largest element of a step before the learning rate, positive; None: no
+            limit.
+        update_interval: positive number of steps between estimates of the diagonal.
+        hessian_diagonal_fn: transformation whose updates estimate the diagonal; None:
+            `hutchinson_estimator_diag_hessian()`.
+        mu_dtype: dtype of the first moment; None: the parameters', and at least float32.
+
+    Returns:
+        The transformation, whose states are SophiaState(count, mu, nu, hessian_fn_state); nu is h.
+
+    >>> w, tx = jnp.array([1.0, -2.0]), optim.scale_by_sophia(gamma=1.0)
+    >>> loss = lambda w: jnp.sum(w**4)
+    >>> _, state = tx.update(gf.grad(loss)(w), tx.init(w), w, obj_fn=loss)
+    >>> updates, state = tx.update(gf.grad(loss)(w) / 100, state, w, obj_fn=loss)
+    >>> state.nu.round(4)
+    Array([0.12, 0.48], dtype=float32)
     """
     estimator = base.with_extra_args_support(
         hessian_diagonal_fn or hutchinson_estimator_diag_hessian()
@@ -157,7 +196,39 @@ def sophia(
     hessian_diagonal_fn: base.GradientTransformation | None = None,
     mu_dtype: DTypeLike | None = None,
 ) -> base.GradientTransformationExtraArgs:
-    """Sophia with decoupled weight decay; `update` takes the loss as `obj_fn=`."""
+    """Sophia: Adam with the Hessian's diagonal as second moment: `update(..., obj_fn=loss)`.
+
+        update = -lr (clip(m_hat / max(gamma h, eps), -c, c) + weight_decay p), c = clip_threshold,
+        h: moving mean of estimates of the diagonal, renewed every `update_interval` steps
+
+    Source: Liu et al., "Sophia: a scalable stochastic second-order optimizer", 2023. `update` needs
+    the parameters; its extra arguments go to the estimator, as `obj_fn=` to Hutchinson's.
+
+    Args:
+        learning_rate: positive number, or a schedule of the step.
+        b1, b2: decay rates of the first moment and of the Hessian's diagonal, in [0, 1).
+        eps: positive least denominator.
+        weight_decay: number >= 0, or a schedule: the share of the parameter added to the update
+            before the learning rate.
+        weight_decay_mask: which parameters decay: a tree of bools, or a function that gives it, of
+            the parameters or of (path, leaf); None: all.
+        gamma: positive factor of the Hessian's diagonal: the smaller, the more is clipped.
+        clip_threshold: largest element of a step before the learning rate, positive; None: no
+            limit.
+        update_interval: positive number of steps between estimates of the diagonal.
+        hessian_diagonal_fn: transformation whose updates estimate the diagonal; None:
+            `hutchinson_estimator_diag_hessian()`.
+        mu_dtype: dtype of the first moment; None: the parameters', and at least float32.
+
+    Returns:
+        The transformation, whose states have the fields `sophia`, `decay`, `schedule`.
+
+    >>> w, tx = jnp.array([1.0, -2.0]), optim.sophia(0.1, weight_decay=0.0)
+    >>> loss = lambda w: jnp.sum(w**4)
+    >>> updates, state = tx.update(gf.grad(loss)(w), tx.init(w), w, obj_fn=loss)
+    >>> updates.round(4)
+    Array([-0.1,  0.1], dtype=float32)
+    """
     return chain(
         sophia=scale_by_sophia(
             b1, b2, eps, gamma, clip_threshold, update_interval, hessian_diagonal_fn, mu_dtype

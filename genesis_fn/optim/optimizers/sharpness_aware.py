@@ -30,10 +30,42 @@ def sam(
     reset_state: bool = True,
     opaque_mode: bool = False,
 ) -> base.GradientTransformationExtraArgs:
-    """`optimizer` on gradients taken where `adv_optimizer` (an ascent) has led.
+    """Sharpness-aware minimization: steps by the gradients at a worse point nearby.
 
-    Every `sync_period`-th call is a real step from where the ascent began; with `opaque_mode` each
-    call is, and `update` takes `grad_fn=`, a function (params, i) of the ascent's i-th step.
+    The adversarial optimizer climbs for `sync_period` - 1 calls; the last call returns to where the
+    climb began and steps from there. With `opaque_mode` each call climbs and steps: `update(grads,
+    state, params, grad_fn=)` takes a function (params, i) of the gradients at the climb's i-th
+    step.
+
+        p' = p + rho g / |g|,  p <- p - lr gradient(p'),
+        for sam(sgd(lr), chain(normalize(), sgd(rho)))
+
+    Source: Foret et al., "Sharpness-aware minimization for efficiently improving generalization",
+    2021.
+
+    Args:
+        optimizer: transformation of the steps.
+        adv_optimizer: transformation whose updates are climbed, with their sign turned.
+        sync_period: positive number of calls, or with `opaque_mode` of gradients, for each step.
+        reset_state: whether each climb begins with a fresh state.
+        opaque_mode: whether each call makes a whole step.
+
+    Returns:
+        The transformation, whose states are SAMState(steps_since_sync, opt_state, adv_state,
+        cache).
+
+    Raises:
+        ArgumentError: `sync_period` is not positive.
+
+    >>> w = jnp.array([3.0, 4.0])
+    >>> tx = optim.sam(optim.sgd(0.1), optim.chain(optim.normalize(), optim.sgd(0.5)))
+    >>> climb, state = tx.update(2 * w, tx.init(w), w)
+    >>> climb.round(4)
+    Array([0.3, 0.4], dtype=float32)
+    >>> w = optim.apply_updates(w, climb)
+    >>> step, state = tx.update(2 * w, state, w)
+    >>> optim.apply_updates(w, step).round(4)
+    Array([2.34, 3.12], dtype=float32)
     """
     if sync_period < 1:
         raise ArgumentError(f"sam: sync_period must be positive, got {sync_period}")
