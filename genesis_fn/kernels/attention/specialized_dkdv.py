@@ -2,9 +2,9 @@
 
 A producer warp streams query tiles and their cotangents, of every query head that shares the key
 head; each of two consumer warpgroups holds half of a key tile and of its values and accumulates its
-rows of dK and dV, both of whose products run on under the next tile's. Serves what
-`attention_specialized` serves, from one full tile on; `attention_backward.attention_dkdv_kernel` is
-its twin for the interpreter and everything else.
+rows of dK and dV; the product for dK runs on under the next tile's. Serves what `specialized`
+serves, from one full tile on; `backward.attention_dkdv_kernel` computes the same for the
+interpreter and serves everything else. `docs/experiments.md` has the variants that were tried.
 """
 
 from __future__ import annotations
@@ -67,6 +67,7 @@ def _produce(
         mbarrier.expect(bar, k.block_type.nbytes + v.block_type.nbytes)
         copy_in(k, [batch, col + half * HALF, kv_head * K_HEAD], bar, k_tiles.index(half))
         copy_in(v, [batch, col + half * HALF, kv_head * V_HEAD], bar, v_tiles.index(half))
+    # Queries and cotangents share a barrier: a step needs both.
     for step in range(steps):
         stage = step % STAGES
         head = kv_head * G + step // count
@@ -131,6 +132,8 @@ def _step(
     cotangents = o_tiles.index(stage).reshape([N, DV])
     zero = gl.zeros([M, N], gl.float32, score_layout)
     mbarrier.wait(full.index(stage), (step // STAGES) & 1)
+    # In flight are now dK of the previous tile and both products of this tile's scores; the wait
+    # leaves the last of them.
     scores_pending = warpgroup_mma(
         keys, queries.permute([1, 0]), zero, use_acc=False, is_async=True
     )

@@ -2,8 +2,8 @@
 
 A producer warp streams key and value tiles; each of two consumer warpgroups holds half of a query
 tile with its output cotangents and accumulates its rows of dQ, whose product runs on under the next
-tile's. Serves what `attention_specialized` serves; `attention_backward.attention_dq_kernel` is its
-twin for the interpreter and everything else.
+tile's. Serves what `specialized` serves; `backward.attention_dq_kernel` computes the same for the
+interpreter and serves everything else.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from genesis_fn.kernels.attention.specialized_dkdv import specialized_dkdv_launc
 from genesis_fn.kernels.plan import Argument, BufferArg, Launch, Plan, Workspace
 
 BLOCK_N = 64
-LONG = 8192
+LONG = 8192  # keys, from which on fewer heads side by side were faster on an H200
 
 
 @gluon.jit
@@ -145,6 +145,7 @@ def _step(
             probs = gl.where(rows[:, None] >= cols[None, :], probs, 0.0)
         else:
             probs = gl.where((cols < S)[None, :], probs, 0.0)
+    # Values are read by this product only; keys by the one that is left in flight as well.
     dprobs = warpgroup_mma_wait(0, deps=[dprobs_pending])
     mbarrier.arrive(v_free.index(stage), count=1)
     dscores = probs * (dprobs - mean[:, None])
@@ -423,7 +424,7 @@ def specialized_backward_plan(
     dkdv_stages: int = 2,
     dkdv_head_group: int = 4,
 ) -> Plan:
-    """`attention_backward.general_backward_plan` with both passes by the specialised kernels."""
+    """The plan of `backward.general_backward_plan`, both passes by the specialised kernels."""
     inputs, outputs = 6, 3
     delta = BufferArg(inputs + outputs, "fp32")
     steps = (
@@ -468,6 +469,7 @@ def _dq_launch(
         "HEADS": heads,
         "HEAD_GROUP": min(head_group, heads),
         "STAGES": stages,
+        # Tiles from the end that need a mask: causal ones on the diagonal, else a partial one.
         "MASKED": BLOCK_M // BLOCK_N if spec.right == 0 else int(s % BLOCK_N > 0),
         "CONSUMER_REGISTERS": CONSUMER_REGISTERS,
     }

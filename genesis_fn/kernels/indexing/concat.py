@@ -173,6 +173,7 @@ def plan_concatenate(spec: Concatenate, target: Target) -> Plan:
     dtype = f"i{8 * unit}"
     for start in range(0, len(operands), MOST):
         group = operands[start : start + MOST]
+        # The kernel has eight pointers; unused ones repeat the last operand.
         padded = [*group, *[group[-1]] * (MOST - len(group))]
         arguments = {f"x{i}": BufferArg(index, dtype) for i, (index, _, _) in enumerate(padded)}
         arguments["out"] = BufferArg(count, dtype)
@@ -184,6 +185,8 @@ def plan_concatenate(spec: Concatenate, target: Target) -> Plan:
             "OFFSETS": tuple(o for _, _, o in group),
             "WIDE": spec.outer * total // unit + TILE > INT32_MAX,
         }
+        # By tiles, each inside one operand; rows of a few bytes would leave their tiles mostly
+        # empty.
         if max(w for _, w, _ in group) * unit >= NARROW or spec.outer == 1:
             columns = [min(next_power_of_two(w), TILE) for _, w, _ in group]
             rows = [min(next_power_of_two(spec.outer), max(1, TILE // c)) for c in columns]

@@ -1,8 +1,9 @@
-"""Device functions that every Triton kernel of the library is written on.
+"""Device functions that every Triton kernel of the library uses.
 
 Triton's interpreter (`TRITON_INTERPRET=1`) runs kernels on host memory, but its bfloat16 dot and
 arithmetic give garbage, its narrowing casts truncate, and libdevice and dependent launch raise.
-Each function here has one name and two bodies: a compiled one, and a NumPy one if `INTERPRETED`.
+Each function here has one name and two bodies: a compiled one, and a NumPy one of `host` if
+`INTERPRETED`.
 
 Rules for a kernel that must run on both:
 
@@ -131,6 +132,7 @@ def tile_of(tile, tiles_m, tiles_n, group: tl.constexpr):
 
     Consecutive tiles then share operands in the L2 cache.
     """
+    # The last group may have fewer rows than the others.
     per_group = group * tiles_n
     first = (tile // per_group) * group
     rows = min(tiles_m - first, group)

@@ -39,6 +39,7 @@ def prepare_kernel(
     TILE: tl.constexpr,
 ):
     """y[batch, row, part, k] of x[batch, row, k]; a tile is read along x's contiguous axis."""
+    # The batch index, from its last axis on.
     rest = tl.program_id(2)
     source = x
     for i in tl.static_range(RANK):

@@ -1,4 +1,9 @@
-"""Which configurations a matrix product may run with, and the one that it runs with."""
+"""Configurations of matrix products: those worth trying, and the one chosen by a machine model.
+
+Nothing is timed on the device: a plan depends on the spec and the target alone, so that programs
+are the same from run to run and can be compiled without a GPU. `benchmarks/kernels/matmul_bench.py`
+times them.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +17,8 @@ from genesis_fn.kernels.matmul.operand_layout import copies, prepared_spec
 from genesis_fn.kernels.matmul.source import MatmulSource, gemv_steps
 from genesis_fn.kernels.matmul.spec import FEW_ROWS, MatmulConfig, MatmulSpec
 
-_EPILOGUE_COLUMNS = 32  # of a wide product's tile, that a generated epilogue works on at once
+# Of a wide product's tile, that a generated epilogue works on at once: with more the kernel spills.
+_EPILOGUE_COLUMNS = 32
 TENSOR_CORE_DTYPES = ("fp64", "fp32", "fp16", "bf16", "fp8e4nv", "fp8e5", "i8")
 _LAUNCH_SECONDS = 2.0e-6
 _TILE_SECONDS = 1.2e-6

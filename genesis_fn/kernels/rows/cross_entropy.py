@@ -72,6 +72,8 @@ def logit_gradient(
     CAP: tl.constexpr,
 ):
     """factor * d(row_loss)/d(raw logit)."""
+    # d lse / dx is the probability p, d (z lse^2) / dx is 2 z lse p, and the chain rule through the
+    # soft cap, x = cap * tanh(raw / cap), multiplies by 1 - (x / cap)^2.
     x = soft_cap(raw, CAP)
     p = exponential(x - lse)
     if Z != 0.0:
@@ -131,6 +133,7 @@ def cross_entropy_kernel(
     valid = exists
     if HAS_IGNORE:
         valid = exists & (label != IGNORE)
+    # Reported, then clamped: the kernel must not read out of bounds whatever the labels are.
     flag_error(error, valid & ((label < 0) | (label >= COLUMNS)), label, SITE)
     label = tl.minimum(tl.maximum(label, 0), COLUMNS - 1).to(tl.int32)
     column = tl.arange(0, COLUMN_BLOCK)[None, :]
@@ -138,6 +141,7 @@ def cross_entropy_kernel(
     base = (row.to(tl.int64) * STRIDE if WIDE else row * STRIDE)[:, None]
     mask = exists[:, None] & inside
     raw = up(tl.load(logits + base + column, mask, other=float("-inf")))
+    # The label's logit is selected from the registers: no second load.
     is_label = column == label[:, None]
     if LOSS:
         x = tl.where(inside, soft_cap(raw, CAP), float("-inf"))
@@ -231,14 +235,15 @@ def add_row_losses(
     scale: float | None = 1.0,
     stride: int | None = None,
 ) -> None:
-    """Append the row kernel over `rows` rows. `buffers` names what it reads and writes.
+    """Append the row kernel over `rows` rows. `buffers` are its operands and results by name.
 
-    logits and labels are always read. With `losses` it writes them, with `lse` besides each row's
-    log-sum-exp, with `dlogits` besides the gradient of their sum times `scale` (None: times the
-    number in the buffer `scale`). Without `losses` it writes dlogits, from lse and a `cotangent` of
-    each row. `error` is there if `spec.site` > 0. `stride` elements lie between rows of logits, if
-    not `classes`.
+    `logits` and `labels` are always read. With `losses` it writes these, with `lse` also each row's
+    log-sum-exp, and with `dlogits` also the gradient of their sum times `scale` (None: times the
+    number in the buffer `scale`). Without `losses` it writes `dlogits`, from `lse` and a
+    `cotangent` of each row. `error` is needed if `spec.site` > 0. Rows of logits are `stride`
+    elements apart, by default `classes`.
     """
+    # A pointer that a variant does not use must still be some buffer's.
     unused = buffers["logits"]
     names = ("logits", "labels", "scale", "cotangent", "lse", "losses", "dlogits", "error")
     loss, gradient = "losses" in buffers, "dlogits" in buffers

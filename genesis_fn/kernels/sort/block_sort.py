@@ -1,4 +1,9 @@
-"""Rows sorted inside one program, by integers that hold a key's bits above its position."""
+"""Rows sorted inside one program, by integers that hold a key's bits above its position.
+
+Equal keys then order by position, which makes the sort stable, and the sorted integers carry the
+permutation. A 64-bit key leaves no bits for positions: it is sorted by its low half, then by its
+high half, like the digits of a radix sort.
+"""
 
 from __future__ import annotations
 
@@ -66,6 +71,7 @@ def block_sort_kernel(
     key = ordered(bits, KIND, INF, DESCENDING)
     if PART == "narrow":
         packed = (key.to(tl.int32) << 16) | lane
+        # Lanes past the end come last.
         packed = tl.where(inside, packed, 0x7FFFFFFF)
         position = smallest(packed, TOP) & 0xFFFF
     else:

@@ -102,7 +102,8 @@ def lane_places(lane):
 
 @triton.jit
 def ranks_in_warp(digit):
-    """How many earlier elements of a tile in the order of `lane_places` have the same digit."""
+    """How many earlier elements of a tile in the order of `lane_places` have the same digit: the
+    rank that makes the sort stable."""
     return tl.inline_asm_elementwise(RANKS, OPERANDS, [digit], tl.int32, False, 32)
 
 
@@ -241,6 +242,8 @@ def add_radix_sort(
     tiles = cdiv(length, RADIX_BLOCK)
     counts = builder.workspace(rows * digits * tiles, "i32")
     sums = builder.workspace(rows * digits * tiles, "i32")
+    # The keys of a pass are written to one of two buffers in turn; the first pass reads the operand
+    # and the last one writes the results.
     spares = min(2, passes - 1)
     spare_keys = [builder.workspace(total, raw) for _ in range(spares)]
     spare_order = [builder.workspace(total, "i32") for _ in range(spares if order else 0)]

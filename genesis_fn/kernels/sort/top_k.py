@@ -130,6 +130,7 @@ def plan_top_k(spec: TopK, target: Target) -> Plan:
             kept=spec.k,
         )
 
+    # Each round leaves at most a part of the row, with the position of each element in `names`.
     while length > block_sort.BLOCK:
         group = next_power_of_two(cdiv(length, block_sort.BLOCK))
         many = spec.rows * cdiv(length, block_sort.BLOCK) > MANY_TILES * target.processors
@@ -158,7 +159,9 @@ def add_best_groups(
     places: BufferArg,
 ) -> None:
     """Append the `count` groups of `group` neighbours with the largest maxima, in their order in
-    the row: their elements go to `best`, their positions, through `names` if given, to `places`."""
+    the row: their elements go to `best`, their positions, through the table `names` if there is
+    one, to `places`. They hold the `count` largest elements: one of another group is no larger than
+    any of these groups' maxima, which are `count` elements."""
     keys, dtype = key
     raw, kind = raw_dtype(dtype), key_constants(dtype)
     keys = BufferArg(keys.index, raw, keys.offset)
@@ -176,6 +179,7 @@ def add_best_groups(
     )
     ordered_key = (maxima, raw)
     add_block_sort(builder, rows, groups, ordered_key, descending=True, order=chosen, kept=count)
+    # The bits that order before all others; of floats, those of the least number.
     bits = 8 * ITEMSIZE[dtype]
     worst = {"float": kind["INF"] - (1 << (bits - 1)), "signed": -(1 << (bits - 1)), "unsigned": 0}[
         kind["KIND"]
