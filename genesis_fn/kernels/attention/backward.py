@@ -137,7 +137,9 @@ def attention_dkdv_kernel(
     STAGES: tl.constexpr,
 ):
     """dk and dv of one tile of BLOCK_N keys of one key head; score tiles are [keys, queries]."""
-    # Transposed score tiles are the left operands of both sums over queries as they come.
+    # Under a causal mask the first keys are seen by the most queries and run first; with a left
+    # window alone it is the last ones. Transposed score tiles are the left operands of both sums
+    # over queries as they come.
     KV: tl.constexpr = H // G
     tile, line = tile_and_head(
         tl.program_id(0), (S + BLOCK_N - 1) // BLOCK_N, HEADS, HEAD_GROUP, RIGHT < 0 and LEFT >= 0
@@ -200,6 +202,7 @@ def attention_dkdv_kernel(
                 SCALE,
                 SOFTCAP,
             )
+        # From the saved log-sum-exp: no maximum, no sum and no rescaling.
         probs = tl.exp2(scores * factor - norm[None, :])
         if mask_all:
             seen = visible(
@@ -336,6 +339,7 @@ def attention_dq_kernel(
     STAGES: tl.constexpr,
 ):
     """dq of one tile of BLOCK_M queries of one head."""
+    # Under a causal mask the last queries see the most keys and run first.
     tile, line = tile_and_head(
         tl.program_id(0), (T + BLOCK_M - 1) // BLOCK_M, HEADS, HEAD_GROUP, RIGHT >= 0
     )
@@ -351,12 +355,14 @@ def attention_dq_kernel(
     cotangents = load_rows(
         dout, batch, head, row, T, T * H * DV, H * DV, DV, BLOCK_M, DV, BLOCK_DV, TMA
     )
+    # Saved in natural logarithm, while logits are base 2.
     saved = line.to(tl.int64) * T
     norm = tl.load(lse + saved + rows, mask=rows < T, other=float("inf")) * LOG2E
     mean = tl.load(delta + saved + rows, mask=rows < T, other=0.0)
     factor = 1.0
     if PLAIN:
         factor = SCALE * LOG2E
+    # Keys past the end load as zeros and must be masked: exp2 of their logit is not zero.
     acc = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
     cols_end: tl.constexpr = kv_lengths is not None or S % BLOCK_N != 0
     banded: tl.constexpr = LEFT >= 0 or RIGHT >= 0 or cols_end

@@ -230,6 +230,7 @@ def attention_combine_kernel(
         fully_masked = top < MASKED_BELOW
         total = tl.where(fully_masked, 1.0, total)
         norm = tl.where(fully_masked, MASKED_LSE, norm)
+        # All keys with equal weight, as in the other kernels.
         if fully_masked:
             value = tl.zeros((BLOCK_DV,), tl.float32)
             source = v + batch.to(tl.int64) * V_BATCH + head // G * V_HEAD
@@ -273,6 +274,7 @@ def decode_plan(
     splits = splits or decode_splits(spec, target, block_n)
     block_m = padded(rows)
     chunk = -(-spec.kv_len // (splits * block_n)) * block_n
+    # A maximum, a sum and a row of values for each split of each row, in float32.
     lines = spec.batch * spec.kv_heads * splits * block_m
     wanted = option_inputs(spec)
     inputs = 3 + len(wanted)

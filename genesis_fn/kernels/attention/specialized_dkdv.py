@@ -144,6 +144,7 @@ def _step(
     # The products that were in flight were the last readers of the previous tile.
     mbarrier.arrive(free.index((step + STAGES - 1) % STAGES), count=1, pred=step > 0)
     probs = gl.exp2(scores * FACTOR - norm[None, :])
+    # One mask for all tiles: masked ones in code of their own were not faster.
     if CAUSAL:
         probs = gl.where(rows[None, :] >= places[:, None], probs, 0.0)
     weights = gl.convert_layout(probs.to(q_tiles.dtype), dv_operand)
@@ -297,6 +298,7 @@ def attention_specialized_dkdv_kernel(
     HALF: gl.constexpr = k.block_type.shape[1]
     N: gl.constexpr = q.block_type.shape[1]
     KV: gl.constexpr = H // G
+    # As `scores.tile_and_head`: under a causal mask the first keys have the most queries.
     order = gl.program_id(0)
     head_group = order // (TILES * HEAD_GROUP)
     inside = order % (TILES * HEAD_GROUP)
@@ -306,6 +308,7 @@ def attention_specialized_dkdv_kernel(
     batch = line // KV
     kv_head = line % KV
     col = tile * (2 * HALF)
+    # Queries before the keys see none of them.
     first = 0
     if CAUSAL:
         first = col // N

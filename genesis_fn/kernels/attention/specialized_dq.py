@@ -76,6 +76,7 @@ def _produce(
         mbarrier.expect(bar, q.block_type.nbytes + dout.block_type.nbytes)
         copy_in(q, [batch, row + half * HALF, head * Q_HEAD], bar, q_tiles.index(half))
         copy_in(dout, [batch, row + half * HALF, head * O_HEAD], bar, o_tiles.index(half))
+    # Keys and values have barriers of their own: keys are in use longer, for dQ as well.
     for step in range(tiles):
         stage = step % STAGES
         phase = (step // STAGES) & 1
@@ -194,6 +195,7 @@ def _consume(
     )
     rows = row + half * M + gl.arange(0, M, gl.SliceLayout(1, score_layout))
     place = (batch.to(gl.int64) * H + head) * T + rows
+    # In registers for all key tiles. Rows past the end get probability exp2(-inf) = 0.
     norm = gl.load(lse + place, mask=rows < T, other=float("inf")) * LOG2E
     mean = gl.load(delta + place, mask=rows < T, other=0.0)
     queries = q_tiles.index(half).reshape([M, D])
@@ -284,6 +286,7 @@ def attention_specialized_dq_kernel(
     """dq of two half tiles of queries of one head."""
     HALF: gl.constexpr = q.block_type.shape[1]
     N: gl.constexpr = k.block_type.shape[1]
+    # As `scores.tile_and_head`, the longest tiles first.
     order = gl.program_id(0)
     head_group = order // (TILES * HEAD_GROUP)
     inside = order % (TILES * HEAD_GROUP)
@@ -293,6 +296,7 @@ def attention_specialized_dq_kernel(
     batch = line // H
     head = line % H
     row = tile * (2 * HALF)
+    # Key tiles beyond the diagonal are not visited.
     tiles = (S + N - 1) // N
     if CAUSAL:
         tiles = gl.minimum(tiles, (row + 2 * HALF + N - 1) // N)

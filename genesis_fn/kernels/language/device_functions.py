@@ -29,6 +29,7 @@ def narrow(x, dtype: tl.constexpr):
     if dtype == tl.float8e5:
         # The hardware's conversion saturates this type too.
         near = cast(x, dtype).to(tl.uint8, bitcast=True)
+        # 61440 lies halfway between the largest value, 57344, and 2**16: it rounds to infinity.
         beyond = tl.where(x < 0, 0xFC, 0x7C).to(tl.uint8)
         return tl.where(tl.abs(x) >= 61440.0, beyond, near).to(tl.float8e5, bitcast=True)
     else:
@@ -107,6 +108,7 @@ def maximum(x, y):
     if x.dtype == tl.int1:
         return x | y
     elif x.dtype == tl.float64:
+        # PTX has no maximum of float64 that gives NaN.
         return tl.where(x != x, x, tl.where(x >= y, x, y))
     elif x.dtype.is_floating():
         return tl.maximum(x, y, propagate_nan=tl.PropagateNan.ALL)

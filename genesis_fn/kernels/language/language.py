@@ -21,6 +21,7 @@ import triton.language as tl
 from triton import knobs
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait, libdevice
 
+# A constexpr, so that kernels may branch on it when they are compiled.
 INTERPRETED: tl.constexpr = tl.constexpr(bool(knobs.runtime.interpret))
 
 if INTERPRETED:
@@ -143,6 +144,7 @@ def tile_of(tile, tiles_m, tiles_n, group: tl.constexpr):
 @triton.jit
 def halves(x):
     """The left and right halves of a tile's columns, [m, n] -> two [m, n / 2], in registers."""
+    # Columns j and j + n / 2 become the pair that `tl.split` takes apart.
     m: tl.constexpr = x.shape[0]
     n: tl.constexpr = x.shape[1]
     left, right = tl.split(tl.permute(tl.reshape(x, (m, 2, n // 2)), (0, 2, 1)))

@@ -95,6 +95,7 @@ def _separate_segments(spec: MatmulSpec, target: Target) -> Plan:
             part = replace(piece, out_dtype=wide, out_strides=None, accumulate=i > 0)
             builder.include(plan_matmul(part, target), [*operands, partial_sum])
         else:
+            # The last one adds the sum of the others as its residual, and rounds once.
             last = replace(piece, residual=wide)
             out = BufferArg(2 * len(pieces), spec.out_dtype)
             builder.include(plan_matmul(last, target), [*operands, partial_sum, out])
@@ -141,6 +142,7 @@ def out_kind(spec: MatmulSpec, config: MatmulConfig) -> str:
 def arguments_of(text: MatmulSource, buffers: dict[str, BufferArg]) -> dict[str, Argument]:
     """The launch's pointer and descriptor arguments by name."""
     spec, arguments = text.spec, {}
+    # A partial launch stores plain sums: the epilogue and its pointers are the second launch's.
     partial = text.out == "partial"
     for name, buffer in buffers.items():
         if partial and name not in ("lhs", "rhs", "rhs1", "partial", *_loop_names(spec.hooks)):
@@ -182,6 +184,7 @@ def _operand_descriptor(text: MatmulSource, operand: str, buffer: BufferArg) -> 
     shape = (spec.m, spec.k) if operand == "lhs" else (spec.k, spec.n)
     block = (config.bm, config.bk) if operand == "lhs" else (config.bk, config.bn)
     inner = steps[-2:]
+    # TMA wants the contiguous axis last.
     if spec.contiguous_axis(operand) == 0:
         shape, block, inner = shape[::-1], block[::-1], inner[::-1]
     return Descriptor(

@@ -294,6 +294,7 @@ def norm_parameter_gradient_kernel(
 ):
     """Gradients of weight and bias: sums over a slab of rows for a block of columns."""
     ACC: tl.constexpr = tl.float64 if DOUBLE else tl.float32
+    # Rows are too long for registers here: blocks of columns are independent, and read x once more.
     column = tl.program_id(0) * COLUMN_BLOCK + tl.arange(0, COLUMN_BLOCK)
     slab = tl.program_id(1)
     inside = column < COLUMNS

@@ -80,6 +80,7 @@ def take_groups_kernel(
     """The elements of a row's COUNT chosen groups, in their order in the row."""
     row = tl.program_id(1).to(tl.int64)
     slot = tl.arange(0, COUNT_PADDED)
+    # In the order of the row, so that equal elements keep the order of their positions.
     group = tl.sort(tl.load(chosen + row * COUNT + slot, slot < COUNT, other=GROUPS))
     to = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     place = tl.gather(group, tl.minimum(to // GROUP, COUNT_PADDED - 1), 0) * GROUP + to % GROUP
@@ -108,6 +109,7 @@ def plan_top_k(spec: TopK, target: Target) -> Plan:
         BufferArg(1, spec.dtype),
         BufferArg(2, "i32"),
     )
+    # Tiles that keep more than half of themselves would not shrink the row fast enough.
     if spec.length > block_sort.BLOCK and spec.k > block_sort.BLOCK // 2:
         order = builder.workspace(spec.rows * spec.length, "i32")
         shape = spec.rows, spec.length
