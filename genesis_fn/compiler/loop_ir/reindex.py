@@ -202,7 +202,8 @@ def _divisors(e: Expr) -> Iterator[int]:
 
 
 def _edges(g: Guard) -> list[int] | None:
-    """Where along `r` a guard begins and ends to hold; None if it is not an interval."""
+    """The positions along `r` at which a guard begins and ceases to hold; None if it does not hold
+    in an interval."""
     if len(g.expr.terms) != 1:
         return None
     ((atom, k),) = g.expr.terms.items()

@@ -341,8 +341,8 @@ def _reorder(eqns: list[Eqn | None], path: Sequence[int]) -> None:
 
 
 def use_counts(eqns: Sequence[Eqn], outs: Sequence[Var]) -> dict[Any, int]:
-    """How often each operand is read. Results of the program count twice, so that they are never
-    taken for a value with a single reader."""
+    """The number of reads of each operand. Results of the program count twice, so that they are
+    never taken for a value with a single reader."""
     uses: dict[Any, int] = dict.fromkeys(outs, 2)
     for e in eqns:
         for i in e.ins:

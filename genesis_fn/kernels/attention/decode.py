@@ -250,7 +250,8 @@ def attention_combine_kernel(
 
 
 def decode_splits(spec: AttentionSpec, target: Target, block_n: int = 64) -> int:
-    """How many programs share a (batch, key head)'s keys: about one program per multiprocessor."""
+    """The number of programs that share a (batch, key head)'s keys: about one per
+    multiprocessor."""
     # By the capacity of the cache: the grid, and with it a captured graph, serves every length.
     tiles = -(-spec.kv_len // block_n)
     return max(1, min(tiles, target.processors // (spec.batch * spec.kv_heads)))

@@ -259,7 +259,8 @@ def _pointer_config(spec: AttentionSpec) -> AttentionConfig:
 
 
 def heads_per_group(spec: AttentionSpec, target: Target) -> int:
-    """How many query heads run side by side so that their keys and values stay in the L2 cache."""
+    """The number of query heads in a head group: as many as keep their keys and values in the L2
+    cache."""
     size = 4 if spec.dtype == "fp32" else 2
     pair = spec.kv_len * (spec.head_dim + spec.v_dim) * size
     # A little less than half of it, as measured on an H200.

@@ -40,7 +40,7 @@ def load_rows(
 ):
     """The tile [ROWS, BLOCK_DIM] of one head from `row` on, zero past `limit` rows or DIM columns.
 
-    By TMA the descriptor's bounds stand in for `limit`: the array must end there.
+    By TMA the descriptor's bounds take the place of `limit`: the array must end there.
     """
     if TMA:
         return tl.reshape(source.load([batch, row, head * HEAD]), (ROWS, BLOCK_DIM))
@@ -154,7 +154,7 @@ def visible(
 
 @triton.jit
 def keys_of(batch, kv_lengths, S: tl.constexpr):
-    """How many keys a batch entry has."""
+    """The number of keys of a batch entry."""
     col_end = S
     if kv_lengths is not None:
         col_end = tl.minimum(tl.load(kv_lengths + batch), S)

@@ -33,7 +33,7 @@ class AttentionSpec:
     """An attention problem: sizes, dtypes and static options.
 
     `window` is (left, right), None meaning unbounded; `causal` is a right bound of zero; query i
-    stands at key position i. `bias` and `mask` are the shapes of arrays that broadcast to (batch,
+    has key position i. `bias` and `mask` are the shapes of arrays that broadcast to (batch,
     q_heads, q_len, kv_len); with `kv_lengths` each batch entry has so many keys. `precision` is
     how float32 operands are multiplied.
     """

@@ -250,7 +250,7 @@ def attention_specialized_kernel(
         mbarrier.init(v_full.index(stage), count=1)
         mbarrier.init(v_free.index(stage), count=2)
     fence_async_shared()
-    # Written in place: a tuple held in a variable would lose which of its elements are constants.
+    # Written here, since a tuple in a variable would lose which of its elements are constants.
     gl.warp_specialize(
         [
             (

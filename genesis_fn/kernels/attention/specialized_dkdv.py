@@ -208,7 +208,7 @@ def _consume(
     mbarrier.wait(kv_full.index(half), 0)
     dk_pending = warpgroup_mma_init(gl.zeros([M, D], gl.float32, dk_layout))
     dv_pending = warpgroup_mma_init(gl.zeros([M, DV], gl.float32, dv_layout))
-    # The first step stands apart: ptxas overlaps nothing in a loop whose first round does not.
+    # The first step is peeled: ptxas overlaps nothing in a loop whose first iteration does not.
     dk_pending, dv_pending = _step(
         0,
         dk_pending,
@@ -328,7 +328,7 @@ def attention_specialized_dkdv_kernel(
         mbarrier.init(full.index(stage), count=1)
         mbarrier.init(free.index(stage), count=2)
     fence_async_shared()
-    # Written in place: a tuple held in a variable would lose which of its elements are constants.
+    # Written here, since a tuple in a variable would lose which of its elements are constants.
     gl.warp_specialize(
         [
             (

@@ -1,6 +1,6 @@
 """Concatenation along any axis, in one launch of a kernel that only moves bits.
 
-Seen as [outer, width] matrices the operands lie side by side in the rows of the output. Wide ones
+Seen as [outer, width] matrices the operands are side by side in the rows of the output. Wide ones
 are copied tile by tile, each program inside one operand; narrow ones are gathered by output
 element, so that stores stay contiguous. Elements are widened to the largest unit that divides
 every width.
@@ -44,7 +44,7 @@ class Concatenate:
 
     @property
     def outer(self) -> int:
-        """How many rows the operands have, seen as matrices."""
+        """The number of rows of the operands, seen as matrices."""
         return math.prod(self.shapes[0][: self.axis])
 
     @property
@@ -66,7 +66,7 @@ def copy_tile(
     COLUMNS: tl.constexpr,
     WIDE: tl.constexpr,
 ):
-    """Copy tile number `tile` of one operand to its place in the output."""
+    """Copy tile number `tile` of one operand to its position in the output."""
     ACROSS: tl.constexpr = (WIDTH + COLUMNS - 1) // COLUMNS
     row = (tile // ACROSS) * ROWS + tl.arange(0, ROWS)
     column = (tile % ACROSS) * COLUMNS + tl.arange(0, COLUMNS)[None, :]

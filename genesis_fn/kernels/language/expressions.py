@@ -37,7 +37,7 @@ PRELUDE = (
     + "".join(f"from {module} import *\n" for module in MODULES)
     + "\n\n@triton.jit\n"
 )
-"""What stands before `def` in a module that holds one generated kernel."""
+"""The text before `def` in a module that holds one generated kernel."""
 
 
 def register(dtype: DType) -> str:
@@ -46,7 +46,7 @@ def register(dtype: DType) -> str:
 
 
 def loaded(text: str, dtype: DType) -> str:
-    """The register value of `text`, a value as it lies in memory."""
+    """The register value of `text`, a value as it is in memory."""
     return f"up({text})" if dtype in dtypes.NARROW else text
 
 

@@ -133,7 +133,7 @@ def buffers_of(spec: MatmulSpec) -> dict[str, BufferArg]:
 
 
 def out_kind(spec: MatmulSpec, config: MatmulConfig) -> str:
-    """How a kernel stores its tiles: "partial", "descriptor" or "pointer"."""
+    """The way in which a kernel stores its tiles: "partial", "descriptor" or "pointer"."""
     if config.split_k > 1:
         return "partial"
     return "descriptor" if config.family == "tma" and stores_descriptor(spec) else "pointer"

@@ -100,7 +100,7 @@ def prepared_spec(spec: MatmulSpec) -> MatmulSpec:
                 size *= batch[i]
         inner = (line, 1) if operand == "lhs" else (1, line)
         fields[f"{operand}_strides"] = (*strides, *inner)
-    # A copy beside an operand that is read as it is adds no products of padding.
+    # If only one operand is copied, its padding is not contracted: the other one has none.
     both = copies(spec, "lhs") and copies(spec, "rhs")
     depth = _depth(spec) if both else spec.k
     return replace(spec, k=depth, lhs_transposed=False, rhs_transposed=False, **fields)

@@ -60,7 +60,7 @@ def chosen_config(spec: MatmulSpec, target: Target) -> MatmulConfig:
     """The configuration that a product runs with: the first of `configs` that serves its hooks.
 
     Products of one or two rows are gemvs, which can share a launch with others of their kind,
-    unless they are too long for that and their right operand's columns lie side by side.
+    unless they are too long for that and the columns of their right operand are contiguous.
     """
     menu, hooks = configs(spec, target), spec.hooks
     gemv = [c for c in menu if c.family == "gemv"]

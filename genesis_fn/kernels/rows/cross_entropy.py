@@ -1,4 +1,5 @@
-"""Cross-entropy of integer labels over given logits: the loss and its gradient, one kernel each.
+"""Cross-entropy of integer labels over logits in memory: the loss and its gradient, one kernel
+each.
 
 Rows of up to 16384 classes stay in registers. Longer rows are read once for log-sum-exp (online)
 and once more, from the L2 cache where it reaches, for the gradient, which may overwrite the logits.
@@ -88,8 +89,8 @@ def logit_gradient(
 
 @triton.jit
 def row_factor(scale, cotangent, row, valid, SCALE: tl.constexpr, LOSS: tl.constexpr):
-    """What each row's gradient is multiplied by: the loss's own scale where it is made as well,
-    else the row's cotangent; 0 if not valid."""
+    """The factor of each row's gradient: the scale of the loss where that is computed as well, else
+    the row's cotangent; 0 if not valid."""
     if not LOSS:
         factor = tl.load(cotangent + row, valid, other=0.0)
     elif SCALE is None:
@@ -126,7 +127,7 @@ def cross_entropy_kernel(
     COLUMN_BLOCK: tl.constexpr,
     WIDE: tl.constexpr,
 ):
-    """Losses, log-sum-exps and gradients, as asked, of rows that fit in registers."""
+    """Losses, log-sum-exps and gradients (LOSS, SAVE, GRADIENT) of rows that fit in registers."""
     row = tl.program_id(0) * ROW_BLOCK + tl.arange(0, ROW_BLOCK)
     exists = row < rows
     label = tl.load(labels + row, exists, other=0)
@@ -189,7 +190,7 @@ def cross_entropy_looped_kernel(
     VECTOR: tl.constexpr,
     DOUBLE: tl.constexpr,
 ):
-    """As `cross_entropy_kernel`, of one long row a program, which is read in blocks."""
+    """`cross_entropy_kernel` for rows too long for registers: a row a program, read in blocks."""
     row = tl.program_id(0).to(tl.int64)
     label = tl.load(labels + row)
     valid = label == label

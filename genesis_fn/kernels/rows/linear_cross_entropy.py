@@ -28,7 +28,7 @@ REDUCTIONS = ("mean", "sum")
 
 @dataclass(frozen=True, slots=True)
 class LinearCrossEntropy:
-    """The reduced `loss` of the rows of x @ weight.T, and its gradients if asked for.
+    """The reduced `loss` of the rows of x @ weight.T, and with `gradients` its gradients.
 
     x is [rows, features] and weight [classes, features], both of the type of the loss's logits.
     "mean" divides by the number of rows that are not ignored, or by 1 if there is none.

@@ -119,7 +119,7 @@ def norm_forward_looped_kernel(
     BLOCK: tl.constexpr,
     DOUBLE: tl.constexpr,
 ):
-    """As `norm_forward_kernel`, of one long row a program, which is read in blocks."""
+    """`norm_forward_kernel` for rows too long for registers: a row a program, read in blocks."""
     ACC: tl.constexpr = tl.float64 if DOUBLE else tl.float32
     row = tl.program_id(0).to(tl.int64)
     x += row * COLUMNS
@@ -142,7 +142,7 @@ def norm_forward_looped_kernel(
         if SAVE:
             tl.store(mean + row, average)
     else:
-        # A sum for each lane, joined once: shorter chains of additions, and one reduction.
+        # A sum for each lane, reduced once: shorter chains of additions, and one reduction.
         lanes = tl.zeros((BLOCK,), ACC)
         for start in range(0, COLUMNS, BLOCK):
             v = up(tl.load(x + start + lane, start + lane < COLUMNS, other=0.0))

@@ -145,7 +145,7 @@ def softmax_forward_looped_kernel(
     VECTOR: tl.constexpr,
     DOUBLE: tl.constexpr,
 ):
-    """As `softmax_forward_kernel`, of one long row a program, which is read in blocks."""
+    """`softmax_forward_kernel` for rows too long for registers: a row a program, read in blocks."""
     row = tl.program_id(0).to(tl.int64)
     x += row * COLUMNS
     top, total, _ = online_logsumexp(x, COLUMNS, 0.0, LANES, VECTOR, DOUBLE, False)
@@ -218,7 +218,8 @@ def softmax_backward_looped_kernel(
     BLOCK: tl.constexpr,
     DOUBLE: tl.constexpr,
 ):
-    """As `softmax_backward_kernel`, of one long row a program, which is read in blocks."""
+    """`softmax_backward_kernel` for rows too long for registers: a row a program, read in
+    blocks."""
     ACC: tl.constexpr = tl.float64 if DOUBLE else tl.float32
     row = tl.program_id(0).to(tl.int64)
     base = row * COLUMNS

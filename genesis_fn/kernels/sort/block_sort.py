@@ -100,7 +100,7 @@ def block_sort_kernel(
 
 
 def kept_length(length: int, kept: int) -> int:
-    """How many elements of a row of `length` remain if each of its tiles keeps `kept`."""
+    """The elements that remain of a row of `length` if each of its tiles keeps `kept`."""
     tiles = max(1, cdiv(length, BLOCK))
     return (tiles - 1) * kept + min(kept, length - (tiles - 1) * BLOCK)
 
@@ -120,9 +120,9 @@ def add_block_sort(
 ) -> None:
     """Append the stable sort of each row's keys, taken in the order `before`, inside one program.
 
-    `key` is a buffer and the element type that its bits stand for. Writes the sorted keys to
-    `values` and the permutation, through the table `names` if given, to `order`. Rows longer than
-    `BLOCK` are cut into tiles sorted each on its own; `kept` elements of each tile are written.
+    `key` is a buffer and the element type of its bits. Writes the sorted keys to `values` and the
+    permutation, through the table `names` if there is one, to `order`. Rows longer than `BLOCK` are
+    cut into tiles sorted each on its own; `kept` elements of each tile are written.
     """
     keys, dtype = key
     raw = raw_dtype(dtype)

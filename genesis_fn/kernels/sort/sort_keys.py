@@ -42,7 +42,7 @@ class KeyConstants(TypedDict):
 
 
 def key_constants(dtype: str) -> KeyConstants:
-    """What `ordered` needs to know of an element type, as constants of a kernel."""
+    """The constants of `ordered` for an element type."""
     if dtype in _GREATEST:
         return {"KIND": "float", "INF": _GREATEST[dtype]}
     return {"KIND": "unsigned" if dtype in UNSIGNED else "signed", "INF": 0}
