@@ -1,1 +1,1 @@
-"""Target-free passes on programs."""
+"""Passes on programs that no backend is needed for; GPUs are arguments (`target`)."""

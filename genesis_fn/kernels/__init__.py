@@ -1,7 +1,7 @@
-"""Triton kernels, each family behind one door: `plan_x(spec, target)` says what is launched.
+"""Hand-written Triton kernels. Each family has entry points `plan_x(spec, target)`, which return a
+`Plan`: the launches, as data, that a backend gives memory and runs.
 
-A plan is data, which a backend gives memory and launches. The package exports the doors and what
-they take; Triton is imported when one of them is first used.
+The package exports the planners and their specs. Triton is imported when one is first used.
 """
 
 import importlib as _importlib

@@ -1,9 +1,9 @@
-"""What a kernel launch is: the contract between hand-written kernels, generated ones and drivers.
+"""Plans of kernel launches: the contract between hand-written kernels, generated ones and drivers.
 
-A kernel family exposes a *planning function*: from shapes, dtypes and static options it returns a
-`Plan`, which is pure data. A backend gives the plan memory and hands its launches to a driver: the
-CUDA driver compiles and launches them (or records them into a graph), the interpreting driver runs
-the same Triton functions on host memory. Nothing here imports Triton.
+A kernel family exposes *planners*: functions from a spec (shapes, dtypes, static options) and a
+target to a `Plan`, which is pure data. A backend gives the plan memory and hands its launches to a
+driver: the CUDA driver compiles and launches them (or records them into a graph), the interpreting
+driver runs the same Triton functions on host memory. Nothing here imports Triton.
 """
 
 from __future__ import annotations
@@ -57,8 +57,9 @@ class Launch:
     """One kernel launch: `kernel` is a `triton.jit` function, `arguments` its run-time parameters
     by name (in signature order), `constants` its constexpr parameters by name.
 
-    With `programmatic` the kernel may be started before the one ahead of it has ended. It waits for
-    that itself before it touches memory; where its source does not say so, it waits at once.
+    With `programmatic` the kernel may be started before the preceding one has ended (programmatic
+    dependent launch). It waits for that one's end before it touches memory; a kernel whose source
+    has no wait gets one at its beginning.
     """
 
     kernel: Any
@@ -68,15 +69,15 @@ class Launch:
     num_warps: int = 4
     num_stages: int = 3
     programmatic: bool = False
-    max_registers: int | None = None  # a cap per thread, so that more programs share a processor
+    max_registers: int | None = None  # per thread, so that more programs share a multiprocessor
 
     @property
     def options(self) -> dict[str, Any]:
-        """What Triton's compiler is told besides types and constants."""
+        """The options of Triton's compiler."""
         options: dict[str, Any] = {
             "num_warps": self.num_warps,
             "num_stages": self.num_stages,
-            # Triton 3.6 and 3.9 have different defaults.
+            # Said, since the defaults of Triton 3.6 and 3.9 differ.
             "enable_fp_fusion": True,
         }
         if self.programmatic:
@@ -88,7 +89,7 @@ class Launch:
 
 @dataclass(frozen=True, slots=True)
 class Memset:
-    """Set a whole buffer to zero bytes (a memset node of the graph)."""
+    """A step that sets a whole buffer to zero bytes (a memset node of the graph)."""
 
     buffer: int
 

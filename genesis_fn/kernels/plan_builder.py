@@ -1,4 +1,4 @@
-"""Building plans: element sizes, tiles of row kernels, and joining plans into larger ones."""
+"""Building plans: launches and workspaces, tiles of row kernels, plans inside of plans."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from genesis_fn.kernels.plan import (
     Workspace,
 )
 
-INT32_MAX = 2**31 - 1
+INT32_MAX = 2**31 - 1  # beyond it kernels compute offsets in 64 bits (their constant WIDE)
 
 
 def cdiv(a: int, b: int) -> int:
@@ -41,7 +41,7 @@ def dense(shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def accumulator(dtype: str) -> str:
-    """The element type that sums of `dtype` values are kept in: fp64 for fp64, fp32 otherwise."""
+    """The element type in which `dtype` values are summed: fp64 for fp64, fp32 otherwise."""
     return "fp64" if dtype == "fp64" else "fp32"
 
 
@@ -65,6 +65,8 @@ def row_tile(columns: int, dtype: str) -> Tile:
     It has about 4096 elements (at least one row), sixteen a thread, or 32 of longer rows, so
     that more programs share a multiprocessor; half of all for fp64.
     """
+    # Registers decide: a thread has 255 of 32 bits at most, for the row and what is computed from
+    # it.
     elements, per_thread = (2048, 8) if dtype == "fp64" else (4096, 16)
     padded = next_power_of_two(columns)
     if padded > elements:
@@ -119,6 +121,7 @@ class PlanBuilder:
                 f"a plan of {plan.inputs} inputs and {plan.outputs} outputs was given "
                 f"{len(buffers)} buffers"
             )
+        # The plan's workspaces follow those of this one; its buffers get new numbers throughout.
         base = self.inputs + self.outputs + len(self.workspaces)
         scratch = [BufferArg(base + i, "i8") for i in range(len(plan.workspaces))]
         self.workspaces.extend(plan.workspaces)
@@ -145,8 +148,8 @@ def add_row_kernel(
     blocks: Mapping[str, Any],
     warps: int = 8,
 ) -> None:
-    """Append a kernel of the rows of a matrix: the first of `kernels` for a `tile` of whole rows;
-    without one the second, with a program of `warps` for each row, read in `blocks`.
+    """Append a kernel over the rows of a matrix: the first of `kernels` for a `tile` of whole rows;
+    without one the second, with a program of `warps` for each row, which it reads in `blocks`.
 
     `shape` is (rows, elements from one row to the next).
     """

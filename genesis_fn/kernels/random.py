@@ -47,6 +47,8 @@ def random_bits_kernel(keys, out, WORDS: tl.constexpr, BLOCK: tl.constexpr):
     row = (tl.program_id(0) // ACROSS).to(tl.int64)
     key0 = tl.load(keys + 2 * row)
     key1 = tl.load(keys + 2 * row + 1)
+    # The counter of a word is its position in the row, whatever the tiles: streams do not depend on
+    # the launch.
     first = (tl.program_id(0) % ACROSS).to(tl.int64) * BLOCK
     zero = tl.zeros((BLOCK,), tl.uint32)
     a, b, c, d = philox_block(zero + key0, zero + key1, first + tl.arange(0, BLOCK))

@@ -135,7 +135,7 @@ def test_nothing_in_kernels_is_unreached() -> None:
         f"{path.stem}.{node.name}"
         for path in KERNELS
         for node in definitions(path)
-        if node.name not in reached and not registered(node)
+        if node.name not in reached and not registered(node) and not node.name.startswith("__")
     ]
     assert not unreached, f"nothing uses {unreached}"
 

@@ -1,1 +1,1 @@
-"""Which computations share a kernel."""
+"""Fusion: which computations share a kernel, matrix products included."""

@@ -169,9 +169,11 @@ class _FusionState:
         self.before: dict[int, set[int]] = {}
         self.after: dict[int, set[int]] = {}
         self._next = 0
+        # A program of generated kernels alone keeps nothing for its backward pass: see
+        # _in_backward.
+        self._separate_passes = "opaque" in graph.kinds
         # A topological order of the steps, kept valid through merges, with gaps (-1): a merge
         # rewrites the span between its two steps only.
-        self._separate_passes = "opaque" in graph.kinds
         self.order: list[int] = []
         self.rank: dict[int, int] = {}
 

@@ -49,6 +49,7 @@ def gemv_sizes(e: Eqn) -> tuple[int, int, int] | None:
         return None
     if any(a.dtype not in _DTYPES for a in (x, y, e.outs[0].aval)):
         return None
+    # The left operand's last axis is contracted, so that all others together are its rows.
     k = x.shape[-1]
     rows = x.size // k
     return (rows, y.size // k, k) if rows <= MAX_ROWS else None
@@ -117,6 +118,7 @@ def fits_prologue(domain: IterationDomain, e: Eqn) -> bool:
     rows, columns, k = found
     if k > _MAX_ROW or columns > _MAX_COLUMNS:
         return False
+    # Pointwise, or with a reduction along each row as in a norm.
     if domain.reduced == 1:
         return domain.size == rows * k
     return domain.inner and (domain.kept, domain.reduced) == (rows, k)

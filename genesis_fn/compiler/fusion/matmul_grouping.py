@@ -283,7 +283,7 @@ class _SharedLaunch:
 
 
 def _sharing_key(e: Eqn, processors: int) -> Any:
-    """What products that share a launch have in common; None for one that fills the GPU alone."""
+    """The key that products of a shared launch agree in; None for one that fills the GPU alone."""
     if not _is_plain_matmul(e) or _operand_types(e) is None:
         return None
     m, n, k = _sizes(e)

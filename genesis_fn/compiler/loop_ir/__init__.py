@@ -1,1 +1,1 @@
-"""What a generated kernel computes, as instructions over loops."""
+"""The IR of generated kernels: instructions over loops, and changes of the loops."""

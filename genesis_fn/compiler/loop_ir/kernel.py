@@ -74,6 +74,7 @@ class IterationDomain:
 
     def wants_split(self, target: Target) -> bool:
         """Whether rows are too few to occupy the GPU, so that each is reduced in several parts."""
+        # A second kernel adds the parts, which only long rows of much data are worth.
         if self.row_column or self.reduced < 1024 or self.size < 1 << 15:
             return False
         return (self.kept if self.inner else -(-self.kept // 64)) < 2 * target.processors
@@ -272,6 +273,7 @@ class KernelIR:
     def shape(self) -> tuple[list[Var], Any]:
         """(the materialized values that it refers to, everything else of it as a key): kernels of
         equal keys differ in those values only, which come in the same order."""
+        # Values count by their first appearance, so that kernels of equal layers have equal keys.
         number: dict[Var, int] = {}
 
         def known(v: Var) -> tuple[int, Any]:
@@ -432,6 +434,7 @@ class KernelIR:
             across, along = along, across
         p = iter(ix.unravel(across, kept))
         r = iter(ix.unravel(along, gone))
+        # The operand's element at the point (p, r).
         index = tuple([next(r) if i in axes else next(p) for i in range(len(shape))])
         arg = self.at(x, index, frozenset())
         op = "column_reduce" if column else "reduce"
@@ -442,6 +445,7 @@ class KernelIR:
         if type(lowering) is View:
             return self._view(v, e, lowering, at, guards)
         if type(lowering) is Source:
+            # An iota is arithmetic on the index, a full array a number.
             here = lowering.value(at, **e.params)
             if type(here) is Expr:
                 return self._emit("index", (), here, v.aval.dtype, here.names)
@@ -472,6 +476,7 @@ class KernelIR:
 
     def _view(self, v: Var, e: Eqn, view: View, at: Index, guards: Guards) -> int:
         if e.prim is loop_slice_p:
+            # Its second operand, the counter, is a loop variable and no array.
             row = self._counter(e.ins[1], e.params["length"], e.params["reverse"])
             return self.at(e.ins[0], (row, *at), guards)
         avals = [i.aval if type(i) is Var else i for i in e.ins]
@@ -504,6 +509,7 @@ class KernelIR:
         dtype: DType,
     ) -> int:
         """`inside(guards)` where the conditions hold, else `outside()`."""
+        # Decided at compile time where the bounds of the index decide it.
         held = ix.holding(conditions)
         if held is None:
             return outside()

@@ -58,6 +58,7 @@ def segment_length(instrs: Sequence[Instr], depth: int) -> int:
             combinable = i.meta[0].combine in _COMBINABLE and not i.meta[0].position
             if not (combinable and dtypes.is_float(instrs[i.args[0]].dtype)):
                 return depth
+        # The greatest common divisor of all edges along the row.
         for g in _guards(i):
             if g.expr.names == frozenset("r"):
                 edges = _edges(g)
@@ -85,6 +86,7 @@ def substitute_indices(
     out: list[Instr] = []
     seen: dict[Any, int] = {}
 
+    # Equal instructions are one: what the copies share is loaded and computed once.
     def emit(i: Instr, op: str, args: tuple[Any, ...], meta: Any, names: frozenset[str]) -> int:
         key = (op, args, meta, i.dtype)
         if key not in seen:
@@ -128,6 +130,7 @@ def substitute_indices(
                 )
             )
         assert all(len(copied) == n + 1 for copied in copy_of)
+    # A result that does not depend on `r` is the same in every copy, and stored once.
     written: dict[tuple[Any, Expr], Store] = {}
     for copied, mapping in zip(copy_of, mappings):
         for target, offset, value in stores:
@@ -142,7 +145,7 @@ def _copied(
     operands = tuple(args)
     if i.op == "load":
         target, offset, guards = i.meta
-        held = _held(guards, mapping)
+        held = _substitute_guards(guards, mapping)
         if held is None:
             zero = False if i.dtype == dtypes.BOOL else 0
             return emit(i, "const", (), Literal(zero), frozenset())
@@ -153,7 +156,7 @@ def _copied(
         e = _substitute_all(i.meta, mapping)
         return emit(i, "index", (), e, e.names)
     if i.op == "where":
-        held = _held(i.meta, mapping)
+        held = _substitute_guards(i.meta, mapping)
         if held is None:
             return operands[1]
         if not held:
@@ -170,7 +173,7 @@ def _substitute_all(e: Expr, mapping: Mapping[str, Expr]) -> Expr:
     return e
 
 
-def _held(guards: Guards, mapping: Mapping[str, Expr]) -> Guards | None:
+def _substitute_guards(guards: Guards, mapping: Mapping[str, Expr]) -> Guards | None:
     return ix.holding([Guard(_substitute_all(g.expr, mapping), g.lo, g.hi) for g in guards])
 
 
@@ -199,7 +202,8 @@ def _divisors(e: Expr) -> Iterator[int]:
 
 
 def _edges(g: Guard) -> list[int] | None:
-    """Where along `r` a guard begins and ends to hold; None if it is not an interval."""
+    """The positions along `r` at which a guard begins and ceases to hold; None if it does not hold
+    in an interval."""
     if len(g.expr.terms) != 1:
         return None
     ((atom, k),) = g.expr.terms.items()

@@ -1,1 +1,1 @@
-"""Where values lie, and which are kept or made again."""
+"""Memory: offsets in the arena, in-place updates, sinking, rematerialisation."""

@@ -1,1 +1,1 @@
-"""The same program with less in it."""
+"""The simplifier of programs."""

@@ -76,7 +76,7 @@ def _inline_one_step(
 
 
 class _Loop:
-    """A scan taken apart, with its operands beside the body's variables for them.
+    """A scan taken apart: its operands, paired with the body's variables for them.
 
     `consts` and `xs` hold (operand, variable), `carry` (position, initial value, variable, body
     output). `known` are the results that need no loop, by position.

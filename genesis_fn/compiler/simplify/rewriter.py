@@ -101,6 +101,7 @@ class Rewriter:
         before, self.copying = self.copying, copy
         for e in eqns:
             ins = [env.get(i, i) if type(i) is Var else i for i in e.ins]
+            # The name of the parameter that holds the program of a call.
             inner = e.prim.program
             if inner is not None and e.params[inner] is not None and not self.opaque(e):
                 outs = self.inline(e.params[inner], ins, e)
@@ -159,6 +160,7 @@ class Rewriter:
         key = None
         if not (prim.effect or prim is barrier_p):  # a barrier keeps equal computations apart
             key = (prim, *map(_key, ins), *[(k, _key(v)) for k, v in params.items()])
+            # Common subexpressions: equal primitive, operands and parameters.
             try:
                 found = self.seen.get(key)
             except TypeError:  # an unhashable parameter
@@ -271,6 +273,7 @@ def flatten_sums(eqns: list[Eqn], outs: Sequence[Var]) -> list[Eqn]:
         if inner:
             merged.update(inner)
             ins = [j for i in e.ins for j in (sums[i].ins if i in inner else (i,))]
+            # Remembered, so that a chain of sums becomes one in one walk.
             e = sums[e.outs[0]] = Eqn(e.prim, ins, e.params, e.outs, e.where, e.backward)
         result.append(e)
     return [e for e in result if merged.isdisjoint(e.outs)]
@@ -338,8 +341,8 @@ def _reorder(eqns: list[Eqn | None], path: Sequence[int]) -> None:
 
 
 def use_counts(eqns: Sequence[Eqn], outs: Sequence[Var]) -> dict[Any, int]:
-    """How often each operand is read. Results of the program count twice, so that they are never
-    taken for a value with a single reader."""
+    """The number of reads of each operand. Results of the program count twice, so that they are
+    never taken for a value with a single reader."""
     uses: dict[Any, int] = dict.fromkeys(outs, 2)
     for e in eqns:
         for i in e.ins:

@@ -17,7 +17,7 @@ from genesis_fn.compiler.simplify.rewriter import is_fused, simplified
 from genesis_fn.core.jaxpr import Eqn, Jaxpr
 
 # Imported for what they register.
-RULE_MODULES = (rules, loop_rules)
+RULES = (rules, loop_rules)
 
 
 def simplify_jaxpr(jaxpr: Jaxpr, opaque: Callable[[Eqn], bool] = is_fused) -> Jaxpr:

@@ -1,5 +1,8 @@
 """Backward attention without atomics: delta, then dK and dV by key tiles, dQ by query tiles, dbias.
 
+With probabilities p, cotangent g of the output and delta = <out, g> of each row, the gradient of
+the logits is ds = p * (<v, g> - delta), and dQ = scale * ds K, dK = scale * ds^T Q, dV = p^T g.
+
 Probabilities are recomputed from the saved log-sum-exp (Dao, "FlashAttention-2", arXiv:2307.08691).
 Every output element is summed by one program in a fixed order, the query heads that share a key
 head inside the kernel, so results are the same from run to run. Fully masked rows (see `spec`) give
@@ -65,6 +68,8 @@ def attention_delta_kernel(
     BLOCK: tl.constexpr,
 ):
     """delta[b, n, t] = <out[b, t, n], dout[b, t, n]>."""
+    # It is the sum of p * dp of a row, which softmax's derivative subtracts: with `out` at hand it
+    # takes no pass over the keys.
     line = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     cols = tl.arange(0, BLOCK_DV)
     offsets = line.to(tl.int64)[:, None] * DV + cols[None, :]
@@ -132,6 +137,9 @@ def attention_dkdv_kernel(
     STAGES: tl.constexpr,
 ):
     """dk and dv of one tile of BLOCK_N keys of one key head; score tiles are [keys, queries]."""
+    # Under a causal mask the first keys are seen by the most queries and run first; with a left
+    # window alone it is the last ones. Transposed score tiles are the left operands of both sums
+    # over queries as they come.
     KV: tl.constexpr = H // G
     tile, line = tile_and_head(
         tl.program_id(0), (S + BLOCK_N - 1) // BLOCK_N, HEADS, HEAD_GROUP, RIGHT < 0 and LEFT >= 0
@@ -155,6 +163,8 @@ def attention_dkdv_kernel(
         factor = SCALE * LOG2E
     dk_acc = tl.zeros((BLOCK_N, BLOCK_D), tl.float32)
     dv_acc = tl.zeros((BLOCK_N, BLOCK_DV), tl.float32)
+    # One loop over the queries of all heads that share the keys, so that it is pipelined as one and
+    # each element of dK and dV has a single writer.
     count = tl.cdiv(tl.maximum(end - start, 0), BLOCK_M)
     for step in tl.range(0, G * count, num_stages=STAGES):
         head = kv_head
@@ -192,6 +202,7 @@ def attention_dkdv_kernel(
                 SCALE,
                 SOFTCAP,
             )
+        # From the saved log-sum-exp: no maximum, no sum and no rescaling.
         probs = tl.exp2(scores * factor - norm[None, :])
         if mask_all:
             seen = visible(
@@ -245,6 +256,7 @@ def attention_dkdv_kernel(
             dscores = dscores * slope
         dk_acc = dot(cast(dscores, queries.dtype), queries, dk_acc, PRECISION)
     if FULLY_MASKED:
+        # Fully masked rows spread their cotangent over all values; their logits have no gradient.
         for member in range(G):
             head = kv_head * G + member
             saved = (batch.to(tl.int64) * H + head) * T
@@ -269,6 +281,7 @@ def attention_dkdv_kernel(
                         TMA,
                     )
                     dv_acc = dot(cast(probs, cotangents.dtype), cotangents, dv_acc, PRECISION)
+    # The scale of the logits is applied once, to the sum.
     store_rows(dk, dk_acc * SCALE, batch, kv_head, col, S, KV, BLOCK_N, D, BLOCK_D, TMA)
     store_rows(dv, dv_acc, batch, kv_head, col, S, KV, BLOCK_N, DV, BLOCK_DV, TMA)
 
@@ -326,6 +339,7 @@ def attention_dq_kernel(
     STAGES: tl.constexpr,
 ):
     """dq of one tile of BLOCK_M queries of one head."""
+    # Under a causal mask the last queries see the most keys and run first.
     tile, line = tile_and_head(
         tl.program_id(0), (T + BLOCK_M - 1) // BLOCK_M, HEADS, HEAD_GROUP, RIGHT >= 0
     )
@@ -341,12 +355,14 @@ def attention_dq_kernel(
     cotangents = load_rows(
         dout, batch, head, row, T, T * H * DV, H * DV, DV, BLOCK_M, DV, BLOCK_DV, TMA
     )
+    # Saved in natural logarithm, while logits are base 2.
     saved = line.to(tl.int64) * T
     norm = tl.load(lse + saved + rows, mask=rows < T, other=float("inf")) * LOG2E
     mean = tl.load(delta + saved + rows, mask=rows < T, other=0.0)
     factor = 1.0
     if PLAIN:
         factor = SCALE * LOG2E
+    # Keys past the end load as zeros and must be masked: exp2 of their logit is not zero.
     acc = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
     cols_end: tl.constexpr = kv_lengths is not None or S % BLOCK_N != 0
     banded: tl.constexpr = LEFT >= 0 or RIGHT >= 0 or cols_end
@@ -502,6 +518,8 @@ def attention_dbias_kernel(
         row_high = T
     if one_col:
         col_high = S
+    # A loop for each axis that the bias broadcasts along: the order of the sum is fixed, and
+    # nothing is accumulated in memory.
     acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     for summed in range((BATCHES // BIAS_BATCHES) * (H // BIAS_HEADS)):
         batch = bias_batch + summed // (H // BIAS_HEADS)
@@ -585,6 +603,8 @@ def attention_dbias_kernel(
 
 def backward_configs(spec: AttentionSpec, target: Target) -> list[BackwardConfig]:
     """The configurations worth timing for `spec`, the default first."""
+    # dK/dV holds two accumulators and four tiles, dQ one and four: what shared memory and registers
+    # leave decides the sizes.
     wide = max(spec.head_dim, spec.v_dim)
     little = target.shared_memory < LARGE_SHARED
     if spec.dtype == "fp32":
@@ -635,7 +655,7 @@ def general_backward_plan(
 
 
 def delta_launch(spec: AttentionSpec, delta: BufferArg) -> Launch:
-    """What every backward plan begins with: the row sums of out * dout."""
+    """The first launch of every backward plan: the row sums of out * dout."""
     lines = spec.batch * spec.q_heads * spec.q_len
     return Launch(
         attention_delta_kernel,
@@ -657,7 +677,7 @@ def delta_launch(spec: AttentionSpec, delta: BufferArg) -> Launch:
 def _operands(
     spec: AttentionSpec, descriptors: bool, block_m: int, block_n: int, delta: BufferArg
 ) -> dict[str, Argument]:
-    """What all passes read: q, k, v, dout as tiles or pointers, lse and delta."""
+    """The operands of all passes: q, k, v, dout as tiles or pointers, lse and delta."""
     b, t, s, n, kv = spec.batch, spec.q_len, spec.kv_len, spec.q_heads, spec.kv_heads
     d, dv = spec.head_dim, spec.v_dim
     q_strides, k_strides, v_strides = operand_strides(spec)
@@ -699,6 +719,8 @@ def _pass_launch(
         kernel = attention_dq_kernel
     else:
         results = {"dk": (1, s, kv, d, c), "dv": (2, s, kv, dv, c)}
+        # One division by `group` counts key heads instead of query heads, the other is for the
+        # queries and cotangents of `group` heads that each of them reads.
         heads, tiles = b * kv, -(-s // c)
         head_group = max(1, heads_per_group(spec, target) // spec.group**2)
         kernel = attention_dkdv_kernel
@@ -737,6 +759,7 @@ def _dbias_launch(spec: AttentionSpec, target: Target, inputs: int, delta: Buffe
         m, c = 16, 16
     arguments = _operands(spec, False, m, c, delta)
     arguments["dbias"] = BufferArg(inputs + 3, spec.bias_dtype)
+    # A grid over the bias's own tiles: each program sums over what it broadcasts along.
     batches, heads, rows, cols = spec.bias
     constants = problem_constants(spec) | absent
     constants |= {

@@ -1,7 +1,7 @@
 """Decode attention: few queries against a long cache, split along the keys and combined.
 
 One program per (batch, key head, split) holds all queries of the heads that share the keys as the
-rows of one tile, so that the cache is read once; a second kernel joins the partial softmaxes
+rows of one tile, so that the cache is read once; a second kernel combines the partial softmaxes
 (Dao et al., "Flash-Decoding", 2023). Lengths are read from device memory and the grid depends on
 the cache's capacity only, so one captured graph serves every length.
 """
@@ -94,12 +94,15 @@ def attention_split_kernel(
 ):
     """Maximum, sum and weighted values of CHUNK keys, for every query of one key head's group."""
     if PROGRAMMATIC:
+        # The combining kernel may be launched while this one works: it waits for its end.
         launch_dependents()
     KV: tl.constexpr = H // G
     split = tl.program_id(0)
     line = tl.program_id(1)
     batch = line // KV
     kv_head = line % KV
+    # Row `packed` of the tile is query packed // G of head packed % G: few queries alone would not
+    # fill the 16 rows of a tensor core's tile.
     packed = tl.arange(0, BLOCK_M)
     rows = packed // G
     heads = kv_head * G + packed % G
@@ -112,6 +115,7 @@ def attention_split_kernel(
     top = tl.full((BLOCK_M,), float("-inf"), tl.float32)
     total = tl.zeros((BLOCK_M,), tl.float32)
     acc = tl.zeros((BLOCK_M, BLOCK_DV), tl.float32)
+    # A split may begin behind the last key: its partial softmax is then empty, with maximum -inf.
     low = tl.maximum(split * CHUNK, start)
     high = tl.minimum(split * CHUNK + CHUNK, end)
     for col in tl.range(low, high, BLOCK_N, num_stages=STAGES):
@@ -211,6 +215,7 @@ def attention_combine_kernel(
     inside = splits < SPLITS
     tops_here = tl.load(tops + entries, mask=inside, other=float("-inf"))
     top = tl.max(tops_here, 0)
+    # Finite, so that a row without keys (-inf in every split) does not subtract inf from inf.
     base = tl.maximum(top, MASKED_BELOW)
     weights = tl.exp2(tops_here - base)
     total = tl.sum(weights * tl.load(totals + entries, mask=inside, other=0.0), 0)
@@ -225,6 +230,7 @@ def attention_combine_kernel(
         fully_masked = top < MASKED_BELOW
         total = tl.where(fully_masked, 1.0, total)
         norm = tl.where(fully_masked, MASKED_LSE, norm)
+        # All keys with equal weight, as in the other kernels.
         if fully_masked:
             value = tl.zeros((BLOCK_DV,), tl.float32)
             source = v + batch.to(tl.int64) * V_BATCH + head // G * V_HEAD
@@ -244,7 +250,9 @@ def attention_combine_kernel(
 
 
 def decode_splits(spec: AttentionSpec, target: Target, block_n: int = 64) -> int:
-    """How many programs share a (batch, key head)'s keys: about one program per multiprocessor."""
+    """The number of programs that share a (batch, key head)'s keys: about one per
+    multiprocessor."""
+    # By the capacity of the cache: the grid, and with it a captured graph, serves every length.
     tiles = -(-spec.kv_len // block_n)
     return max(1, min(tiles, target.processors // (spec.batch * spec.kv_heads)))
 
@@ -267,6 +275,7 @@ def decode_plan(
     splits = splits or decode_splits(spec, target, block_n)
     block_m = padded(rows)
     chunk = -(-spec.kv_len // (splits * block_n)) * block_n
+    # A maximum, a sum and a row of values for each split of each row, in float32.
     lines = spec.batch * spec.kv_heads * splits * block_m
     wanted = option_inputs(spec)
     inputs = 3 + len(wanted)
@@ -275,6 +284,7 @@ def decode_plan(
     options, absent = option_arguments(spec, 3)
     constants = problem_constants(spec) | absent
     constants["PROGRAMMATIC"] = target.programmatic_launch
+    # The constants of a problem are those of the general kernels; not all are parameters here.
     split_names = set(attention_split_kernel.arg_names)  # pyright: ignore[reportFunctionMemberAccess]
     steps = (
         Launch(

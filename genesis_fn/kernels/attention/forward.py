@@ -2,7 +2,8 @@
 
 Online softmax over key tiles (Dao, "FlashAttention-2", arXiv:2307.08691), in base 2 with the scale
 folded into the exponent. Key tiles outside the causal or window band are skipped, those inside it
-need no mask; heads that share keys run side by side and long rows of tiles run first.
+need no mask; heads that share keys run side by side, and query tiles with many key tiles run first,
+so that short ones fill the end of the launch.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ from genesis_fn.kernels.plan import Argument, BufferArg, Launch, Plan
 
 @dataclass(frozen=True, slots=True)
 class AttentionConfig:
-    """How an attention kernel is cut: tile [block_m, block_n], warps, pipeline stages.
+    """Tuning choices of an attention kernel: tile [block_m, block_n], warps, pipeline stages.
 
     `head_group` is how many heads run side by side (0: as many as fit in the L2 cache); `registers`
     caps those of a thread (None: no cap), so that two programs share a multiprocessor and one's
@@ -126,6 +127,8 @@ def attention_forward_kernel(
     factor = 1.0
     if PLAIN:
         factor = SCALE * LOG2E
+    # Online softmax: the running maximum, sum of exponentials and weighted values of each row. The
+    # division by the sum is left to the end: once a row, not once a tile.
     top = tl.full((BLOCK_M,), float("-inf"), tl.float32)
     total = tl.zeros((BLOCK_M,), tl.float32)
     acc = tl.zeros((BLOCK_M, BLOCK_DV), tl.float32)
@@ -174,6 +177,7 @@ def attention_forward_kernel(
             )
             scores = tl.where(seen, scores, UNSEEN / factor)
         elif banded:
+            # A branch of the whole program: only tiles at the band's edges pay for the mask.
             if (col < full_start) | (col >= full_end):
                 seen = visible(
                     rows[:, None],
@@ -193,6 +197,7 @@ def attention_forward_kernel(
                     cols_end,
                 )
                 scores = tl.where(seen, scores, UNSEEN / factor)
+        # What was summed so far is rescaled to the new maximum, so that no exponent is positive.
         new_top = tl.maximum(top, tl.max(scores, 1) * factor)
         probs = tl.exp2(scores * factor - new_top[:, None])
         decay = tl.exp2(top - new_top)
@@ -204,6 +209,8 @@ def attention_forward_kernel(
         acc = acc * decay[:, None]
         acc = dot(cast(probs, values.dtype), values, acc, PRECISION)
     if FULLY_MASKED:
+        # These rows attend to all keys equally, also those outside of the tiles that were visited.
+        # Programs without such rows skip the second walk over the values.
         fully_masked = (top < MASKED_BELOW) & (rows < T)
         total = tl.where(top < MASKED_BELOW, 1.0, total)
         acc = tl.where((top < MASKED_BELOW)[:, None], 0.0, acc)
@@ -229,6 +236,8 @@ def forward_configs(spec: AttentionSpec, target: Target) -> list[AttentionConfig
     if not serves_descriptors(spec, target):
         return [_pointer_config(spec)]
     wide = max(spec.head_dim, spec.v_dim)
+    # Wider heads leave fewer registers: the accumulator of a row has as many elements as its
+    # values.
     if wide == 256:
         return [AttentionConfig(128, 64, 8, 2), AttentionConfig(64, 64, 4, 2)]
     if not spec.plain_scores or spec.every_tile_masked:
@@ -250,10 +259,12 @@ def _pointer_config(spec: AttentionSpec) -> AttentionConfig:
 
 
 def heads_per_group(spec: AttentionSpec, target: Target) -> int:
-    """How many query heads run side by side so that their keys and values stay in the L2 cache."""
+    """The number of query heads in a head group: as many as keep their keys and values in the L2
+    cache."""
     size = 4 if spec.dtype == "fp32" else 2
     pair = spec.kv_len * (spec.head_dim + spec.v_dim) * size
-    shared = max(1, 12 * target.l2 // 25 // pair)  # a little less than half of it
+    # A little less than half of it, as measured on an H200.
+    shared = max(1, 12 * target.l2 // 25 // pair)
     return min(shared * spec.group, spec.batch * spec.q_heads)
 
 

@@ -1,4 +1,4 @@
-"""Device functions shared by the attention kernels: tiles, logits, visibility, order.
+"""Device functions shared by the attention kernels: tiles, logits, visibility, scheduling.
 
 A score tile is either [queries, keys] or its transpose; `rows` are query indices and `cols` key
 indices shaped to broadcast to the tile. Logits are kept in base 2, times log2(e), so that
@@ -14,8 +14,8 @@ from genesis_fn.kernels.language.language import cast, up
 
 LOG2E: tl.constexpr = tl.constexpr(1.4426950408889634)
 LN2: tl.constexpr = tl.constexpr(0.6931471805599453)
-# A logit that is not seen. Finite, so that differences of two of them are not NaN, and far above
-# the most negative float32, so that multiples of it do not overflow.
+# The logit of an invisible element. Finite, so that differences of two of them are not NaN, and far
+# above the most negative float32, so that multiples of it do not overflow.
 UNSEEN: tl.constexpr = tl.constexpr(-1e30)
 # Row maxima (base 2) and log-sum-exps below this belong to rows that see no key.
 MASKED_BELOW: tl.constexpr = tl.constexpr(-5e29)
@@ -40,7 +40,7 @@ def load_rows(
 ):
     """The tile [ROWS, BLOCK_DIM] of one head from `row` on, zero past `limit` rows or DIM columns.
 
-    By TMA the descriptor's bounds stand in for `limit`: the array must end there.
+    By TMA the descriptor's bounds take the place of `limit`: the array must end there.
     """
     if TMA:
         return tl.reshape(source.load([batch, row, head * HEAD]), (ROWS, BLOCK_DIM))
@@ -134,7 +134,7 @@ def visible(
     RIGHT: tl.constexpr,
     COLS_END: tl.constexpr,
 ):
-    """Which elements of a tile take part: inside the keys, the band and the mask.
+    """Whether each element of a tile is visible: inside the keys, the band and the mask.
 
     COLS_END says whether the tile may reach past the end of the keys.
     """
@@ -154,7 +154,7 @@ def visible(
 
 @triton.jit
 def keys_of(batch, kv_lengths, S: tl.constexpr):
-    """How many keys a batch entry has."""
+    """The number of keys of a batch entry."""
     col_end = S
     if kv_lengths is not None:
         col_end = tl.minimum(tl.load(kv_lengths + batch), S)
@@ -175,6 +175,8 @@ def key_bounds(
 
     Tiles in [full start, full end) are seen completely; those around them need `visible`.
     """
+    # The first query bounds what the others see on the right, the last one on the left: a tile is
+    # full if both see all of it.
     start = 0
     end = col_end
     full_start = 0
@@ -189,6 +191,7 @@ def key_bounds(
         full_end = inner // BLOCK_N * BLOCK_N
     if MASK_ALL:
         full_end = start
+    # A narrow band has no full tile: keep the bounds in order, so that the range is empty.
     full_start = tl.maximum(start, tl.minimum(full_start, end))
     full_end = tl.maximum(full_start, tl.minimum(full_end, end))
     return start, full_start, full_end, end

@@ -1,4 +1,4 @@
-"""The door to the attention kernels: which of them compute a problem on a GPU.
+"""Entry points of the attention kernels: they choose the family that computes a problem.
 
 The choice is what was fastest on an H200 (`benchmarks/results/kernels-h200.md`): the kernels with
 specialised warps where they serve, the general ones for every other option, size and GPU, and for
@@ -19,8 +19,8 @@ from genesis_fn.kernels.attention.specialized_dq import (
 )
 from genesis_fn.kernels.plan import Plan
 
-FEW_ROWS = 16
-LONG_CACHE = 1024
+FEW_ROWS = 16  # queries times the heads that share a key head: one tile of tensor cores
+LONG_CACHE = 1024  # keys; fewer are not split
 
 
 def plan_attention(spec: AttentionSpec, target: Target) -> Plan:
@@ -29,6 +29,7 @@ def plan_attention(spec: AttentionSpec, target: Target) -> Plan:
     Options follow in the order of `option_inputs(spec)`; lse, in natural logarithm, is there with
     `spec.return_lse`.
     """
+    # Few queries leave most of the GPU idle unless the keys are split, whatever else would serve.
     if _decodes(spec):
         return decode_plan(spec, target)
     if serves_specialized(spec, target):

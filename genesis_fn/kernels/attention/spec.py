@@ -1,4 +1,4 @@
-"""What an attention problem is, and what its forward, backward and decode plans have in common.
+"""Attention problems (`AttentionSpec`), and what their forward, backward and decode plans share.
 
 The semantics are those of `jax.nn.dot_product_attention` on BTNH arrays, with a soft cap added: for
 batch b, query head n, query i and key j,
@@ -33,7 +33,7 @@ class AttentionSpec:
     """An attention problem: sizes, dtypes and static options.
 
     `window` is (left, right), None meaning unbounded; `causal` is a right bound of zero; query i
-    stands at key position i. `bias` and `mask` are the shapes of arrays that broadcast to (batch,
+    has key position i. `bias` and `mask` are the shapes of arrays that broadcast to (batch,
     q_heads, q_len, kv_len); with `kv_lengths` each batch entry has so many keys. `precision` is
     how float32 operands are multiplied.
     """
@@ -117,6 +117,7 @@ class AttentionSpec:
     @property
     def plain_scores(self) -> bool:
         """Whether logits are a positive multiple of the dot products: the scale folds into exp2."""
+        # Positive, since the row's maximum is taken before the scale is applied.
         return self.bias is None and self.softcap == 0.0 and self.softmax_scale > 0.0
 
     @property
@@ -129,6 +130,7 @@ class AttentionSpec:
         """Whether some query may see no key."""
         if self.mask is not None or self.kv_lengths or self.bias is not None:
             return True
+        # The last query's window may begin behind the last key.
         return self.left >= 0 and self.q_len - 1 - self.left > self.kv_len - 1
 
     @property
@@ -143,7 +145,7 @@ class AttentionSpec:
 
 
 def option_inputs(spec: AttentionSpec) -> dict[str, str]:
-    """The optional inputs the spec asks for: kernel parameter name to element type, in order."""
+    """The optional inputs of the problem: element types by kernel parameter name, in order."""
     names: dict[str, str] = {}
     if spec.bias is not None:
         names["bias"] = spec.bias_dtype
@@ -183,6 +185,7 @@ def operand_strides(spec: AttentionSpec) -> tuple[Strides, Strides, Strides]:
 
 def serves_descriptors(spec: AttentionSpec, target: Target) -> bool:
     """Whether tiles move by TMA: 16-bit, head dimensions 64, 128 or 256."""
+    # A descriptor's block has no mask along the head dimension: it must be a power of two as it is.
     if not target.descriptors or spec.dtype == "fp32":
         return False
     return {spec.head_dim, spec.v_dim} <= {64, 128, 256}
@@ -193,17 +196,19 @@ def rows_view(
 ) -> Descriptor:
     """A descriptor of `rows` consecutive rows of one head; rows past `length` read as zero and are
     never written, whatever batch entry follows."""
+    # All heads of a row are one axis: a head is chosen by its column, and three axes suffice.
     width = (heads - 1) * strides[2] + dim
     return Descriptor(buffer, (batch, length, width), (strides[0], strides[1], 1), (1, rows, dim))
 
 
 def padded(dim: int) -> int:
     """The power of two, at least 16, that holds a head dimension."""
+    # Triton's ranges are powers of two, and `tl.dot` wants at least 16 elements.
     return max(16, 1 << (dim - 1).bit_length())
 
 
 def broadcast_strides(shape: Shape4 | None) -> Shape4:
-    """Element strides of a dense array of `shape`, zero along broadcast axes."""
+    """Element strides of a dense array of `shape`, zero along its broadcast axes."""
     if shape is None:
         return (0, 0, 0, 0)
     steps = (shape[1] * shape[2] * shape[3], shape[2] * shape[3], shape[3], 1)

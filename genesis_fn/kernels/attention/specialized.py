@@ -3,7 +3,13 @@
 The producer keeps the TMA copies of key and value tiles ahead; each consumer warpgroup owns half of
 a query tile and runs one tile's scores while the previous tile's values are still in the tensor
 cores (Shah et al., "FlashAttention-3", arXiv:2407.08608). Plain logits, dense or causal with square
-tiles. Gluon does not run in the interpreter: `attention.attention_forward_kernel` is its twin.
+tiles. Gluon has no interpreter: `forward.attention_forward_kernel` computes the same there and
+serves everything else.
+
+Barriers come in pairs for each stage: `full`, which the producer's copies arrive at, and `free`, at
+which both consumers arrive. A wait for phase p returns when the barrier's phase p is complete, so a
+stage's phase alternates with every round through the stages; producers start with the opposite
+phase, for which a fresh barrier does not block.
 """
 
 from __future__ import annotations
@@ -37,7 +43,7 @@ LN2 = gl.constexpr(0.6931471805599453)
 BLOCK_M = 128
 BLOCK_N = 128
 HEAD_DIM = 128  # the general kernels are 10 % faster at 64
-CONSUMER_REGISTERS = 240
+CONSUMER_REGISTERS = 240  # of a thread; the producer keeps 24
 
 
 @gluon.jit
@@ -64,6 +70,7 @@ def _produce(
     STAGES: gl.constexpr,
 ):
     """Copies both query halves, then key and value tiles from the last to the first."""
+    # From the last: a causal program's masked tile then comes first, outside of the main loop.
     N: gl.constexpr = k.block_type.shape[1]
     HALF: gl.constexpr = q.block_type.shape[1]
     for half in gl.static_range(2):
@@ -133,6 +140,7 @@ def _consume(
     scores = warpgroup_mma(queries, keys, zero, use_acc=False, is_async=True)
     scores = warpgroup_mma_wait(0, deps=[scores])
     mbarrier.arrive(k_free.index(0), count=1)
+    # Only the first tile that is processed, the last one in the row, needs a mask.
     last = (tiles - 1) * N
     if CAUSAL:
         seen = rows[:, None] >= (last + cols)[None, :]
@@ -151,6 +159,8 @@ def _consume(
         mbarrier.wait(k_full.index(stage), phase)
         keys = k_tiles.index(stage).reshape([N, D]).permute([1, 0])
         zero = gl.zeros([M, N], gl.float32, score_layout)
+        # Both products are in flight at once: this tile's scores, and the previous tile's values,
+        # which run on under this tile's softmax.
         pending = warpgroup_mma(queries, keys, zero, use_acc=False, is_async=True)
         mbarrier.wait(v_full.index(before), ((step - 1) // STAGES) & 1)
         values = v_tiles.index(before).reshape([N, DV])
@@ -162,6 +172,7 @@ def _consume(
         decay = gl.exp2(top - new_top)
         total = total * decay + gl.sum(probs, 1)
         top = new_top
+        # Rescaled only now: the product in flight owns the accumulator until it has ended.
         acc = warpgroup_mma_wait(0, deps=[acc_pending])
         mbarrier.arrive(v_free.index(before), count=1)
         acc = acc * gl.convert_layout(decay, out_layout)[:, None]
@@ -209,6 +220,7 @@ def attention_specialized_kernel(
     """out and lse of two half tiles of queries of one head."""
     HALF: gl.constexpr = q.block_type.shape[1]
     N: gl.constexpr = k.block_type.shape[1]
+    # As `scores.tile_and_head`, the longest tiles first.
     order = gl.program_id(0)
     head_group = order // (TILES * HEAD_GROUP)
     inside = order % (TILES * HEAD_GROUP)
@@ -238,7 +250,7 @@ def attention_specialized_kernel(
         mbarrier.init(v_full.index(stage), count=1)
         mbarrier.init(v_free.index(stage), count=2)
     fence_async_shared()
-    # Written in place: a tuple held in a variable would lose which of its elements are constants.
+    # Written here, since a tuple in a variable would lose which of its elements are constants.
     gl.warp_specialize(
         [
             (
@@ -342,7 +354,7 @@ def serves_specialized(spec: AttentionSpec, target: Target) -> bool:
 
 
 def specialized_plan(spec: AttentionSpec, *, stages: int = 2, head_group: int = 4) -> Plan:
-    """The forward plan of `attention.general_plan`, by the specialised kernel."""
+    """The plan of `forward.general_plan`, by the specialised kernel."""
     b, t, s, n, kv = spec.batch, spec.q_len, spec.kv_len, spec.q_heads, spec.kv_heads
     d, dtype, half = spec.head_dim, spec.dtype, BLOCK_M // 2
     q_strides, k_strides, v_strides = operand_strides(spec)

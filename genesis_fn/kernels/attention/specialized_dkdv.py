@@ -2,9 +2,9 @@
 
 A producer warp streams query tiles and their cotangents, of every query head that shares the key
 head; each of two consumer warpgroups holds half of a key tile and of its values and accumulates its
-rows of dK and dV, both of whose products run on under the next tile's. Serves what
-`attention_specialized` serves, from one full tile on; `attention_backward.attention_dkdv_kernel` is
-its twin for the interpreter and everything else.
+rows of dK and dV; the product for dK runs on under the next tile's. Serves what `specialized`
+serves, from one full tile on; `backward.attention_dkdv_kernel` computes the same for the
+interpreter and serves everything else. `docs/experiments.md` has the variants that were tried.
 """
 
 from __future__ import annotations
@@ -67,6 +67,7 @@ def _produce(
         mbarrier.expect(bar, k.block_type.nbytes + v.block_type.nbytes)
         copy_in(k, [batch, col + half * HALF, kv_head * K_HEAD], bar, k_tiles.index(half))
         copy_in(v, [batch, col + half * HALF, kv_head * V_HEAD], bar, v_tiles.index(half))
+    # Queries and cotangents share a barrier: a step needs both.
     for step in range(steps):
         stage = step % STAGES
         head = kv_head * G + step // count
@@ -131,6 +132,8 @@ def _step(
     cotangents = o_tiles.index(stage).reshape([N, DV])
     zero = gl.zeros([M, N], gl.float32, score_layout)
     mbarrier.wait(full.index(stage), (step // STAGES) & 1)
+    # In flight are now dK of the previous tile and both products of this tile's scores; the wait
+    # leaves the last of them.
     scores_pending = warpgroup_mma(
         keys, queries.permute([1, 0]), zero, use_acc=False, is_async=True
     )
@@ -141,6 +144,7 @@ def _step(
     # The products that were in flight were the last readers of the previous tile.
     mbarrier.arrive(free.index((step + STAGES - 1) % STAGES), count=1, pred=step > 0)
     probs = gl.exp2(scores * FACTOR - norm[None, :])
+    # One mask for all tiles: masked ones in code of their own were not faster.
     if CAUSAL:
         probs = gl.where(rows[None, :] >= places[:, None], probs, 0.0)
     weights = gl.convert_layout(probs.to(q_tiles.dtype), dv_operand)
@@ -204,7 +208,7 @@ def _consume(
     mbarrier.wait(kv_full.index(half), 0)
     dk_pending = warpgroup_mma_init(gl.zeros([M, D], gl.float32, dk_layout))
     dv_pending = warpgroup_mma_init(gl.zeros([M, DV], gl.float32, dv_layout))
-    # The first step stands apart: ptxas overlaps nothing in a loop whose first round does not.
+    # The first step is peeled: ptxas overlaps nothing in a loop whose first iteration does not.
     dk_pending, dv_pending = _step(
         0,
         dk_pending,
@@ -294,6 +298,7 @@ def attention_specialized_dkdv_kernel(
     HALF: gl.constexpr = k.block_type.shape[1]
     N: gl.constexpr = q.block_type.shape[1]
     KV: gl.constexpr = H // G
+    # As `scores.tile_and_head`: under a causal mask the first keys have the most queries.
     order = gl.program_id(0)
     head_group = order // (TILES * HEAD_GROUP)
     inside = order % (TILES * HEAD_GROUP)
@@ -303,6 +308,7 @@ def attention_specialized_dkdv_kernel(
     batch = line // KV
     kv_head = line % KV
     col = tile * (2 * HALF)
+    # Queries before the keys see none of them.
     first = 0
     if CAUSAL:
         first = col // N
@@ -322,7 +328,7 @@ def attention_specialized_dkdv_kernel(
         mbarrier.init(full.index(stage), count=1)
         mbarrier.init(free.index(stage), count=2)
     fence_async_shared()
-    # Written in place: a tuple held in a variable would lose which of its elements are constants.
+    # Written here, since a tuple in a variable would lose which of its elements are constants.
     gl.warp_specialize(
         [
             (

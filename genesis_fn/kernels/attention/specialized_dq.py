@@ -2,8 +2,8 @@
 
 A producer warp streams key and value tiles; each of two consumer warpgroups holds half of a query
 tile with its output cotangents and accumulates its rows of dQ, whose product runs on under the next
-tile's. Serves what `attention_specialized` serves; `attention_backward.attention_dq_kernel` is its
-twin for the interpreter and everything else.
+tile's. Serves what `specialized` serves; `backward.attention_dq_kernel` computes the same for the
+interpreter and serves everything else.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from genesis_fn.kernels.attention.specialized_dkdv import specialized_dkdv_launc
 from genesis_fn.kernels.plan import Argument, BufferArg, Launch, Plan, Workspace
 
 BLOCK_N = 64
-LONG = 8192
+LONG = 8192  # keys, from which on fewer heads side by side were faster on an H200
 
 
 @gluon.jit
@@ -76,6 +76,7 @@ def _produce(
         mbarrier.expect(bar, q.block_type.nbytes + dout.block_type.nbytes)
         copy_in(q, [batch, row + half * HALF, head * Q_HEAD], bar, q_tiles.index(half))
         copy_in(dout, [batch, row + half * HALF, head * O_HEAD], bar, o_tiles.index(half))
+    # Keys and values have barriers of their own: keys are in use longer, for dQ as well.
     for step in range(tiles):
         stage = step % STAGES
         phase = (step // STAGES) & 1
@@ -145,6 +146,7 @@ def _step(
             probs = gl.where(rows[:, None] >= cols[None, :], probs, 0.0)
         else:
             probs = gl.where((cols < S)[None, :], probs, 0.0)
+    # Values are read by this product only; keys by the one that is left in flight as well.
     dprobs = warpgroup_mma_wait(0, deps=[dprobs_pending])
     mbarrier.arrive(v_free.index(stage), count=1)
     dscores = probs * (dprobs - mean[:, None])
@@ -193,6 +195,7 @@ def _consume(
     )
     rows = row + half * M + gl.arange(0, M, gl.SliceLayout(1, score_layout))
     place = (batch.to(gl.int64) * H + head) * T + rows
+    # In registers for all key tiles. Rows past the end get probability exp2(-inf) = 0.
     norm = gl.load(lse + place, mask=rows < T, other=float("inf")) * LOG2E
     mean = gl.load(delta + place, mask=rows < T, other=0.0)
     queries = q_tiles.index(half).reshape([M, D])
@@ -283,6 +286,7 @@ def attention_specialized_dq_kernel(
     """dq of two half tiles of queries of one head."""
     HALF: gl.constexpr = q.block_type.shape[1]
     N: gl.constexpr = k.block_type.shape[1]
+    # As `scores.tile_and_head`, the longest tiles first.
     order = gl.program_id(0)
     head_group = order // (TILES * HEAD_GROUP)
     inside = order % (TILES * HEAD_GROUP)
@@ -292,6 +296,7 @@ def attention_specialized_dq_kernel(
     batch = line // H
     head = line % H
     row = tile * (2 * HALF)
+    # Key tiles beyond the diagonal are not visited.
     tiles = (S + N - 1) // N
     if CAUSAL:
         tiles = gl.minimum(tiles, (row + 2 * HALF + N - 1) // N)
@@ -313,7 +318,7 @@ def attention_specialized_dq_kernel(
         mbarrier.init(v_full.index(stage), count=1)
         mbarrier.init(v_free.index(stage), count=2)
     fence_async_shared()
-    # Written in place: a tuple held in a variable would lose which of its elements are constants.
+    # Written here, since a tuple in a variable would lose which of its elements are constants.
     gl.warp_specialize(
         [
             (
@@ -423,7 +428,7 @@ def specialized_backward_plan(
     dkdv_stages: int = 2,
     dkdv_head_group: int = 4,
 ) -> Plan:
-    """`attention_backward.general_backward_plan` with both passes by the specialised kernels."""
+    """The plan of `backward.general_backward_plan`, both passes by the specialised kernels."""
     inputs, outputs = 6, 3
     delta = BufferArg(inputs + outputs, "fp32")
     steps = (
@@ -468,6 +473,7 @@ def _dq_launch(
         "HEADS": heads,
         "HEAD_GROUP": min(head_group, heads),
         "STAGES": stages,
+        # Tiles from the end that need a mask: causal ones on the diagonal, else a partial one.
         "MASKED": BLOCK_M // BLOCK_N if spec.right == 0 else int(s % BLOCK_N > 0),
         "CONSUMER_REGISTERS": CONSUMER_REGISTERS,
     }

@@ -1,1 +1,1 @@
-"""Rows gathered, scattered and joined."""
+"""Gathering, scattering and concatenation of rows."""

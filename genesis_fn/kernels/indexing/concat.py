@@ -1,6 +1,6 @@
 """Concatenation along any axis, in one launch of a kernel that only moves bits.
 
-Seen as [outer, width] matrices the operands lie side by side in the rows of the output. Wide ones
+Seen as [outer, width] matrices the operands are side by side in the rows of the output. Wide ones
 are copied tile by tile, each program inside one operand; narrow ones are gathered by output
 element, so that stores stay contiguous. Elements are widened to the largest unit that divides
 every width.
@@ -44,7 +44,7 @@ class Concatenate:
 
     @property
     def outer(self) -> int:
-        """How many rows the operands have, seen as matrices."""
+        """The number of rows of the operands, seen as matrices."""
         return math.prod(self.shapes[0][: self.axis])
 
     @property
@@ -66,7 +66,7 @@ def copy_tile(
     COLUMNS: tl.constexpr,
     WIDE: tl.constexpr,
 ):
-    """Copy tile number `tile` of one operand to its place in the output."""
+    """Copy tile number `tile` of one operand to its position in the output."""
     ACROSS: tl.constexpr = (WIDTH + COLUMNS - 1) // COLUMNS
     row = (tile // ACROSS) * ROWS + tl.arange(0, ROWS)
     column = (tile % ACROSS) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
@@ -173,6 +173,7 @@ def plan_concatenate(spec: Concatenate, target: Target) -> Plan:
     dtype = f"i{8 * unit}"
     for start in range(0, len(operands), MOST):
         group = operands[start : start + MOST]
+        # The kernel has eight pointers; unused ones repeat the last operand.
         padded = [*group, *[group[-1]] * (MOST - len(group))]
         arguments = {f"x{i}": BufferArg(index, dtype) for i, (index, _, _) in enumerate(padded)}
         arguments["out"] = BufferArg(count, dtype)
@@ -184,6 +185,8 @@ def plan_concatenate(spec: Concatenate, target: Target) -> Plan:
             "OFFSETS": tuple(o for _, _, o in group),
             "WIDE": spec.outer * total // unit + TILE > INT32_MAX,
         }
+        # By tiles, each inside one operand; rows of a few bytes would leave their tiles mostly
+        # empty.
         if max(w for _, w, _ in group) * unit >= NARROW or spec.outer == 1:
             columns = [min(next_power_of_two(w), TILE) for _, w, _ in group]
             rows = [min(next_power_of_two(spec.outer), max(1, TILE // c)) for c in columns]

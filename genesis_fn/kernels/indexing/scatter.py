@@ -32,7 +32,7 @@ from genesis_fn.kernels.sort.radix_sort import add_radix_sort
 
 OPERATIONS = ("add", "mul", "min", "max", "set")
 BASES = ("zeros", "operand", "output")
-CHUNK = 16
+CHUNK = 16  # sorted updates that a program walks
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +103,7 @@ class ScatterRows:
 
 @triton.jit
 def in_range(index, valid, error, ROWS: tl.constexpr, SITE: tl.constexpr):
-    """Whether each index is in range; reports those that are not."""
+    """Whether each index is in range; reports those that are not to the error word."""
     good = (index >= 0) & (index < ROWS)
     flag_error(error, valid & (good == 0), index, SITE)
     return good
@@ -233,11 +233,13 @@ def scatter_chunk_kernel(
     last = tl.minimum(first + CHUNK, COUNT)
     source = tl.load(order + first)
     key = tl.load(keys + source)
-    # Does the first run begin in an earlier chunk?
+    # Does the first run begin in an earlier chunk? (`first < 0` is a false that is no constant, as
+    # a variable that a branch assigns must be.)
     continues = first < 0
     if first > 0:
         continues = tl.load(keys + tl.load(order + first - 1)) == key
     value = up(tl.load(updates + source.to(tl.int64) * COLUMNS + column, inside, other=0.0)).to(ACC)
+    # Two slots a chunk: what its first run continues from before, and what its last run begins.
     place = partials + chunk.to(tl.int64) * 2 * COLUMNS + column
     for i in range(first + 1, last):
         source = tl.load(order + i)
@@ -282,7 +284,7 @@ def scatter_join_kernel(
     COLUMN_BLOCK: tl.constexpr,
 ):
     """The run that begins in a chunk and goes on, with what the following chunks left of it."""
-    # The run that begins in this chunk and goes on: add what the following chunks left of it.
+    # Exactly one program has the beginning of a run, so each row of `out` has one writer.
     chunk = tl.program_id(0)
     first = chunk * CHUNK
     following = first + CHUNK
@@ -296,6 +298,8 @@ def scatter_join_kernel(
         inside = column < COLUMNS
         at = partials + chunk.to(tl.int64) * 2 * COLUMNS + COLUMNS + column
         value = tl.load(at, inside, other=0)
+        # SPAN chunks at a time, until one begins with another key: a run may be as long as the
+        # list.
         lane = tl.arange(0, SPAN)
         here = chunk + 1
         more = here == here
@@ -426,10 +430,13 @@ def plan_scatter_rows(spec: ScatterRows, target: Target) -> Plan:
             num_warps=warps,
         )
         return builder.build()
+    # Stable sorts: equal indices keep the order of their updates, which fixes the order of sums and
+    # makes the last of a "set" win.
     order = builder.workspace(spec.count, "i32")
     if spec.count <= block_sort.BLOCK:
         add_block_sort(builder, 1, spec.count, (keys, "i32"), order=order)
     else:
+        # Keys are at most `rows`: a pass of the radix sort for each of their digits only.
         bits = max(1, spec.rows.bit_length())
         add_radix_sort(builder, target, 1, spec.count, (keys, "i32"), order, bits=bits)
     chunks = cdiv(spec.count, CHUNK)

@@ -1,1 +1,1 @@
-"""What kernels are written on, and how they are compiled and interpreted alone."""
+"""Device functions that kernels share, compiled and interpreted, and generated kernel source."""

@@ -1,7 +1,7 @@
-"""Device functions of one element: what the text of elementwise primitives names.
+"""Device functions of one element, which the text of elementwise primitives calls.
 
-Beside `kernels.language`, whose rules hold here too. Operands have one type; that of booleans is
-int1, and narrow floats (float16, bfloat16, float8) are float32.
+The rules of `language` hold here, too. Operands have one type; booleans are int1, narrow floats
+(float16, bfloat16, float8) are float32.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ def narrow(x, dtype: tl.constexpr):
     if dtype == tl.float8e5:
         # The hardware's conversion saturates this type too.
         near = cast(x, dtype).to(tl.uint8, bitcast=True)
+        # 61440 lies halfway between the largest value, 57344, and 2**16: it rounds to infinity.
         beyond = tl.where(x < 0, 0xFC, 0x7C).to(tl.uint8)
         return tl.where(tl.abs(x) >= 61440.0, beyond, near).to(tl.float8e5, bitcast=True)
     else:
@@ -107,6 +108,7 @@ def maximum(x, y):
     if x.dtype == tl.int1:
         return x | y
     elif x.dtype == tl.float64:
+        # PTX has no maximum of float64 that gives NaN.
         return tl.where(x != x, x, tl.where(x >= y, x, y))
     elif x.dtype.is_floating():
         return tl.maximum(x, y, propagate_nan=tl.PropagateNan.ALL)
@@ -265,6 +267,7 @@ def count_bits(x):
 def clz(x):
     """The number of zero bits above the highest one bit, in the type of x."""
     width: tl.constexpr = x.dtype.primitive_bitwidth
+    # Every bit below the highest one is set, then the ones are counted.
     u = bits_of(x)
     u = u | (u >> 1)
     u = u | (u >> 2)
@@ -305,6 +308,7 @@ def cube_root(x):
 @triton.jit
 def power_of_integers(x, y):
     """x**y of integers, by squaring; for y < 0 the reciprocal cut to an integer, 0 if x is 0."""
+    # Every bit of the exponent is looked at, since lanes differ in theirs.
     one = (x == x).to(x.dtype)
     result, base = one, x
     BITS: tl.constexpr = x.dtype.primitive_bitwidth
@@ -326,6 +330,7 @@ def digamma(x):
     reflected = tl.where(below & (fraction != 0), pi / tan(pi * fraction), x - x)
     y = tl.where(below, 1.0 - x, x)
     total = y - y
+    # digamma(y) = digamma(y + 1) - 1 / y: up to 10 the asymptotic series is not accurate.
     for _ in tl.static_range(10):
         small = y < 10.0
         safe = tl.where(y == 0, (y == y).to(y.dtype), y)
@@ -347,6 +352,7 @@ def digamma(x):
 @triton.jit
 def to_integer(x, dtype: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr):
     """A float cut to an integer, saturated at LOW and HIGH; NaN is 0."""
+    # In float64, which holds every bound of 32 bits; HIGH + 1 is a power of two in any type.
     x = tl.where(x != x, 0.0, x.to(tl.float64))
     bound: tl.constexpr = HIGH + 1.0
     above = x >= bound
@@ -373,6 +379,8 @@ def reduce_precision(
     else:
         bits = cast(x, narrow_type).to(tl.int16, bitcast=True).to(tl.int32)
         one = tl.full((), 1, tl.int32)
+    # Round to nearest even by integer addition: a carry out of the mantissa increments the
+    # exponent, as it should. Then values beyond the kept exponents become infinity, or zero.
     every = ((one << EXPONENT) - 1) << MANTISSA
     negative = (bits >> (EXPONENT + MANTISSA)) & 1
     bits = bits & (every | ((one << MANTISSA) - 1))
@@ -398,6 +406,7 @@ def reduce_precision(
 @triton.jit
 def nextafter_narrow(x, y, narrow_type: tl.constexpr):
     """The neighbour of x towards y among the values of a 16-bit float type."""
+    # Neighbours of a float are neighbours of its bits, away from zero upwards.
     bits = cast(x, narrow_type).to(tl.int16, bitcast=True).to(tl.int32) & 0xFFFF
     away = (y > x) == (x > 0)
     stepped = tl.where(away, bits + 1, bits - 1)

@@ -1,4 +1,4 @@
-"""Dtypes in kernels: what plans, specs and generated text call each."""
+"""The names of dtypes in plans, specs and generated kernel text."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from genesis_fn.kernels.language.element_types import NUMPY_NAMES, TRITON_NAMES
 
 DTYPES: Mapping[str, DType] = {name: dtypes.NAMES[named] for name, named in NUMPY_NAMES.items()}
 NAMES: Mapping[DType, str] = {d: name for name, d in DTYPES.items()}
-"""What plans and specs call each dtype, as Triton's signatures do."""
+"""The name of each dtype in plans and specs, as in Triton's signatures."""
 
 TYPES: Mapping[DType, str] = {d: TRITON_NAMES[name] for name, d in DTYPES.items()}
 """The names of `triton.language`'s types."""

@@ -15,6 +15,7 @@ import triton.language as tl
 def flag_error(word, bad, index, SITE: tl.constexpr):
     """Raise `word` for the elements of `index` where `bad`; nothing if SITE is 0."""
     if SITE > 0:
+        # One atomic for all elements, and none while all is well.
         code = (tl.zeros_like(index).to(tl.int64) + SITE) << 40
         code = code | (index.to(tl.int64) & 0xFFFFFFFFFF)
         worst = tl.max(tl.where(bad, code, 0), 0)

@@ -7,9 +7,9 @@ are float32, booleans int1, every other dtype is itself. `loaded` and `stored` a
 two conversions at memory; `expression` is the text of one equation between register values.
 
 float32 operations are correctly rounded or libdevice's; values that came from narrow floats take
-the hardware's approximate division, exponential and logarithm, whose error their rounding hides.
-So do float32 values that are rounded to narrow floats in the end (`near`), but for the logarithm,
-whose approximation is poor near 1.
+the hardware's approximate division, exponential and logarithm, whose error their rounding hides. So
+do float32 values that are rounded to narrow floats in the end (`approximate`), but for the
+logarithm, whose approximation is poor near 1.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ PRELUDE = (
     + "".join(f"from {module} import *\n" for module in MODULES)
     + "\n\n@triton.jit\n"
 )
-"""What stands before `def` in a module that holds one generated kernel."""
+"""The text before `def` in a module that holds one generated kernel."""
 
 
 def register(dtype: DType) -> str:
@@ -46,7 +46,7 @@ def register(dtype: DType) -> str:
 
 
 def loaded(text: str, dtype: DType) -> str:
-    """The register value of `text`, a value as it lies in memory."""
+    """The register value of `text`, a value as it is in memory."""
     return f"up({text})" if dtype in dtypes.NARROW else text
 
 
@@ -73,11 +73,12 @@ def literal(value: Any, dtype: DType) -> str:
     if number == 0 and math.copysign(1.0, number) < 0:
         # Triton 3.6 makes a positive zero of a constant that equals zero.
         return f"negate(tl.full((), 0.0, {register(dtype)}))"
+    # Infinities and NaN have no literal.
     text = repr(number) if number - number == 0 else f'float("{number}")'
     return f"tl.full((), {text}, {register(dtype)})"
 
 
-# Functions of the device that are near enough for values of 16 bits or fewer, and faster.
+# Faster device functions, whose errors the rounding to 16 bits or fewer hides.
 _FAST = {
     "exp": "tl.exp", "exp2": "tl.exp2", "log": "tl.log", "rsqrt": "tl.rsqrt",
     "square_root": "tl.sqrt", "logistic": "logistic_fast", "div": "div_fast",
@@ -90,8 +91,8 @@ _WRITERS: dict[Primitive, Writer] = {}
 
 
 def writes(prim: Primitive) -> Callable[[Writer], Writer]:
-    """Decorator: `f(texts, dtype, **params)` is the Triton side of an elementwise primitive that is
-    longer than an expression (IN_KERNELS)."""
+    """Decorator: `f(texts, dtype, **params)` writes the Triton text of an elementwise primitive
+    whose lowering is IN_KERNELS, as it is longer than one expression."""
 
     def register(f: Writer) -> Writer:
         _WRITERS[prim] = f
@@ -111,8 +112,8 @@ def expression(
 
     `operands` holds an Aval or a Python scalar for each operand; `names[i]` is the text of operand
     i where it is an Aval (scalars are written as literals of the arrays' dtype). A result of a
-    narrow type is not rounded to it (`rounded` does that), except by a conversion. `near` allows
-    float32 results that are off by a few units in the last place.
+    narrow type is not rounded to it (`rounded` does that), except by a conversion. `approximate`
+    allows float32 results that are off by a few units in the last place.
     """
     kinds = [a.dtype for a in operands if type(a) is Aval]
     kind = kinds[-1]
@@ -133,7 +134,8 @@ def expression(
 
 @functools.lru_cache(4096)
 def template(text: str, kind: DType, approximate: bool = False) -> str:
-    """A definition's template with the device functions that serve operands of dtype `kind`."""
+    """A definition's template with the device functions for operands of dtype `kind`: exact ones,
+    or approximate ones where these will do."""
     table = _FAST if kind in dtypes.NARROW else _APPROXIMATE if approximate else {}
     return _CALLED.sub(lambda found: table.get(found.group(), found.group()), text)
 
@@ -163,6 +165,7 @@ def _bitcast(texts: Sequence[str], source: DType, *, dtype: DType) -> str:
     if source == dtype:
         return x
     if dtype == dtypes.BOOL:
+        # Booleans are a byte in memory: true is any byte that is not 0.
         if source in dtypes.NARROW:
             x = f"{stored(x, source)}.to(tl.uint8, bitcast=True)"
         return f"({x} != 0)"

@@ -1,4 +1,4 @@
-"""NumPy bodies of the device functions, called by kernels that run in Triton's interpreter.
+"""NumPy bodies of the device functions, for kernels that run in Triton's interpreter.
 
 Tensors there hold a NumPy array; bfloat16 and float8 values are kept as raw bits of the same width,
 which `_values` and `_tensor` turn into numbers and back.
@@ -44,6 +44,7 @@ def cast(x: tl.tensor, dtype: tl.dtype) -> tl.tensor:
     """`x` as `dtype`, floats rounded to nearest even, float8 saturated, float to int cut."""
     dtype = _plain(dtype)
     values = _values(x)
+    # Saturated, as the hardware's conversions to 8-bit floats are.
     if dtype in _LARGEST:
         values = values.astype(np.float32)
         values = np.clip(values, -_LARGEST[dtype], _LARGEST[dtype])

@@ -1,8 +1,9 @@
-"""Device functions that every Triton kernel of the library is written on.
+"""Device functions that every Triton kernel of the library uses.
 
 Triton's interpreter (`TRITON_INTERPRET=1`) runs kernels on host memory, but its bfloat16 dot and
 arithmetic give garbage, its narrowing casts truncate, and libdevice and dependent launch raise.
-Each function here has one name and two bodies: a compiled one, and a NumPy one if `INTERPRETED`.
+Each function here has one name and two bodies: a compiled one, and a NumPy one of `host` if
+`INTERPRETED`.
 
 Rules for a kernel that must run on both:
 
@@ -20,6 +21,7 @@ import triton.language as tl
 from triton import knobs
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait, libdevice
 
+# A constexpr, so that kernels may branch on it when they are compiled.
 INTERPRETED: tl.constexpr = tl.constexpr(bool(knobs.runtime.interpret))
 
 if INTERPRETED:
@@ -131,6 +133,7 @@ def tile_of(tile, tiles_m, tiles_n, group: tl.constexpr):
 
     Consecutive tiles then share operands in the L2 cache.
     """
+    # The last group may have fewer rows than the others.
     per_group = group * tiles_n
     first = (tile // per_group) * group
     rows = min(tiles_m - first, group)
@@ -141,6 +144,7 @@ def tile_of(tile, tiles_m, tiles_n, group: tl.constexpr):
 @triton.jit
 def halves(x):
     """The left and right halves of a tile's columns, [m, n] -> two [m, n / 2], in registers."""
+    # Columns j and j + n / 2 become the pair that `tl.split` takes apart.
     m: tl.constexpr = x.shape[0]
     n: tl.constexpr = x.shape[1]
     left, right = tl.split(tl.permute(tl.reshape(x, (m, 2, n // 2)), (0, 2, 1)))

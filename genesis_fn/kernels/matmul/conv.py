@@ -1,4 +1,5 @@
-"""n-dimensional convolution as an implicit matrix product, for one to three spatial axes.
+"""n-dimensional convolution as an implicit matrix product (implicit GEMM), one to three spatial
+axes.
 
 Rows of the product are output positions, columns are output channels, and the inner axis runs over
 window taps and input channels; operand tiles are gathered through strides, so every layout is read
@@ -150,6 +151,7 @@ def convolution_kernel(
     first = split * SPLIT_DEPTH
     for start in range(first, tl.minimum(first + SPLIT_DEPTH, DEPTH), BK):
         k = start + tl.arange(0, BK)
+        # Along k the contiguous axis of the operands, channels or taps, varies fastest.
         if CHANNELS_FIRST:
             channel = k % CHANNELS
             tap = k // CHANNELS
@@ -201,6 +203,7 @@ def convolution_kernel(
         )
         at_rhs = at_k[:, None] + (column * RHS_STRIDES[1])[None, :]
         b = tl.load(rhs + at_rhs, (k < DEPTH)[:, None] & (column < COLUMNS)[None, :], other=0.0)
+        # float64 products are written out: Triton has no tensor cores for them on every GPU.
         if DOUBLE:
             acc += tl.sum(a[:, :, None] * b[None, :, :], 1)
         else:
@@ -255,6 +258,8 @@ def plan_convolution(spec: Convolution, target: Target) -> Plan:
         return builder.build()
     bm, bn, bk, warps = _tile(spec)
     tiles = cdiv(spec.rows, bm) * cdiv(spec.out_channels, bn)
+    # A kernel's gradient sums over the whole batch for few outputs: its depth is split among
+    # programs where there are fewer tiles than multiprocessors, into parts of at least eight steps.
     splits = 1
     if tiles * spec.groups < target.processors and spec.depth >= 16 * bk:
         splits = min(64, 2 * target.processors // (tiles * spec.groups), spec.depth // (8 * bk))
@@ -297,6 +302,7 @@ def plan_convolution(spec: Convolution, target: Target) -> Plan:
         num_warps=warps,
         num_stages=3,
     )
+    # Added in a fixed order, then written at the output's strides.
     if splits > 1:
         total = builder.workspace(size, partials.dtype)
         add_sum_of_partials(builder, partials, total, splits, size)
@@ -321,6 +327,7 @@ def plan_convolution(spec: Convolution, target: Target) -> Plan:
 def _tile(spec: Convolution) -> tuple[int, int, int, int]:
     if spec.dtype == "fp64":
         return 16, 16, 8, 4
+    # Tiles no larger than the problem, and no smaller than tensor cores take.
     bn = min(128, max(16, next_power_of_two(spec.out_channels)))
     bm = min(128, max(16, next_power_of_two(spec.rows)))
     bk = min(32, max(16, next_power_of_two(spec.depth)))

@@ -40,9 +40,10 @@ from genesis_fn.kernels.plan_builder import PlanBuilder
 def plan_matmul(spec: MatmulSpec, target: Target, config: MatmulConfig | None = None) -> Plan:
     """The plan of one (batched) product: one launch, or two if k is split.
 
-    The door chooses the configuration. Raises `ValueError` for one given that cannot serve the
-    spec's layout or types.
+    Without `config` the configuration is chosen by `tuning.chosen_config`. Raises `ValueError` for
+    a `config` that cannot serve the spec's layout or types.
     """
+    # Cached: equal layers ask for equal plans, and a plan writes and parses its source.
     buffers = buffers_of(spec)
     outputs = 1 + len(spec.hooks.outputs)
     inputs = buffers["out"].index
@@ -59,6 +60,8 @@ def plan_matmul(spec: MatmulSpec, target: Target, config: MatmulConfig | None = 
     text = MatmulSource(spec, config, out_kind(spec, config))
     if config.split_k == 1:
         return Plan(inputs, outputs, (_launch(text, buffers, target),))
+    # Each split stores its own partial tile, which a second launch adds: no atomics, so that the
+    # order of additions is fixed.
     planes = config.split_k * (2 if spec.gated else 1)
     size = planes * spec.batches * spec.m * spec.n * ITEMSIZE[spec.acc_dtype]
     buffers |= {"partial": BufferArg(inputs + outputs, spec.acc_dtype)}
@@ -67,7 +70,8 @@ def plan_matmul(spec: MatmulSpec, target: Target, config: MatmulConfig | None = 
 
 
 def segmented(spec: MatmulSpec, target: Target) -> bool:
-    """Whether one loop can run through the segments of a product."""
+    """Whether one loop can run through the segments of a product: it selects a descriptor by the
+    step, so all need descriptors of one layout."""
     return spec.m > FEW_ROWS and all(
         takes_descriptors(piece, target)
         and all(
@@ -91,6 +95,7 @@ def _separate_segments(spec: MatmulSpec, target: Target) -> Plan:
             part = replace(piece, out_dtype=wide, out_strides=None, accumulate=i > 0)
             builder.include(plan_matmul(part, target), [*operands, partial_sum])
         else:
+            # The last one adds the sum of the others as its residual, and rounds once.
             last = replace(piece, residual=wide)
             out = BufferArg(2 * len(pieces), spec.out_dtype)
             builder.include(plan_matmul(last, target), [*operands, partial_sum, out])
@@ -128,7 +133,7 @@ def buffers_of(spec: MatmulSpec) -> dict[str, BufferArg]:
 
 
 def out_kind(spec: MatmulSpec, config: MatmulConfig) -> str:
-    """How a kernel stores its tiles: "partial", "descriptor" or "pointer"."""
+    """The way in which a kernel stores its tiles: "partial", "descriptor" or "pointer"."""
     if config.split_k > 1:
         return "partial"
     return "descriptor" if config.family == "tma" and stores_descriptor(spec) else "pointer"
@@ -137,6 +142,7 @@ def out_kind(spec: MatmulSpec, config: MatmulConfig) -> str:
 def arguments_of(text: MatmulSource, buffers: dict[str, BufferArg]) -> dict[str, Argument]:
     """The launch's pointer and descriptor arguments by name."""
     spec, arguments = text.spec, {}
+    # A partial launch stores plain sums: the epilogue and its pointers are the second launch's.
     partial = text.out == "partial"
     for name, buffer in buffers.items():
         if partial and name not in ("lhs", "rhs", "rhs1", "partial", *_loop_names(spec.hooks)):
@@ -154,7 +160,7 @@ def arguments_of(text: MatmulSource, buffers: dict[str, BufferArg]) -> dict[str,
             block = (*[1] * len(spec.batch), text.config.bm, width)
             arguments[text.name(name)] = Descriptor(buffer, shape, steps, block)
         elif name == "held" and adds_in_place(text):
-            continue
+            continue  # the stores add, nothing reads the output
         elif name == "partial" and partial_descriptor(text):
             planes = text.config.split_k * (2 if spec.gated else 1) * spec.batches
             width = text.config.bn // text.config.subtiles
@@ -173,10 +179,12 @@ def _loop_names(hooks: Hooks) -> list[str]:
 def _operand_descriptor(text: MatmulSource, operand: str, buffer: BufferArg) -> Descriptor:
     spec, config = text.spec, text.config
     steps = spec.strides(operand)
+    # Axes that the operand broadcasts along have no stride, and no axis of the descriptor.
     kept = [i for i in range(len(spec.batch)) if steps[i]]
     shape = (spec.m, spec.k) if operand == "lhs" else (spec.k, spec.n)
     block = (config.bm, config.bk) if operand == "lhs" else (config.bk, config.bn)
     inner = steps[-2:]
+    # TMA wants the contiguous axis last.
     if spec.contiguous_axis(operand) == 0:
         shape, block, inner = shape[::-1], block[::-1], inner[::-1]
     return Descriptor(
@@ -202,6 +210,7 @@ def _launch(text: MatmulSource, buffers: dict[str, BufferArg], target: Target) -
     kernel = kernel_from_source(_source(text, list(arguments), numbers))
     constants: dict[str, int | bool] = {**numbers}
     programs = tiles_of(spec, config)
+    # Persistent: no more programs than run at once, each walks several tiles.
     if config.family == "tma":
         programs = min(programs, target.processors * config.residents)
         constants["PROGRAMS"] = programs

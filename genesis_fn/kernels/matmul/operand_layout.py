@@ -39,6 +39,7 @@ def prepare_kernel(
     TILE: tl.constexpr,
 ):
     """y[batch, row, part, k] of x[batch, row, k]; a tile is read along x's contiguous axis."""
+    # The batch index, from its last axis on.
     rest = tl.program_id(2)
     source = x
     for i in tl.static_range(RANK):
@@ -99,7 +100,7 @@ def prepared_spec(spec: MatmulSpec) -> MatmulSpec:
                 size *= batch[i]
         inner = (line, 1) if operand == "lhs" else (1, line)
         fields[f"{operand}_strides"] = (*strides, *inner)
-    # A copy beside an operand that is read as it is adds no products of padding.
+    # If only one operand is copied, its padding is not contracted: the other one has none.
     both = copies(spec, "lhs") and copies(spec, "rhs")
     depth = _depth(spec) if both else spec.k
     return replace(spec, k=depth, lhs_transposed=False, rhs_transposed=False, **fields)

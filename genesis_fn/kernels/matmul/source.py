@@ -1,7 +1,9 @@
 """The Triton source of matrix products: one template, into which prologues and epilogues are put.
 
 A plain product is the template with an empty epilogue. Sizes and strides are names (`M`, `L_K`...)
-that a launch gives as constants, so one text serves many shapes.
+that a launch sets as constants, so one text serves many shapes. From the bottom:
+`persistent_source` and `tiled_source` write a kernel, `product_lines` one tile, `loop_lines` its
+sum over k, `output_lines` its epilogue and store.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ _AXES = {"lhs": "MK", "rhs": "KN", "out": "MN"}
 
 @dataclass(frozen=True, slots=True)
 class MatmulSource:
-    """What one product's part of a kernel is written from.
+    """One product in a kernel's source: its spec, its configuration, and how it stores tiles.
 
     `suffix` tells the names of one problem of a group from another's; `out` is "descriptor",
     "pointer" or "partial" (a split of k stores its accumulator in a workspace).
@@ -33,7 +35,7 @@ class MatmulSource:
     suffix: str = ""
 
     def name(self, name: str) -> str:
-        """A name of this problem, told from the group's others."""
+        """`name` with this product's suffix."""
         return name + self.suffix
 
     def numbers(self) -> dict[str, int]:
@@ -156,6 +158,7 @@ def loop_lines(text: MatmulSource) -> list[str]:
             body += pointer_load_lines(text, operand, pointer, value, exact_k)
     body += dot_lines(text)
     lines += [f"for step in range({steps}):", *indent(body)]
+    # Swapped, the few rows are the columns of the product: Hopper's tensor cores take 64 rows.
     if config.swap:
         lines += ["acc = tl.trans(acc)"] + ["acc1 = tl.trans(acc1)"] * spec.gated
     return lines
@@ -180,6 +183,7 @@ def segment_lines(text: MatmulSource) -> list[str]:
     """
     count, blocks = len(text.spec.segments), blocks_texts(text)
     lines = []
+    # From the last segment on, so that one comparison tells each from those before it.
     for i in range(count, 0, -1) if count else ():
         before = " + ".join(blocks[:i])
         lines += [
@@ -228,6 +232,8 @@ def gemv_lines(text: MatmulSource) -> list[str]:
         setup += renamed(hooks.setup, assigned_names(hooks.setup), f"_{row}")
     unrolled = gemv_steps(text)
     if unrolled:
+        # All loads of the right operand first: they take the time, and depend on nothing that the
+        # kernel before this one writes.
         for step in range(unrolled):
             lines += [f"step = {step}", *gemv_right_lines(text, deep, str(step))]
         if config.early:
@@ -323,6 +329,7 @@ def descriptor_load_lines(text: MatmulSource, operand: str, pointer: str, value:
     spec, config = text.spec, text.config
     corner = ["m0", "k0"] if operand == "lhs" else ["k0", "n0"]
     block = (config.bm, config.bk) if operand == "lhs" else (config.bk, config.bn)
+    # A descriptor's last axis is the contiguous one: a transposed operand is turned after its load.
     flipped = spec.contiguous_axis(operand) == 0
     if flipped:
         corner, block = corner[::-1], block[::-1]
@@ -357,10 +364,12 @@ def dot_lines(text: MatmulSource) -> list[str]:
     for value, dtype in [("a", spec.lhs_dtype), ("b", spec.rhs_dtype), ("b1", spec.rhs_dtype)]:
         if value == "b1" and not spec.gated:
             continue
+        # Mixed 8-bit floats are multiplied as they are; other operands take the wider type.
         target = dtype if kind in FLOAT8 else kind
         if dtype != target:
             lines.append(f"{value} = cast({value}, {_TL[target]})")
     for acc, b in [("acc", "b")] + [("acc1", "b1")] * spec.gated:
+        # Without tensor cores the products are written out, then summed: [m, k, n] in registers.
         if not text.config.tensor_cores:
             product = f"cast(a, {wide})[:, :, None] * cast({b}, {wide})[None, :, :]"
             lines.append(f"{acc} += tl.sum({product}, axis=1)")
@@ -387,6 +396,7 @@ def split_lines(text: MatmulSource, width: int, column: str, parts: int, side: s
     if parts == 1:
         lines = [f"rn = {column} + tl.arange(0, {width})[None, :]"]
         return lines + part_lines(text, width, column)
+    # Halves of halves: Triton can only split a tile in two (`halves`), in registers.
     half, right, two = width // 2, f"right{side}", text.spec.gated
     lines = [f"acc, acc_{right} = halves(acc)"] + [f"acc1, acc1_{right} = halves(acc1)"] * two
     lines += split_lines(text, half, column, parts // 2, f"{side}_l")
@@ -481,6 +491,7 @@ def reduction_source(name: str, parameters: Iterable[str], text: MatmulSource) -
                 slot = f"({slot} * ({batches}) + batch).to(tl.int64)"
             at = f"partial + {slot} * ({n('M')} * {n('N')}) + (rm * {n('N')} + rn)"
             load = f"tl.load({at}, mask=inside, other={zero_text(spec.acc_dtype)})"
+            # In the order of the splits: the sum is the same from run to run.
             lines.append(f"{value} {'+=' if split else '='} {load}")
     return kernel_text(name, parameters, lines + part_lines(text, config.bn, ""))
 
@@ -512,6 +523,8 @@ def persistent_source(name: str, parameters: Iterable[str], texts: Iterable[Matm
         count += [str(config.split_k)] * (config.split_k > 1)
         tiles = " * ".join(count)
         first = "tl.program_id(0)"
+        # The next product's tiles begin with the program after the one that had the last tile, so
+        # that the programs' shares differ by at most one tile.
         if dealt:
             first = f"({first} + PROGRAMS - ({dealt}) % PROGRAMS) % PROGRAMS"
         flatten = ", flatten=True" if config.flatten else ""

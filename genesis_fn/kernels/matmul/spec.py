@@ -1,4 +1,7 @@
-"""What a matrix product is: operands, layouts, epilogue, tuning choices; no Triton here."""
+"""Matrix products (`MatmulSpec`): operands, layouts, epilogue; and their tuning choices. No Triton.
+
+Names: m rows, n columns, k (depth) the contracted axis; lhs [m, k] @ rhs [k, n] -> out [m, n].
+"""
 
 from __future__ import annotations
 
@@ -122,8 +125,10 @@ class MatmulSpec:
         real = [x.startswith(("fp", "bf")) for x in (lhs, rhs, out)]
         if ITEMSIZE[out] == 8 and len(set(real)) == 1:
             return out
+        # Both 8-bit floats may differ: tensor cores multiply e4m3 by e5m2.
         if lhs == rhs or (lhs in FLOAT8 and rhs in FLOAT8):
             return lhs
+        # Neither holds the other's values.
         if {lhs, rhs} == {"bf16", "fp16"}:
             return "fp32"
         floats = [x for x in (lhs, rhs) if x.startswith(("fp", "bf"))]
@@ -167,7 +172,7 @@ class MatmulSpec:
 
 @dataclass(frozen=True, slots=True)
 class MatmulConfig:
-    """The tuning choices of one product.
+    """The tuning choices of one product: tile [bm, bn], depth bk of a step, warps, stages, family.
 
     `family`: "tma" (persistent, host descriptors), "pointer", "gemv" (m <= 8, no tensor cores).
     `halves` stores a tile in two halves, which frees shared memory for one more stage,

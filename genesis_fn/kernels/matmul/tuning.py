@@ -1,4 +1,9 @@
-"""Which configurations a matrix product may run with, and the one that it runs with."""
+"""Configurations of matrix products: those worth trying, and the one chosen by a machine model.
+
+Nothing is timed on the device: a plan depends on the spec and the target alone, so that programs
+are the same from run to run and can be compiled without a GPU. `benchmarks/kernels/matmul_bench.py`
+times them.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +17,8 @@ from genesis_fn.kernels.matmul.operand_layout import copies, prepared_spec
 from genesis_fn.kernels.matmul.source import MatmulSource, gemv_steps
 from genesis_fn.kernels.matmul.spec import FEW_ROWS, MatmulConfig, MatmulSpec
 
-_EPILOGUE_COLUMNS = 32  # of a wide product's tile, that a generated epilogue works on at once
+# Of a wide product's tile, that a generated epilogue works on at once: with more the kernel spills.
+_EPILOGUE_COLUMNS = 32
 TENSOR_CORE_DTYPES = ("fp64", "fp32", "fp16", "bf16", "fp8e4nv", "fp8e5", "i8")
 _LAUNCH_SECONDS = 2.0e-6
 _TILE_SECONDS = 1.2e-6
@@ -54,7 +60,7 @@ def chosen_config(spec: MatmulSpec, target: Target) -> MatmulConfig:
     """The configuration that a product runs with: the first of `configs` that serves its hooks.
 
     Products of one or two rows are gemvs, which can share a launch with others of their kind,
-    unless they are too long for that and their right operand's columns lie side by side.
+    unless they are too long for that and the columns of their right operand are contiguous.
     """
     menu, hooks = configs(spec, target), spec.hooks
     gemv = [c for c in menu if c.family == "gemv"]

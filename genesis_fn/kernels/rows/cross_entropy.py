@@ -1,4 +1,5 @@
-"""Cross-entropy of integer labels over given logits: the loss and its gradient, one kernel each.
+"""Cross-entropy of integer labels over logits in memory: the loss and its gradient, one kernel
+each.
 
 Rows of up to 16384 classes stay in registers. Longer rows are read once for log-sum-exp (online)
 and once more, from the L2 cache where it reaches, for the gradient, which may overwrite the logits.
@@ -72,6 +73,8 @@ def logit_gradient(
     CAP: tl.constexpr,
 ):
     """factor * d(row_loss)/d(raw logit)."""
+    # d lse / dx is the probability p, d (z lse^2) / dx is 2 z lse p, and the chain rule through the
+    # soft cap, x = cap * tanh(raw / cap), multiplies by 1 - (x / cap)^2.
     x = soft_cap(raw, CAP)
     p = exponential(x - lse)
     if Z != 0.0:
@@ -86,8 +89,8 @@ def logit_gradient(
 
 @triton.jit
 def row_factor(scale, cotangent, row, valid, SCALE: tl.constexpr, LOSS: tl.constexpr):
-    """What each row's gradient is multiplied by: the loss's own scale where it is made as well,
-    else the row's cotangent; 0 if not valid."""
+    """The factor of each row's gradient: the scale of the loss where that is computed as well, else
+    the row's cotangent; 0 if not valid."""
     if not LOSS:
         factor = tl.load(cotangent + row, valid, other=0.0)
     elif SCALE is None:
@@ -124,13 +127,14 @@ def cross_entropy_kernel(
     COLUMN_BLOCK: tl.constexpr,
     WIDE: tl.constexpr,
 ):
-    """Losses, log-sum-exps and gradients, as asked, of rows that fit in registers."""
+    """Losses, log-sum-exps and gradients (LOSS, SAVE, GRADIENT) of rows that fit in registers."""
     row = tl.program_id(0) * ROW_BLOCK + tl.arange(0, ROW_BLOCK)
     exists = row < rows
     label = tl.load(labels + row, exists, other=0)
     valid = exists
     if HAS_IGNORE:
         valid = exists & (label != IGNORE)
+    # Reported, then clamped: the kernel must not read out of bounds whatever the labels are.
     flag_error(error, valid & ((label < 0) | (label >= COLUMNS)), label, SITE)
     label = tl.minimum(tl.maximum(label, 0), COLUMNS - 1).to(tl.int32)
     column = tl.arange(0, COLUMN_BLOCK)[None, :]
@@ -138,6 +142,7 @@ def cross_entropy_kernel(
     base = (row.to(tl.int64) * STRIDE if WIDE else row * STRIDE)[:, None]
     mask = exists[:, None] & inside
     raw = up(tl.load(logits + base + column, mask, other=float("-inf")))
+    # The label's logit is selected from the registers: no second load.
     is_label = column == label[:, None]
     if LOSS:
         x = tl.where(inside, soft_cap(raw, CAP), float("-inf"))
@@ -185,7 +190,7 @@ def cross_entropy_looped_kernel(
     VECTOR: tl.constexpr,
     DOUBLE: tl.constexpr,
 ):
-    """As `cross_entropy_kernel`, of one long row a program, which is read in blocks."""
+    """`cross_entropy_kernel` for rows too long for registers: a row a program, read in blocks."""
     row = tl.program_id(0).to(tl.int64)
     label = tl.load(labels + row)
     valid = label == label
@@ -231,14 +236,15 @@ def add_row_losses(
     scale: float | None = 1.0,
     stride: int | None = None,
 ) -> None:
-    """Append the row kernel over `rows` rows. `buffers` names what it reads and writes.
+    """Append the row kernel over `rows` rows. `buffers` are its operands and results by name.
 
-    logits and labels are always read. With `losses` it writes them, with `lse` besides each row's
-    log-sum-exp, with `dlogits` besides the gradient of their sum times `scale` (None: times the
-    number in the buffer `scale`). Without `losses` it writes dlogits, from lse and a `cotangent` of
-    each row. `error` is there if `spec.site` > 0. `stride` elements lie between rows of logits, if
-    not `classes`.
+    `logits` and `labels` are always read. With `losses` it writes these, with `lse` also each row's
+    log-sum-exp, and with `dlogits` also the gradient of their sum times `scale` (None: times the
+    number in the buffer `scale`). Without `losses` it writes `dlogits`, from `lse` and a
+    `cotangent` of each row. `error` is needed if `spec.site` > 0. Rows of logits are `stride`
+    elements apart, by default `classes`.
     """
+    # A pointer that a variant does not use must still be some buffer's.
     unused = buffers["logits"]
     names = ("logits", "labels", "scale", "cotangent", "lse", "losses", "dlogits", "error")
     loss, gradient = "losses" in buffers, "dlogits" in buffers

@@ -22,13 +22,13 @@ from genesis_fn.kernels.plan import BufferArg, Plan
 from genesis_fn.kernels.plan_builder import PlanBuilder, accumulator, cdiv
 from genesis_fn.kernels.rows.cross_entropy import CrossEntropy, add_row_losses
 
-LOGITS_BYTES = 1 << 30
+LOGITS_BYTES = 1 << 30  # of one chunk's logits
 REDUCTIONS = ("mean", "sum")
 
 
 @dataclass(frozen=True, slots=True)
 class LinearCrossEntropy:
-    """The reduced `loss` of the rows of x @ weight.T, and its gradients if asked for.
+    """The reduced `loss` of the rows of x @ weight.T, and with `gradients` its gradients.
 
     x is [rows, features] and weight [classes, features], both of the type of the loss's logits.
     "mean" divides by the number of rows that are not ignored, or by 1 if there is none.
@@ -122,9 +122,11 @@ def plan_linear_cross_entropy(spec: LinearCrossEntropy, target: Target) -> Plan:
     chunks = spec.chunks
     logits = builder.workspace(chunks[0][1] * spec.stride, dtype)
     losses = builder.workspace(loss_spec.rows, statistic)
+    # Sums over chunks are kept in float32: rounding after each would add up.
     dweight_sum = dweight
     if spec.gradients and len(chunks) > 1 and dtype != statistic:
         dweight_sum = builder.workspace(loss_spec.classes * spec.features, statistic)
+    # A mean over rows that are not ignored is known on the device only.
     scale = labels
     if spec.scale is None:
         scale = builder.workspace(1, statistic)
@@ -148,6 +150,7 @@ def plan_linear_cross_entropy(spec: LinearCrossEntropy, target: Target) -> Plan:
             "scale": scale,
             "losses": _advance(losses, start),
         }
+        # In place: a chunk's logits are not needed after their gradient.
         if spec.gradients:
             buffers["dlogits"] = logits
         if loss_spec.site:

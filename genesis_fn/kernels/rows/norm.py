@@ -28,8 +28,8 @@ from genesis_fn.kernels.plan_builder import (
 )
 from genesis_fn.kernels.rows.split_reduce import add_sum_of_partials
 
-RESIDENT_BACKWARD = 8192
-BACKWARD_TILE = 8192
+RESIDENT_BACKWARD = 8192  # elements of the longest row whose backward pass keeps it in registers
+BACKWARD_TILE = 8192  # elements of a program's tile there
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +87,8 @@ def norm_forward_kernel(
     mask = (row < rows)[:, None] & inside
     base = (row.to(tl.int64) * COLUMNS if WIDE else row * COLUMNS)[:, None]
     v = up(tl.load(x + base + column, mask, other=0.0))
+    # Two passes over registers: the mean, then squared deviations. The mean of squares less the
+    # squared mean would cancel where the mean is large.
     if CENTER:
         average = tl.sum(v, 1) / COLUMNS
         v = tl.where(inside, v - average[:, None], 0.0)
@@ -117,7 +119,7 @@ def norm_forward_looped_kernel(
     BLOCK: tl.constexpr,
     DOUBLE: tl.constexpr,
 ):
-    """As `norm_forward_kernel`, of one long row a program, which is read in blocks."""
+    """`norm_forward_kernel` for rows too long for registers: a row a program, read in blocks."""
     ACC: tl.constexpr = tl.float64 if DOUBLE else tl.float32
     row = tl.program_id(0).to(tl.int64)
     x += row * COLUMNS
@@ -140,6 +142,7 @@ def norm_forward_looped_kernel(
         if SAVE:
             tl.store(mean + row, average)
     else:
+        # A sum for each lane, reduced once: shorter chains of additions, and one reduction.
         lanes = tl.zeros((BLOCK,), ACC)
         for start in range(0, COLUMNS, BLOCK):
             v = up(tl.load(x + start + lane, start + lane < COLUMNS, other=0.0))
@@ -148,6 +151,7 @@ def norm_forward_looped_kernel(
     scale = 1.0 / tl.sqrt(squares / COLUMNS + EPSILON)
     if SAVE:
         tl.store(rstd + row, scale)
+    # The row is read a second time, from the L2 cache where it reaches.
     for start in range(0, COLUMNS, BLOCK):
         column = start + lane
         inside = column < COLUMNS
@@ -177,6 +181,10 @@ def norm_backward_kernel(
     DOUBLE: tl.constexpr,
 ):
     """dx of rows that fit in registers, and each program's share of the parameters' gradients."""
+    # With h the normalised row and g = dy * weight: dx = rstd * (g - mean(g) - h * mean(g * h)),
+    # the mean of g only if the row was centred. dweight sums dy * h and dbias dy over the rows:
+    # each program walks a slab of them, and `add_sum_of_partials` adds the programs' shares in
+    # order.
     ACC: tl.constexpr = tl.float64 if DOUBLE else tl.float32
     program = tl.program_id(0)
     column = tl.arange(0, COLUMN_BLOCK)
@@ -286,6 +294,7 @@ def norm_parameter_gradient_kernel(
 ):
     """Gradients of weight and bias: sums over a slab of rows for a block of columns."""
     ACC: tl.constexpr = tl.float64 if DOUBLE else tl.float32
+    # Rows are too long for registers here: blocks of columns are independent, and read x once more.
     column = tl.program_id(0) * COLUMN_BLOCK + tl.arange(0, COLUMN_BLOCK)
     slab = tl.program_id(1)
     inside = column < COLUMNS
@@ -383,6 +392,8 @@ def plan_norm_backward(spec: Norm, target: Target) -> Plan:
     constants = {"COLUMNS": spec.columns, "CENTER": spec.centered, "DOUBLE": spec.dtype == "fp64"}
     row_block, column_block, warps = backward_tile(spec.columns, spec.dtype)
     resident = fits_registers(spec.columns, spec.dtype, RESIDENT_BACKWARD)
+    # Slabs: as many as programs run at once, so that partial sums stay few and every row of dy and
+    # x is read once. Longer rows take a second kernel for the sums, whose slabs are by rows alone.
     if resident:
         programs = target.processors * (1 if column_block > 512 else 2)
         slabs = min(programs, cdiv(spec.rows, row_block))

@@ -179,13 +179,14 @@ def scan_kernel(
     chunk = tl.program_id(1)
     carry = tl.full((LINE_BLOCK,), IDENTITY, ACC)
     if CHUNKS > 1 and not REDUCE:
-        # What the chunks before this one came to.
+        # The carry of a chunk: the totals of the chunks before it, combined in order.
         other = tl.arange(0, CHUNKS_PADDED)
         before = exists[:, None] & (other < chunk)[None, :]
         cell = line.to(tl.int64)[:, None] * CHUNKS + other[None, :]
         values = tl.load(totals + cell, before, other=0)
         values = tl.where(before, values, tl.full(values.shape, IDENTITY, ACC))
         carry = reduced(values, 1, OPERATION)
+    # Along a line blocks follow each other: the last element of one is the carry of the next.
     lane = tl.arange(0, BLOCK)
     for start in range(chunk * CHUNK, tl.minimum((chunk + 1) * CHUNK, LENGTH), BLOCK):
         step = start + lane
@@ -205,6 +206,7 @@ def scan_kernel(
             v = scanned(v, AXIS, OPERATION).to(ACC)
             if AXIS == 1:
                 v = combine(carry[:, None], v, OPERATION)
+                # A tile has no indexing: its last element is the sum of it and zeros.
                 last = tl.where((lane == BLOCK - 1)[None, :], v, tl.zeros_like(v))
             else:
                 v = combine(carry[None, :], v, OPERATION)
@@ -220,6 +222,8 @@ def add_scan(builder: PlanBuilder, target: Target, spec: Scan, x: BufferArg, y: 
     lines = spec.outer * spec.inner
     if 0 in (lines, spec.length):
         return
+    # The axis with stride one is the tile's last, so that loads are contiguous: along the line, or,
+    # where lines are interleaved, across them.
     if spec.inner == 1:
         axis, block = 1, min(next_power_of_two(spec.length), 2048)
         line_block = max(1, min(next_power_of_two(lines), 2048 // block))

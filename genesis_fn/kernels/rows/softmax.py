@@ -97,6 +97,7 @@ def online_logsumexp(
         higher = tl.minimum(tl.maximum(top, tl.max(v, 1)), 3.0e38)
         total = total * exponential(top - higher) + tl.sum(exponential(v - higher[:, None]), 1)
         top = higher
+    # The lanes' pairs (maximum, sum) combine like those of blocks: rescale, then add.
     highest = tl.max(top, 0)
     return highest, tl.sum(total * exponential(top - highest), 0), tl.sum(plain, 0)
 
@@ -117,8 +118,10 @@ def softmax_forward_kernel(
     column = tl.arange(0, COLUMN_BLOCK)[None, :]
     mask = (row < rows)[:, None] & (column < COLUMNS)
     at = (row.to(tl.int64) * COLUMNS if WIDE else row * COLUMNS)[:, None] + column
+    # Shifted by the maximum, so that no exponential overflows; padding is -inf and adds 0.
     v = up(tl.load(x + at, mask, other=float("-inf")))
     top = tl.max(v, 1)
+    # A row of -inf alone has log-sum-exp -inf and one with +inf has +inf: neither must be NaN.
     if KIND == "logsumexp":
         top = tl.where(tl.abs(top) == float("inf"), 0.0, top)
     shifted = v - top[:, None]
@@ -142,7 +145,7 @@ def softmax_forward_looped_kernel(
     VECTOR: tl.constexpr,
     DOUBLE: tl.constexpr,
 ):
-    """As `softmax_forward_kernel`, of one long row a program, which is read in blocks."""
+    """`softmax_forward_kernel` for rows too long for registers: a row a program, read in blocks."""
     row = tl.program_id(0).to(tl.int64)
     x += row * COLUMNS
     top, total, _ = online_logsumexp(x, COLUMNS, 0.0, LANES, VECTOR, DOUBLE, False)
@@ -164,7 +167,8 @@ def softmax_forward_looped_kernel(
 
 @triton.jit
 def softmax_gradient(g, saved, total, KIND: tl.constexpr):
-    """The gradient of one element; `total` is its row's sum (or log-sum-exp), as each needs."""
+    """The gradient of one element; `total` is its row's sum, or log-sum-exp, as KIND needs."""
+    # softmax: y * (g - sum(g * y)). log_softmax: g - exp(y) * sum(g). logsumexp: g * exp(x - lse).
     if KIND == "softmax":
         return saved * (g - total)
     elif KIND == "log_softmax":
@@ -214,7 +218,8 @@ def softmax_backward_looped_kernel(
     BLOCK: tl.constexpr,
     DOUBLE: tl.constexpr,
 ):
-    """As `softmax_backward_kernel`, of one long row a program, which is read in blocks."""
+    """`softmax_backward_kernel` for rows too long for registers: a row a program, read in
+    blocks."""
     ACC: tl.constexpr = tl.float64 if DOUBLE else tl.float32
     row = tl.program_id(0).to(tl.int64)
     base = row * COLUMNS
@@ -243,6 +248,7 @@ def softmax_backward_looped_kernel(
 
 def online_tile(dtype: str, warps: int = 8) -> dict[str, int]:
     """LANES and VECTOR of a looped read: 16-byte vectors, two for each thread at a time."""
+    # 32 threads a warp and two lanes a thread.
     return {"LANES": 64 * warps, "VECTOR": max(2, 16 // ITEMSIZE[dtype])}
 
 

@@ -1,4 +1,4 @@
-"""The second half of a split reduction: adding the partial sums that the first half left behind."""
+"""The second kernel of a split reduction: it adds the partial sums of the first."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ def sum_partials_kernel(
     column = tl.program_id(0) * COLUMN_BLOCK + tl.arange(0, COLUMN_BLOCK)
     row = tl.arange(0, ROW_BLOCK)
     inside = column < COLUMNS
+    # A running sum for each row of the block, reduced at the end: loads do not wait for each other.
     total = tl.zeros((ROW_BLOCK, COLUMN_BLOCK), partials.dtype.element_ty)
     for start in range(0, COUNT, ROW_BLOCK):
         r = start + row

@@ -1,4 +1,9 @@
-"""Rows sorted inside one program, by integers that hold a key's bits above its position."""
+"""Rows sorted inside one program, by integers that hold a key's bits above its position.
+
+Equal keys then order by position, which makes the sort stable, and the sorted integers carry the
+permutation. A 64-bit key leaves no bits for positions: it is sorted by its low half, then by its
+high half, like the digits of a radix sort.
+"""
 
 from __future__ import annotations
 
@@ -66,6 +71,7 @@ def block_sort_kernel(
     key = ordered(bits, KIND, INF, DESCENDING)
     if PART == "narrow":
         packed = (key.to(tl.int32) << 16) | lane
+        # Lanes past the end come last.
         packed = tl.where(inside, packed, 0x7FFFFFFF)
         position = smallest(packed, TOP) & 0xFFFF
     else:
@@ -94,7 +100,7 @@ def block_sort_kernel(
 
 
 def kept_length(length: int, kept: int) -> int:
-    """How many elements of a row of `length` remain if each of its tiles keeps `kept`."""
+    """The elements that remain of a row of `length` if each of its tiles keeps `kept`."""
     tiles = max(1, cdiv(length, BLOCK))
     return (tiles - 1) * kept + min(kept, length - (tiles - 1) * BLOCK)
 
@@ -114,9 +120,9 @@ def add_block_sort(
 ) -> None:
     """Append the stable sort of each row's keys, taken in the order `before`, inside one program.
 
-    `key` is a buffer and the element type that its bits stand for. Writes the sorted keys to
-    `values` and the permutation, through the table `names` if given, to `order`. Rows longer than
-    `BLOCK` are cut into tiles sorted each on its own; `kept` elements of each tile are written.
+    `key` is a buffer and the element type of its bits. Writes the sorted keys to `values` and the
+    permutation, through the table `names` if there is one, to `order`. Rows longer than `BLOCK` are
+    cut into tiles sorted each on its own; `kept` elements of each tile are written.
     """
     keys, dtype = key
     raw = raw_dtype(dtype)

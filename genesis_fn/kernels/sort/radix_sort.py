@@ -1,8 +1,8 @@
 """Long rows radix-sorted from the low digit up.
 
 Merrill & Grimshaw 2011, "High performance and scalable radix sorting": each pass counts digits by
-tile, scans the counts, and moves each element to the place that they and its rank among the tile's
-equal digits give. Keys move as they are: digits are taken of their ordered form.
+tile, scans the counts, and moves each element to the position given by the scan and by its rank
+among the tile's equal digits. Keys move as they are: digits are taken of their ordered form.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ DIGIT_BITS = 8
 def _ranks_text() -> str:
     """PTX that ranks 32 x 32 digits: $0.. become how many equal to each of $32.. come before it.
 
-    Counters lie in shared memory. Lanes learn who holds their digit from eight votes; the first of
-    them moves the counter on.
+    Counters are in shared memory. Eight votes tell each lane which lanes have its digit; the first
+    of these advances the counter.
     """
     lines = [
         ".shared .align 4 .b32 digits[256];",
@@ -96,13 +96,15 @@ def digit_of(
 
 @triton.jit
 def lane_places(lane):
-    """The place of each element of a tile of 1024 that one warp holds, neighbours side by side."""
+    """The position of each element of a tile of 1024 that one warp holds: coalesced, a lane has
+    every 32nd."""
     return tl.inline_asm_elementwise(PLACES, OPERANDS, [lane], tl.int32, True, 32)
 
 
 @triton.jit
 def ranks_in_warp(digit):
-    """How many earlier elements of a tile in the order of `lane_places` have the same digit."""
+    """The number of earlier elements of a tile in the order of `lane_places` that have the same
+    digit: the rank that makes the sort stable."""
     return tl.inline_asm_elementwise(RANKS, OPERANDS, [digit], tl.int32, False, 32)
 
 
@@ -162,7 +164,7 @@ def radix_move_kernel(
     VOTES: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """One pass of a radix sort: moves a tile's elements to their digit's place in the row."""
+    """One pass of a radix sort: moves a tile's elements to their positions in the row."""
     # `sums` is `counts` running over the tiles of a row.
     tile = tl.program_id(0) % TILES
     row = (tl.program_id(0) // TILES).to(tl.int64)
@@ -241,6 +243,8 @@ def add_radix_sort(
     tiles = cdiv(length, RADIX_BLOCK)
     counts = builder.workspace(rows * digits * tiles, "i32")
     sums = builder.workspace(rows * digits * tiles, "i32")
+    # The keys of a pass are written to one of two buffers in turn; the first pass reads the operand
+    # and the last one writes the results.
     spares = min(2, passes - 1)
     spare_keys = [builder.workspace(total, raw) for _ in range(spares)]
     spare_order = [builder.workspace(total, "i32") for _ in range(spares if order else 0)]

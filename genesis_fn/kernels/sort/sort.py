@@ -63,7 +63,8 @@ def add_permutation(
     x: BufferArg | None = None,
     kept: int | None = None,
 ) -> None:
-    """Append y = x permuted along its rows by `order`, cut to `kept`; without x, y = order."""
+    """Append y = x permuted along its rows by `order`, cut to `kept` elements; without x, y =
+    order."""
     kept = length if kept is None else kept
     raw = raw_dtype(y.dtype)
     builder.launch(

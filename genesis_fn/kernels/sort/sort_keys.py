@@ -23,13 +23,14 @@ def ordered(bits, KIND: tl.constexpr, INF: tl.constexpr, DESCENDING: tl.constexp
     LARGEST: tl.constexpr = (1 << (WIDTH - 1)) - 1
     key = bits
     if KIND == "float":
+        # Sign and magnitude to two's complement: negative floats order by descending magnitude.
         magnitude = bits & LARGEST
         key = tl.where(bits < 0, -magnitude, magnitude)
         key = tl.where(magnitude > INF, LARGEST, key).to(bits.dtype)
     elif KIND == "unsigned":
-        key = bits ^ (-LARGEST - 1)
+        key = bits ^ (-LARGEST - 1)  # flips the top bit
     if DESCENDING:
-        key = ~key
+        key = ~key  # reverses the order without overflow, which -key has for the least integer
     return key
 
 
@@ -41,7 +42,7 @@ class KeyConstants(TypedDict):
 
 
 def key_constants(dtype: str) -> KeyConstants:
-    """What `ordered` needs to know of an element type, as constants of a kernel."""
+    """The constants of `ordered` for an element type."""
     if dtype in _GREATEST:
         return {"KIND": "float", "INF": _GREATEST[dtype]}
     return {"KIND": "unsigned" if dtype in UNSIGNED else "signed", "INF": 0}

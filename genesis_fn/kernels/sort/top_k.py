@@ -80,6 +80,7 @@ def take_groups_kernel(
     """The elements of a row's COUNT chosen groups, in their order in the row."""
     row = tl.program_id(1).to(tl.int64)
     slot = tl.arange(0, COUNT_PADDED)
+    # In the order of the row, so that equal elements keep the order of their positions.
     group = tl.sort(tl.load(chosen + row * COUNT + slot, slot < COUNT, other=GROUPS))
     to = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     place = tl.gather(group, tl.minimum(to // GROUP, COUNT_PADDED - 1), 0) * GROUP + to % GROUP
@@ -108,6 +109,7 @@ def plan_top_k(spec: TopK, target: Target) -> Plan:
         BufferArg(1, spec.dtype),
         BufferArg(2, "i32"),
     )
+    # Tiles that keep more than half of themselves would not shrink the row fast enough.
     if spec.length > block_sort.BLOCK and spec.k > block_sort.BLOCK // 2:
         order = builder.workspace(spec.rows * spec.length, "i32")
         shape = spec.rows, spec.length
@@ -130,6 +132,7 @@ def plan_top_k(spec: TopK, target: Target) -> Plan:
             kept=spec.k,
         )
 
+    # Each round leaves at most a part of the row, with the position of each element in `names`.
     while length > block_sort.BLOCK:
         group = next_power_of_two(cdiv(length, block_sort.BLOCK))
         many = spec.rows * cdiv(length, block_sort.BLOCK) > MANY_TILES * target.processors
@@ -158,7 +161,9 @@ def add_best_groups(
     places: BufferArg,
 ) -> None:
     """Append the `count` groups of `group` neighbours with the largest maxima, in their order in
-    the row: their elements go to `best`, their positions, through `names` if given, to `places`."""
+    the row: their elements go to `best`, their positions, through the table `names` if there is
+    one, to `places`. They hold the `count` largest elements: one of another group is no larger than
+    any of these groups' maxima, which are `count` elements."""
     keys, dtype = key
     raw, kind = raw_dtype(dtype), key_constants(dtype)
     keys = BufferArg(keys.index, raw, keys.offset)
@@ -176,6 +181,7 @@ def add_best_groups(
     )
     ordered_key = (maxima, raw)
     add_block_sort(builder, rows, groups, ordered_key, descending=True, order=chosen, kept=count)
+    # The bits that order before all others; of floats, those of the least number.
     bits = 8 * ITEMSIZE[dtype]
     worst = {"float": kind["INF"] - (1 << (bits - 1)), "signed": -(1 << (bits - 1)), "unsigned": 0}[
         kind["KIND"]
