@@ -144,7 +144,7 @@ def install() -> None:
 
         def _extent(self, address: int) -> tuple[int, int]:
             """The rest of the block that an address lies in."""
-            live = runtime(self._driver.info.index).pool._live
+            live = runtime(self._driver.info.index).pool.live
             for start, (size, rounded, _) in live.items():
                 if start <= address < start + rounded:
                     return address, max(start + size, address + 1)

@@ -35,7 +35,7 @@ def check(pool: Pool) -> None:
     assert pool.mapped <= pool.limit
     for part in parts:
         pool.driver._check(part["address"], part["size"])
-    for space in (pool._small, pool._large):
+    for space in (pool.small_space, pool.large_space):
         intervals = space.intervals()
         assert space.free == sum(size for _, size in intervals)
         assert space.largest_free == max((size for _, size in intervals), default=0)
@@ -88,7 +88,7 @@ class PoolMachine(RuleBasedStateMachine):
     def sound(self):
         check(self.pool)
         assert self.pool.peak >= self.pool.in_use
-        assert len(self.pool._live) == len(self.live)
+        assert len(self.pool.live) == len(self.live)
 
     def teardown(self):
         self.live.clear()

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from genesis_fn.backends.cpu import lowerings as _lowerings  # registers them  # noqa: F401
+from genesis_fn.backends.cpu import lowerings as _lowerings  # noqa: F401 # pyright: ignore[reportUnusedImport] - registers rules
 from genesis_fn.backends.cpu.compile import CpuExecutable
 from genesis_fn.backends.cpu.forks import note_compiled
 from genesis_fn.backends.cpu.inductor import InductorExecutable

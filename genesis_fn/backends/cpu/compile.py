@@ -163,7 +163,7 @@ class _Writer:
         while n < len(todo):
             s, count = todo[n], 1
             if isinstance(s, Step):
-                count = self._alike(todo, n, last)
+                count = self._alike(s, todo, n, last)
                 if count > 1:
                     self._lines([t for t in todo[n : n + count] if isinstance(t, Step)])
                 else:
@@ -283,10 +283,9 @@ class _Writer:
         left = ", ".join([self._new_name(o) for o in s.outs])
         self._emit(f"{left}{',' if s.eqn.prim.multi else ''} = {source}", s.eqn)
 
-    def _alike(self, todo: Sequence[Step | Eqn], n: int, last: dict[Var, int]) -> int:
+    def _alike(self, s: Step, todo: Sequence[Step | Eqn], n: int, last: dict[Var, int]) -> int:
         """How many lines from `n` on torch can do in one call: the same operation on small arrays
         that do not depend on one another. 1 where it is not worth it."""
-        s = todo[n]
         if many_of(s.text) is None:
             return 1
         made: set[Var] = set()

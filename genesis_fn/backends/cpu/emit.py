@@ -24,6 +24,7 @@ from genesis_fn.core import dtypes
 from genesis_fn.core.dtypes import BOOL
 from genesis_fn.core.jaxpr import Atom, Eqn, Var
 from genesis_fn.core.primitive import Primitive
+from genesis_fn.core.types.annotations import Scalar
 from genesis_fn.primitives import elementwise as ops
 from genesis_fn.primitives.dot_general import dot_general_p
 from genesis_fn.primitives.indexing.indexing import dynamic_update_slice_p
@@ -66,13 +67,13 @@ class Names:
         self.space: dict[str, Any] = {"inf": math.inf, "nan": math.nan, **_TORCH}
         self.constants: dict[Any, str] = {}
 
-    def add(self, value: Any, prefix: str = "f") -> str:
+    def add(self, value: object, prefix: str = "f") -> str:
         """A name for `value`."""
         text = f"{prefix}{len(self.space)}"
         self.space[text] = value
         return text
 
-    def number(self, value: Any, kind: dtypes.DType) -> str:
+    def number(self, value: Scalar, kind: dtypes.DType) -> str:
         """The text of a Python number as an operand beside arrays of dtype `kind`: a 0-d tensor,
         which torch takes in half the time, where that gives the same result."""
         if kind.itemsize < 4 and kind != BOOL:
@@ -87,9 +88,9 @@ class Names:
             self.constants[key] = found
         return found
 
-    def literal(self, value: Any) -> str:
+    def literal(self, value: Scalar) -> str:
         """The text of a Python number."""
-        return f"({value!r})" if type(value) is complex or value < 0 else repr(value)
+        return f"({value!r})" if isinstance(value, complex) or value < 0 else repr(value)
 
 
 _TORCH: dict[str, Any] = {
@@ -445,7 +446,7 @@ class Product:
 def product(e: Eqn) -> Product | None:
     """The equation as one product of two matrices of float32 or float64, if that is what it is."""
     x, y = e.ins
-    (xc, yc), (xb, yb) = e.params["dimension_numbers"]
+    (xc, yc), (xb, _) = e.params["dimension_numbers"]
     kinds = {x.aval.dtype, y.aval.dtype, e.outs[0].aval.dtype}
     if xb or len(kinds) > 1 or x.aval.dtype not in (dtypes.F32, dtypes.F64):
         return None

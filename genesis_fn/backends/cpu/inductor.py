@@ -65,7 +65,7 @@ class InductorExecutable(Executable):
         return memory(self.jaxpr)
 
 
-def _compile(jaxpr: Jaxpr) -> Callable[[list[torch.Tensor]], list[torch.Tensor]]:
+def _compile(jaxpr: Jaxpr) -> Callable[..., list[torch.Tensor]]:
     name = jaxpr.name or "the program"
     if not any(map(shutil.which, ("c++", "g++", "clang++", "cl"))):
         raise errors.BackendError(

@@ -97,7 +97,7 @@ def computes_fused(
     fits: Callable[..., bool] | None = None,
     opaque: bool = False,
     results: int | None = None,
-    **given: Any,
+    **given: object,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Decorator: `f(*tensors, **static, **given)` is the torch function of the fused function of
     this name, where it `fits` (by default, where all operands are of `kinds`, but the `labels`,
@@ -133,7 +133,9 @@ def elementwise(
     has, and `numpy` (or the definition's) unsigned integers that it lacks."""
 
     def register(f: Callable[..., Any]) -> Callable[..., Any]:
-        unsigned = numpy or prim.lowering.numpy
+        lowering = prim.lowering
+        assert type(lowering) is Elementwise
+        unsigned = numpy or lowering.numpy
         lowers(prim, fresh=True)(functools.partial(_around, prim, f, unsigned))
         return f
 
@@ -153,7 +155,9 @@ def _around(
     kind = next(a.dtype for a in avals if type(a) is Aval)
     if kind in NARROW_FLOATS:
         return through_float32(f, kind)
-    if kind in SIGNED_STORAGE and not prim.lowering.wraps:
+    lowering = prim.lowering
+    assert type(lowering) is Elementwise
+    if kind in SIGNED_STORAGE and not lowering.wraps:
         if numpy is None:
             raise errors.DTypeError(f"no operation for {kind.name} on the CPU")
         return through_numpy(numpy, kind)

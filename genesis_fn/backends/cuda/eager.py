@@ -37,9 +37,9 @@ class PlanRunner:
         self.place, self.plan = place, plan
         launches = [s for s in plan.steps if type(s) is Launch]
         prepared = iter(place.driver.prepare(launches) if launches else ())
-        self.steps = [s if type(s) is Memset else next(prepared) for s in plan.steps]
+        self.steps = [s if isinstance(s, Memset) else next(prepared) for s in plan.steps]
         self.scratch = max(
-            [s.scratch_bytes for s in self.steps if type(s) is not Memset], default=0
+            [s.scratch_bytes for s in self.steps if not isinstance(s, Memset)], default=0
         )
         self.lock = threading.Lock()
 
@@ -49,7 +49,7 @@ class PlanRunner:
         one = len(self.steps) == 1 and type(self.steps[0]) is not Memset
         return one and not self.scratch and not self.plan.workspaces
 
-    def __call__(self, addresses: list[int], sizes: Sequence[int], site: Any = None) -> None:
+    def __call__(self, addresses: list[int], sizes: Sequence[int], site: object = None) -> None:
         """Enqueue the plan on buffers at these addresses; `sizes` are in bytes."""
         place, driver = self.place, self.place.driver
         # Freed on return: later work of the compute stream may have the memory at once.
@@ -58,7 +58,7 @@ class PlanRunner:
         spare = place.alloc(self.scratch, site) if self.scratch else None
         with self.lock:
             for step in self.steps:
-                if type(step) is Memset:
+                if isinstance(step, Memset):
                     b = step.buffer
                     size = sizes[b] if b < len(sizes) else held[b - len(sizes)].bytes
                     driver.fill(everything[b], 0, size, driver.compute)
@@ -196,7 +196,8 @@ def _one_launch(
     runner: PlanRunner, size: int, result: Signature, arrays: Sequence[int], count: int
 ) -> Callable[..., Any]:
     """The function of the common case, one kernel with one result, without what others need."""
-    step = runner.steps[0]
+    (step,) = runner.steps
+    assert not isinstance(step, Memset)
     place, lock, stream = runner.place, runner.lock, runner.place.driver.compute
     alloc, bind, launch = place.pool.alloc, step.bind, step.launch
     every = len(arrays) == count
@@ -263,7 +264,7 @@ def read(place: Runtime, data: Buffer, kind: Aval) -> np.ndarray:
     return result
 
 
-def write(place: Runtime, value: np.ndarray, line: Any = None) -> Buffer:
+def write(place: Runtime, value: np.ndarray, line: object = None) -> Buffer:
     """A buffer with a copy of a host array's values."""
     value = np.ascontiguousarray(value)
     block = place.alloc(value.nbytes, line)

@@ -309,7 +309,7 @@ def _convert(avals: Sequence[Any], *, dtype: DType) -> Callable[..., Any]:
 def _cast(x: np.ndarray, dtype: DType) -> np.ndarray:
     if dtypes.is_inexact(x.dtype) and dtypes.is_integer(dtype):
         info = np.iinfo(dtype)
-        wide = np.nan_to_num(x.real.astype(np.float64), nan=0.0)
+        wide = np.nan_to_num(np.real(x).astype(np.float64), nan=0.0)
         y = np.clip(wide, float(info.min), float(info.max)).astype(dtype)
         return np.where(wide >= float(info.max), info.max, y).astype(dtype)
     return x.astype(dtype)

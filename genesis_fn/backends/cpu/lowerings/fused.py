@@ -154,6 +154,7 @@ def _loss_and_slope(
     low = label_smoothing / classes
     labels = _checked(labels, classes, ignore_index)
     logits = x @ weight.T
+    slope = lse = None
     if softcap:
         logits = torch.tanh_(logits.div_(softcap))
         slope = 1 - logits * logits
@@ -178,12 +179,12 @@ def _loss_and_slope(
     else:
         value = loss.sum()
     grad = logs.exp_()
-    if z_loss:
+    if lse is not None:
         grad.mul_((1 + 2 * z_loss * lse).unsqueeze(-1))
     if low:
         grad.sub_(low)
     grad.scatter_add_(-1, index, torch.full_like(index, -(1 - label_smoothing), dtype=x.dtype))
-    if softcap:
+    if slope is not None:
         grad.mul_(slope)
     return value, grad.mul_(row.unsqueeze(-1))
 
@@ -268,7 +269,7 @@ def _attention_backward(
 
     def summed(g: torch.Tensor) -> torch.Tensor:
         if repeat > 1:
-            b, n, s, h = g.shape
+            b, _, s, h = g.shape
             g = g.reshape(b, kv, repeat, s, h).sum(2)
         return g.transpose(1, 2)
 

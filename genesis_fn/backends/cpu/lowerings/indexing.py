@@ -19,7 +19,6 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 
 from genesis_fn.backends.cpu.lower import lowers
@@ -34,6 +33,7 @@ from genesis_fn.core import dtypes, errors
 from genesis_fn.core.aval import Aval
 from genesis_fn.core.dtypes import DType
 from genesis_fn.core.primitive import Primitive
+from genesis_fn.core.types.annotations import Scalar
 from genesis_fn.primitives.indexing.gather import gather_p, take_rows_p
 from genesis_fn.primitives.indexing.gather_dims import Numbers, window_sizes
 from genesis_fn.primitives.indexing.indexing import dynamic_slice_p, dynamic_update_slice_p
@@ -267,16 +267,16 @@ class WindowLayout:
 # ---- gather ----
 
 
-def fill_tensor(value: Any, kind: DType) -> torch.Tensor:
+def fill_tensor(value: Scalar | None, kind: DType) -> torch.Tensor:
     """What an out-of-bounds gather reads: `value`, or if None the default for the dtype."""
-    if value is None:
-        if dtypes.is_inexact(kind):
-            value = np.nan
-        elif kind == dtypes.BOOL:
-            value = True
-        else:
-            value = dtypes.iinfo(kind).max if dtypes.is_unsigned(kind) else dtypes.iinfo(kind).min
-    return scalar(value, kind)
+    if value is not None:
+        return scalar(value, kind)
+    if dtypes.is_inexact(kind):
+        return scalar(math.nan, kind)
+    if kind == dtypes.BOOL:
+        return scalar(True, kind)
+    info = dtypes.iinfo(kind)
+    return scalar(int(info.max if dtypes.is_unsigned(kind) else info.min), kind)
 
 
 @lowers(gather_p)

@@ -11,7 +11,6 @@ import atexit
 import functools
 import hashlib
 import importlib
-import importlib.metadata
 import importlib.util
 import linecache
 import os
@@ -213,7 +212,7 @@ def _divisible(argument: Argument) -> bool:
     )
 
 
-def kernel_digest(kernel: Any) -> str:
+def kernel_digest(kernel: object) -> str:
     """The digest of a kernel's source and of every function that it calls."""
     if isinstance(kernel, SourceKernel):
         return kernel.digest

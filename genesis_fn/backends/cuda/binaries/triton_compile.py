@@ -57,7 +57,7 @@ def function_from_text(name: str, text: str) -> Any:
     return space[name]
 
 
-def is_gluon(kernel: Any) -> bool:
+def is_gluon(kernel: object) -> bool:
     """Whether a kernel is written in Gluon, Triton's language of explicit layouts."""
     test = getattr(kernel, "is_gluon", None)
     return bool(test and test())

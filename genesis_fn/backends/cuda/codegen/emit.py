@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from typing import Any
 
-from genesis_fn.backends.cuda.codegen.loops import Loops, Store, dtype_of, is_wide
+from genesis_fn.backends.cuda.codegen.loops import Loops, Pointee, Store, dtype_of, is_wide
 from genesis_fn.backends.cuda.codegen.tiling import Form
 from genesis_fn.compiler.loop_ir.kernel import Instr
 from genesis_fn.core import dtypes
@@ -28,7 +27,7 @@ from genesis_fn.kernels.language.expressions import (
 class Parameter:
     """A pointer to `target`, a value in memory or a `Part`, that is read or `written`."""
 
-    target: Any
+    target: Pointee
     written: bool
 
     @property
@@ -53,7 +52,7 @@ class Text:
         self.value: dict[int, str] = {}
         self.masks: dict[str, str] = {}
         self.tiled: Expr | None = None
-        self._names: dict[tuple[Any, bool], str] = {}
+        self._names: dict[tuple[Pointee, bool], str] = {}
 
     def line(self, text: str) -> None:
         """A line at the present depth of indentation."""
@@ -65,7 +64,7 @@ class Text:
             self.masks[name] = f"{name}_in"
             self.line(f"{name}_in = {name} < {size}")
 
-    def pointer(self, target: Any, written: bool) -> str:
+    def pointer(self, target: Pointee, written: bool) -> str:
         """The parameter for a buffer."""
         key = target, written
         if key not in self._names:
@@ -102,7 +101,9 @@ class Text:
         condition = f", {mask}" if mask else ""
         self.line(f"tl.store({pointer} + ({address}), {value}{condition})")
 
-    def get(self, target: Any, offset: Expr, names: Collection[str], guards: Any) -> str:
+    def get(
+        self, target: Pointee, offset: Expr, names: Collection[str], guards: Collection[Guard]
+    ) -> str:
         """The text of a load, as it lies in memory, whose values vary along all of `names`."""
         pointer, mask = self.pointer(target, False), self.mask(names, guards)
         zero = "0.0" if dtypes.is_float(dtype_of(target)) else "0"
@@ -113,7 +114,7 @@ class Text:
 
     def address(self, offset: Expr, names: Collection[str]) -> str:
         """The text of an element offset that varies along all of `names`."""
-        offset = self._untiled(offset)
+        offset = self.untiled(offset)
         text = offset.text("_wide" if is_wide(offset) else "")
         missing = [x for x in self._variables(names) if x not in offset.names]
         return text + "".join([f" + {x} * 0" for x in missing if x in ("p", "q", "r", "i", "j")])
@@ -126,7 +127,7 @@ class Text:
 
     def condition(self, g: Guard) -> str:
         """Whether a guard holds."""
-        return f"({Guard(self._untiled(g.expr), g.lo, g.hi).text() or 'True'})"
+        return f"({Guard(self.untiled(g.expr), g.lo, g.hi).text() or 'True'})"
 
     def wide_names(self, p: bool = True, r: bool = True) -> None:
         """64-bit versions of the variables that offsets need so: of `r`, and with `p` of the
@@ -134,7 +135,7 @@ class Text:
         offsets = [i.meta[1] for i in self.loops.instrs if i.op == "load"]
         used: set[str] = set()
         for e in [*offsets, *[e for _, e, _ in self.loops.stores]]:
-            e = self._untiled(e)
+            e = self.untiled(e)
             if is_wide(e):
                 used |= e.names
         for name in sorted(used):
@@ -146,45 +147,54 @@ class Text:
             return sorted(names)
         return sorted({*names} - {"p"} | ({"i", "j"} if "p" in names else set()))
 
-    def _untiled(self, e: Expr) -> Expr:
+    def untiled(self, e: Expr) -> Expr:
+        """`e` in `i` and `j` where the kernel works on tiles."""
         return ix.substitute(e, "p", self.tiled) if self.tiled is not None else e
 
-    # Instructions.
 
-    def _load(self, i: Instr) -> str:
-        target, offset, guards = i.meta
-        return loaded(self.get(target, offset, i.names, guards), dtype_of(target))
+# ---- instructions ----
 
-    def _index(self, i: Instr) -> str:
-        e = self._untiled(i.meta)
-        if not e.names:
-            return literal(e.const, i.dtype)
-        return rounded(f"({e.text()}).to({register(i.dtype)})", i.dtype)
 
-    def _const(self, i: Instr) -> str:
-        return rounded(literal(i.meta.value, i.dtype), i.dtype)
+def _load(t: Text, i: Instr) -> str:
+    target, offset, guards = i.meta
+    return loaded(t.get(target, offset, i.names, guards), dtype_of(target))
 
-    def _where(self, i: Instr) -> str:
-        a, b = [self.value[x] for x in i.args]
-        guards = " & ".join(sorted([self.condition(g) for g in i.meta]))
-        return f"tl.where({guards}, {a}, {b})"
 
-    def _round(self, i: Instr) -> str:
-        return rounded(self.value[i.args[0]], i.dtype)
+def _index(t: Text, i: Instr) -> str:
+    e = t.untiled(i.meta)
+    if not e.names:
+        return literal(e.const, i.dtype)
+    return rounded(f"({e.text()}).to({register(i.dtype)})", i.dtype)
 
-    def _map(self, i: Instr) -> str:
-        instrs = self.loops.instrs
-        operands = [aval((), instrs[a].dtype) if type(a) is int else a.value for a in i.args]
-        names = [self.value[a] if type(a) is int else "" for a in i.args]
-        return expression(i.meta[0], names, operands, dict(i.meta[1]), i.near)
 
-    def _join(self, i: Instr) -> str:
-        a, b = [self.value[x] for x in i.args]
-        combine = i.meta[0].combine
-        return f"({a} + {b})" if combine == "add" else f"{combine}({a}, {b})"
+def _const(t: Text, i: Instr) -> str:
+    return rounded(literal(i.meta.value, i.dtype), i.dtype)
+
+
+def _where(t: Text, i: Instr) -> str:
+    a, b = [t.value[x] for x in i.args]
+    guards = " & ".join(sorted([t.condition(g) for g in i.meta]))
+    return f"tl.where({guards}, {a}, {b})"
+
+
+def _round(t: Text, i: Instr) -> str:
+    return rounded(t.value[i.args[0]], i.dtype)
+
+
+def _map(t: Text, i: Instr) -> str:
+    instrs = t.loops.instrs
+    operands = [aval((), instrs[a].dtype) if type(a) is int else a.value for a in i.args]
+    names = [t.value[a] if type(a) is int else "" for a in i.args]
+    return expression(i.meta[0], names, operands, dict(i.meta[1]), i.near)
+
+
+def _join(t: Text, i: Instr) -> str:
+    a, b = [t.value[x] for x in i.args]
+    combine = i.meta[0].combine
+    return f"({a} + {b})" if combine == "add" else f"{combine}({a}, {b})"
 
 
 _MAKERS: dict[str, Callable[[Text, Instr], str]] = {
-    "load": Text._load, "index": Text._index, "const": Text._const, "where": Text._where,
-    "round": Text._round, "map": Text._map, "join": Text._join,
+    "load": _load, "index": _index, "const": _const, "where": _where, "round": _round, "map": _map,
+    "join": _join,
 }  # fmt: skip

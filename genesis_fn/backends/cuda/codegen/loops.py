@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from genesis_fn.compiler.loop_ir.kernel import Instr
 from genesis_fn.core import dtypes
@@ -15,8 +15,6 @@ from genesis_fn.core.jaxpr import Var
 
 INT32 = 2**31 - 1  # the largest offset that takes 32 bits
 
-Store: TypeAlias = tuple[Any, Expr, int]  # what is written, where in it, the instruction
-
 
 @dataclass(frozen=True, slots=True)
 class Part:
@@ -24,6 +22,10 @@ class Part:
 
     number: int
     dtype: DType
+
+
+Pointee: TypeAlias = Var | Part  # what a kernel's pointer is to
+Store: TypeAlias = tuple[Var, Expr, int]  # what is written, at which offset, the instruction
 
 
 @dataclass(slots=True)
@@ -82,9 +84,9 @@ def accumulator(d: DType) -> DType:
     return d
 
 
-def dtype_of(target: Any) -> DType:
+def dtype_of(target: Pointee) -> DType:
     """The dtype of what is loaded or stored: of a value in memory, or of a `Part`."""
-    return target.dtype if type(target) is Part else target.aval.dtype
+    return target.dtype if isinstance(target, Part) else target.aval.dtype
 
 
 def needed(

@@ -6,7 +6,6 @@ import ast
 import functools
 import linecache
 from collections.abc import Mapping
-from typing import Any
 
 from genesis_fn.backends.cuda.binaries.compile import SourceKernel
 from genesis_fn.kernels.language.dtypes import DTYPES, MEMORY
@@ -20,7 +19,7 @@ def kernel(name: str, parameters: str, body: str) -> SourceKernel:
     return SourceKernel(name, f"{PRELUDE}def {name}({parameters}):\n{body}", MODULES)
 
 
-def definition(function: Any) -> str | None:
+def definition(function: object) -> str | None:
     """The definition of a kernel that was made from text and uses nothing but `tl` and the
     functions of `MODULES`; None for other kernels, and those that report errors."""
     if isinstance(function, SourceKernel):
@@ -28,7 +27,7 @@ def definition(function: Any) -> str | None:
         known = head.startswith(PRELUDE.partition("@triton.jit\n")[0].rstrip())
         return text if known and "flag_error" not in text else None
     inner = getattr(function, "fn", None)
-    if getattr(inner, "__module__", None) != "genesis_fn.kernels.language.source":
+    if inner is None or getattr(inner, "__module__", None) != "genesis_fn.kernels.language.source":
         return None
     return "".join(linecache.getlines(inner.__code__.co_filename))
 

@@ -140,7 +140,9 @@ def slab_form(loops: Loops, target: Target) -> Form:
     tiles = [n for n in loops.of("load") if instrs[n].names >= {"p", "r"}]
     streams = [n for n in tiles if loops.streams(n)]
     ahead = sum([instrs[n].dtype.itemsize for n in streams]) / 4
-    kept = len(loops.of("fold")) + sum([instrs[n].names == {"r"} for n in loops.of("load")])
+    kept = len(loops.of("fold")) + sum(
+        [instrs[n].names == frozenset("r") for n in loops.of("load")]
+    )
     # Four more for what is computed from them; other tiles are used up as they come.
     each = ahead + kept + len(streams) + (len(tiles) - len(streams)) / 4 + 4
     each *= loops.largest // 4 or 1

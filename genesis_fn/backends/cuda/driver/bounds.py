@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,7 @@ _kernel: tuple[str, np.ndarray, np.ndarray] | None = None  # name, starts, ends 
 
 
 @contextlib.contextmanager
-def kept(name: str, ranges: Sequence[tuple[int, int]]) -> Iterator[None]:
+def kept(name: str, ranges: Sequence[tuple[int, int]]) -> Generator[None]:
     """Inside, accesses outside of `ranges`, each [first address, address after the last), raise
     CudaError; none are checked if there are no ranges. For one kernel at a time."""
     global _kernel

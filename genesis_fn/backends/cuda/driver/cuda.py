@@ -15,9 +15,14 @@ from cuda.bindings import driver as cu
 from genesis_fn.backends.cuda.binaries.compile import Compiled, compile_launches
 from genesis_fn.backends.cuda.driver import condition_kernels
 from genesis_fn.backends.cuda.driver.driver import (
+    Condition,
     ConditionalKind,
     DeviceInfo,
+    Event,
+    Graph,
+    Handle,
     PredicateMode,
+    Stream,
     check_fork,
 )
 from genesis_fn.backends.cuda.driver.errors import CudaError, DeviceMemoryExhausted
@@ -131,7 +136,7 @@ class PreparedLaunch:
         self.scratch_bytes = programs * compiled.scratch
         self._early = launch.programmatic and driver.info.target.programmatic_launch
         self._config = _launch_config(launch, compiled, self._early)
-        self._stream: Any = None
+        self._stream: Stream = None
         self._attributes = self._config.numAttrs
 
     def bind(
@@ -139,7 +144,7 @@ class PreparedLaunch:
     ) -> None:
         self._block.bind(addresses, scratch)
 
-    def launch(self, stream: Any, early: bool = True) -> None:
+    def launch(self, stream: Stream, early: bool = True) -> None:
         if self._empty:
             return
         if self._early:
@@ -264,14 +269,14 @@ class CudaDriver:
     def release(self, address: int, size: int) -> None:
         _check(cu.cuMemAddressFree(address, size))
 
-    def create(self, size: int) -> Any:
+    def create(self, size: int) -> Handle:
         self.activate()
         return _check(cu.cuMemCreate(size, self._property, 0))
 
-    def destroy(self, handle: Any) -> None:
+    def destroy(self, handle: Handle) -> None:
         _check(cu.cuMemRelease(handle))
 
-    def map(self, address: int, size: int, handle: Any) -> None:
+    def map(self, address: int, size: int, handle: Handle) -> None:
         self.activate()
         _check(cu.cuMemMap(address, size, 0, handle, 0))
         _check(cu.cuMemSetAccess(address, size, [self._access], 1))
@@ -291,13 +296,13 @@ class CudaDriver:
 
     # Work in stream order.
 
-    def copy(self, destination: int, source: int, size: int, stream: Any) -> None:
+    def copy(self, destination: int, source: int, size: int, stream: Stream) -> None:
         if size:
             self.activate()
             _check(cu.cuMemcpyAsync(destination, source, size, stream))
 
     def copy_peer(
-        self, destination: int, source: int, size: int, peer: CudaDriver, stream: Any
+        self, destination: int, source: int, size: int, peer: CudaDriver, stream: Stream
     ) -> None:
         if size:
             self.activate()
@@ -305,54 +310,54 @@ class CudaDriver:
                 cu.cuMemcpyPeerAsync(destination, peer.context, source, self.context, size, stream)
             )
 
-    def fill(self, address: int, byte: int, size: int, stream: Any) -> None:
+    def fill(self, address: int, byte: int, size: int, stream: Stream) -> None:
         if size:
             self.activate()
             _check(cu.cuMemsetD8Async(address, byte, size, stream))
 
-    def fill_words(self, address: int, value: int, count: int, stream: Any) -> None:
+    def fill_words(self, address: int, value: int, count: int, stream: Stream) -> None:
         if count:
             self.activate()
             _check(cu.cuMemsetD32Async(address, value & 0xFFFFFFFF, count, stream))
 
-    def new_stream(self) -> Any:
+    def new_stream(self) -> Stream:
         self.activate()
         flags = int(cu.CUstream_flags.CU_STREAM_NON_BLOCKING)
         return _check(cu.cuStreamCreate(flags))
 
-    def destroy_stream(self, stream: Any) -> None:
+    def destroy_stream(self, stream: Stream) -> None:
         self.activate()
         _check(cu.cuStreamDestroy(stream))
 
-    def stream_handle(self, stream: Any) -> int:
+    def stream_handle(self, stream: Stream) -> int:
         return int(stream)
 
-    def foreign_stream(self, handle: int) -> Any:
+    def foreign_stream(self, handle: int) -> Stream:
         return cu.CUstream(handle)
 
-    def synchronize(self, stream: Any | None = None) -> None:
+    def synchronize(self, stream: Stream | None = None) -> None:
         self.activate()
         _check(cu.cuStreamSynchronize(self.compute if stream is None else stream))
 
-    def new_event(self, timing: bool = False) -> Any:
+    def new_event(self, timing: bool = False) -> Event:
         self.activate()
         flags = cu.CUevent_flags
         kind = flags.CU_EVENT_DEFAULT if timing else flags.CU_EVENT_DISABLE_TIMING
         return _check(cu.cuEventCreate(int(kind)))
 
-    def destroy_event(self, event: Any) -> None:
+    def destroy_event(self, event: Event) -> None:
         self.activate()
         _check(cu.cuEventDestroy(event))
 
-    def record(self, event: Any, stream: Any) -> None:
+    def record(self, event: Event, stream: Stream) -> None:
         self.activate()
         _check(cu.cuEventRecord(event, stream))
 
-    def wait(self, stream: Any, event: Any) -> None:
+    def wait(self, stream: Stream, event: Event) -> None:
         self.activate()
         _check(cu.cuStreamWaitEvent(stream, event, 0))
 
-    def done(self, event: Any) -> bool:
+    def done(self, event: Event) -> bool:
         self.activate()
         (code,) = cu.cuEventQuery(event)
         if code == _NOT_READY:
@@ -360,11 +365,11 @@ class CudaDriver:
         _check((code,))
         return True
 
-    def wait_host(self, event: Any) -> None:
+    def wait_host(self, event: Event) -> None:
         self.activate()
         _check(cu.cuEventSynchronize(event))
 
-    def elapsed(self, start: Any, end: Any) -> float:
+    def elapsed(self, start: Event, end: Event) -> float:
         self.activate()
         return float(_check(cu.cuEventElapsedTime(start, end)))
 
@@ -419,11 +424,11 @@ class CudaDriver:
 
     # Graphs.
 
-    def begin_capture(self, stream: Any) -> None:
+    def begin_capture(self, stream: Stream) -> None:
         self.activate()
         _check(cu.cuStreamBeginCapture(stream, _RELAXED))
 
-    def end_capture(self, stream: Any) -> Any:
+    def end_capture(self, stream: Stream) -> Graph:
         self.activate()
         graph = _check(cu.cuStreamEndCapture(stream))
         try:
@@ -433,28 +438,28 @@ class CudaDriver:
         _check(cu.cuGraphUpload(executable, stream))
         return executable
 
-    def abandon_capture(self, stream: Any) -> None:
+    def abandon_capture(self, stream: Stream) -> None:
         self.activate()
         code, graph = cu.cuStreamEndCapture(stream)
         if code == _SUCCESS:
             cu.cuGraphDestroy(graph)
 
-    def launch_graph(self, graph: Any, stream: Any) -> None:
+    def launch_graph(self, graph: Graph, stream: Stream) -> None:
         self.activate()
         (code,) = cu.cuGraphLaunch(graph, stream)
         if code != _SUCCESS:
             _fail(code)
 
-    def destroy_graph(self, graph: Any) -> None:
+    def destroy_graph(self, graph: Graph) -> None:
         self.activate()
         _check(cu.cuGraphExecDestroy(graph))
 
-    def new_condition(self, stream: Any) -> Any:
+    def new_condition(self, stream: Stream) -> Condition:
         graph, _ = self._captured(stream)
         return _check(cu.cuGraphConditionalHandleCreate(graph, self.context, 0, 0))
 
     def set_condition(
-        self, stream: Any, condition: Any, address: int, mode: PredicateMode, limit: int
+        self, stream: Stream, condition: Condition, address: int, mode: PredicateMode, limit: int
     ) -> None:
         setter = self._setter(mode)
         block = ctypes.create_string_buffer(struct.pack("<QQi", int(condition), address, limit))
@@ -464,8 +469,8 @@ class CudaDriver:
         _check(cu.cuLaunchKernel(setter, 1, 1, 1, 1, 1, 1, 0, stream, array, 0))
 
     def add_conditional(
-        self, stream: Any, condition: Any, kind: ConditionalKind, branches: int
-    ) -> list[Any]:
+        self, stream: Stream, condition: Condition, kind: ConditionalKind, branches: int
+    ) -> list[Stream]:
         graph, dependencies = self._captured(stream)
         parameters = cu.CUgraphNodeParams()
         parameters.type = cu.CUgraphNodeType.CU_GRAPH_NODE_TYPE_CONDITIONAL
@@ -486,12 +491,12 @@ class CudaDriver:
             streams.append(inner)
         return streams
 
-    def end_branch(self, stream: Any) -> None:
+    def end_branch(self, stream: Stream) -> None:
         self.activate()
         _check(cu.cuStreamEndCapture(stream))
         self.destroy_stream(stream)
 
-    def _captured(self, stream: Any) -> tuple[Any, list[Any]]:
+    def _captured(self, stream: Stream) -> tuple[Any, list[Any]]:
         """The graph that a stream is recording and the nodes that its next one depends on."""
         self.activate()
         found = _check(_capture_info(stream))

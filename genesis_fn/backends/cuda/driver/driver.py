@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, Literal, Protocol, Self, TypeAlias
 
 from genesis_fn.backends.cuda.driver.errors import ForkedProcessError
 from genesis_fn.compiler.target import Target
@@ -114,7 +114,7 @@ class Driver(Protocol):
         ...
 
     def copy_peer(
-        self, destination: int, source: int, size: int, peer: Any, stream: Stream
+        self, destination: int, source: int, size: int, peer: Self, stream: Stream
     ) -> None:
         """Copies `size` bytes from this device to `destination` on `peer`."""
         ...

@@ -80,7 +80,7 @@ def _of_all(
         reads=[b for item in members for b in item.reads],
         writes=[b for item in members for b in item.writes],
         scratch=[b for item in members for b in item.scratch],
-        plan=None,
+        launch=None,
     )
 
 
@@ -151,37 +151,33 @@ def _hoisted(
 def _key(item: ScheduledStep, target: Target) -> Any:
     """What two steps share if one kernel can do both; None for a step that shares nothing, or moves
     (reads and writes) too much to gain."""
-    plan = item.plan
-    if plan is None or item.traffic > 2 * target.launch_bytes:
+    launch = item.launch
+    if launch is None or item.traffic > 2 * target.launch_bytes:
         return None
-    return (
-        plan.inputs,
-        plan.outputs,
-        plan.workspaces,
-        *[(s.kernel, s.grid, s.num_warps, tuple(s.arguments.items())) for s in plan.steps],
-    )
+    return launch.kernel, launch.grid, launch.num_warps, tuple(launch.arguments.items())
 
 
 def _over_tensors(items: Sequence[ScheduledStep], table: BufferTable) -> ScheduledStep:
-    rows = [[b for b, _ in item.steps[0].buffers] for item in items]
+    children = [item.steps[0] for item in items]
+    rows = [[b for b, _ in c.buffers] for c in children if isinstance(c, SubProgram)]
     width = len(rows[0])
     pointers = table.new(8 * width * len(rows))
     table.pointers[pointers] = rows
-    steps = []
-    for s in items[0].plan.steps:
-        function = multi_tensor_kernel(s.kernel, s.arguments, width)
-        grid, table_of = (*s.grid[:2], len(rows)), {"table": BufferArg(0, "i64")}
-        steps.append(replace(s, kernel=function, grid=grid, arguments=table_of))
+    launch = items[0].launch
+    assert launch is not None
+    kernel = multi_tensor_kernel(launch.kernel, launch.arguments, width)
+    grid, arguments = (*launch.grid[:2], len(rows)), {"table": BufferArg(0, "i64")}
+    launch = replace(launch, kernel=kernel, grid=grid, arguments=arguments)
     reached = [b for item in items for b in (*item.reads, *item.writes, *item.scratch)]
-    made = _of_all(items[-1], items, SubProgram(tuple(steps), ((pointers, 0),), tuple(reached)))
+    made = _of_all(items[-1], items, SubProgram((launch,), ((pointers, 0),), tuple(reached)))
     kept = made.described
     if kept is not None:
-        gone = [item.described for item in items[:-1]]
+        gone = [item.described for item in items[:-1] if item.described is not None]
         table.described[:] = [d for d in table.described if not any(d is x for x in gone)]
         kept.traffic += sum(d.traffic for d in gone)
         kept.operations += sum(d.operations for d in gone)
         kept.name = f"{len(items)} x {kept.name}"
-        kept.sources = [s.kernel.text.removeprefix(PRELUDE) for s in steps]
+        kept.sources = [kernel.text.removeprefix(PRELUDE)]
     return made
 
 

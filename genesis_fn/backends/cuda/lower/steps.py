@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from genesis_fn.backends.cuda import lowerings
 from genesis_fn.backends.cuda.codegen import Generated, Known, generate_once
@@ -108,7 +107,7 @@ class ScheduledStep:
     reads: list[int]
     writes: list[int]
     scratch: list[int] = field(default_factory=list)
-    plan: Plan | None = None  # of one generated launch
+    launch: Launch | None = None  # the only one, if it was generated
     traffic: int = 0
     described: StepSummary | None = None
 
@@ -257,7 +256,7 @@ class ProgramLowering:
                 [SubProgram((step,), tuple([(buffers[k], 0) for k in order]))],
                 [buffers[k] for k in sorted(use.reads)],
                 [buffers[k] for k in sorted(use.writes)],
-                plan=Plan(len(order), 0, (step,)),
+                launch=step,
                 traffic=g.traffic,
                 described=described,
             )
@@ -368,7 +367,7 @@ class ProgramLowering:
             kernels = [
                 getattr(s.kernel, "__name__", getattr(s.kernel, "name", ""))
                 for s in lowered.steps
-                if hasattr(s, "kernel")
+                if isinstance(s, Launch)
             ]
         self.table.described.append(
             StepSummary(
@@ -401,10 +400,15 @@ class ProgramLowering:
         return self._planned(lowered, reads, writes)
 
     def body(
-        self, jaxpr: Jaxpr, inputs: Sequence[int], targets: Sequence[int | None], **options: Any
+        self,
+        jaxpr: Jaxpr,
+        inputs: Sequence[int],
+        targets: Sequence[int | None],
+        placed: dict[Var, Placement] | None = None,
+        extra: dict[Var, int] | None = None,
     ) -> Schedule:
         """The body of a loop or branch; its arena must be given a place."""
-        return self._schedule(self.table, jaxpr, inputs, targets, depth=self.depth + 1, **options)
+        return self._schedule(self.table, jaxpr, inputs, targets, placed, extra, self.depth + 1)
 
     def room(self, bodies: Sequence[Schedule]) -> int:
         """A buffer for the arenas of bodies that do not run at the same time."""

@@ -39,7 +39,8 @@ class HostCall:
 
 def runs_on_host(prim: Primitive) -> bool:
     """Whether the CPU backend has a lowering for the primitive."""
-    import genesis_fn.backends.cpu  # noqa: F401 - registers lowerings
+    # Registers the CPU's lowerings.
+    import genesis_fn.backends.cpu  # noqa: F401 # pyright: ignore[reportUnusedImport]
     from genesis_fn.backends.cpu.lower import has_lowering
 
     return has_lowering(prim)
@@ -110,7 +111,7 @@ RULES: dict[Primitive | type, Callable[[Call], Lowered | None]] = {}
 
 
 def lowers(
-    *of: Primitive | type, **given: Any
+    *of: Primitive | type, **given: object
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Decorator: the function lowers these primitives, or those with this kind of `lowering` which
     have no rule of their own, with `given` as further arguments."""

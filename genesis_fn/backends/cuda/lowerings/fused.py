@@ -69,7 +69,7 @@ def kernel(
     generated: bool = False,
     casts: bool = False,
     classes: Callable[[Call], int] | None = None,
-    **given: Any,
+    **given: object,
 ) -> Callable[[Rule], Rule]:
     """Decorator: the function plans fused functions of these names, or returns None; it gets
     `given` as further arguments. See `Kernel`."""
@@ -172,7 +172,7 @@ def _rms_norm(call: Call, results: Sequence[Aval], *, eps: float) -> Plan | None
 def _rms_norm_backward(
     call: Call, results: Sequence[Aval], *, eps: float, needs: Any
 ) -> Plan | None:
-    x, weight, rstd, ct = call.operands
+    x, weight, _, ct = call.operands
     spec = _norm_spec(x, eps, weight)
     if spec is None or ct.dtype != x.dtype:
         return None
@@ -194,7 +194,7 @@ def _layer_norm(call: Call, results: Sequence[Aval], *, eps: float) -> Plan | No
 def _layer_norm_backward(
     call: Call, results: Sequence[Aval], *, eps: float, needs: Any
 ) -> Plan | None:
-    x, weight, bias, mean, rstd, ct = call.operands
+    x, weight, bias, _, _, ct = call.operands
     spec = _norm_spec(x, eps, weight, bias)
     if spec is None or ct.dtype != x.dtype:
         return None
@@ -266,7 +266,7 @@ def _attention_backward(
     extras = sum(has)
     operands = call.operands
     spec = _attention_spec(operands[: 3 + extras], has, lse=True, **static)
-    out, lse, ct = operands[3 + extras :]
+    _, lse, ct = operands[3 + extras :]
     if spec is None or ct.dtype != operands[0].dtype or lse.dtype != dtypes.F32:
         return None
     plan = plan_attention_backward(spec, call.target)
@@ -311,7 +311,7 @@ def _cross_entropy(call: Call, results: Sequence[Aval]) -> Plan | None:
 
 @kernel("cross_entropy_backward", casts=True)
 def _cross_entropy_backward(call: Call, results: Sequence[Aval], *, needs: Any) -> Plan | None:
-    logits, labels, lse, ct = call.operands
+    logits, labels, _, ct = call.operands
     served = logits.dtype in _WIDE_ENOUGH and results[0].dtype == logits.dtype
     if not served or not _labelled(labels):
         return None

@@ -208,7 +208,7 @@ def _read(call: Call, lines: list[str], place: str, checked: bool) -> Plan:
     return builder.build()
 
 
-def fill_value(value: Any, kind: DType) -> Any:
+def fill_value(value: bool | int | float | None, kind: DType) -> bool | int | float:
     """What an index out of range reads: `value`, or if None the default for the dtype."""
     if value is not None:
         return value
@@ -310,7 +310,7 @@ def _renamed(lines: Sequence[str]) -> list[str]:
 
 def _trailing(operand: Aval, numbers: Any, sizes: Sequence[int]) -> tuple[int, int]:
     """(elements, update dimensions) at the end of the operand that every window covers whole."""
-    window, collapsed, mapped, batching, _ = numbers
+    _, collapsed, mapped, batching, _ = numbers
     columns, run = 1, 0
     for d in range(operand.ndim - 1, -1, -1):
         if d in mapped or d in collapsed or d in batching or sizes[d] != operand.shape[d]:

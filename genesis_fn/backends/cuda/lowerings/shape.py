@@ -7,7 +7,6 @@ sizes are run-time numbers, so that few kernels serve all shapes.
 from __future__ import annotations
 
 import math
-from typing import Any
 
 from genesis_fn.backends.cuda.codegen.kernel_text import add_copy, add_elements, collapsed
 from genesis_fn.backends.cuda.lowerings.call import Call, Lowered, Views, lowers
@@ -92,7 +91,9 @@ def _pad(call: Call) -> Lowered:
     return builder.build()
 
 
-def add_fill(builder: PlanBuilder, target: BufferArg, count: int, value: Any, kind: DType) -> None:
+def add_fill(
+    builder: PlanBuilder, target: BufferArg, count: int, value: bool | int | float, kind: DType
+) -> None:
     """Append target[:] = a Python number."""
     scalar, text = run_time_scalar(value, kind)
     line = f"tl.store(y + i, {stored('v', kind)}, inside)"

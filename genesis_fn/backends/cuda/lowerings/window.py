@@ -61,7 +61,7 @@ def _accumulator(kind: DType) -> str:
 
 def _loop(window: Window, lines: Sequence[str]) -> list[str]:
     """`lines` for each place `j` of a window."""
-    taps, names = coordinates("j", window.lengths, "t")
+    taps, _ = coordinates("j", window.lengths, "t")
     body = [*taps, *lines]
     return [f"for j in range({math.prod(window.lengths)}):", *[f"    {line}" for line in body]]
 

@@ -26,17 +26,17 @@ from genesis_fn.backends.cuda.driver.errors import (
 from genesis_fn.backends.cuda.memory.address_space import AddressSpace
 from genesis_fn.core.configuration.gc_pause import no_collection
 
-_SMALL = 1 << 20
+SMALL = 1 << 20
 _MEDIUM = 256 << 20
 _POLL_DEFERRED = 64
 
 
 def _small_classes() -> list[int]:
     """The rounded size of every count of 512-byte units: 512 * {4, 5, 6, 7} * 2^k / 4."""
-    steps = sorted({512 * q << k >> 2 for q in (4, 5, 6, 7) for k in range(12)} | {_SMALL})
-    sizes = [s for s in steps if s % 512 == 0 and s <= _SMALL]
+    steps = sorted({512 * q << k >> 2 for q in (4, 5, 6, 7) for k in range(12)} | {SMALL})
+    sizes = [s for s in steps if s % 512 == 0 and s <= SMALL]
     table, index = [sizes[0]], 0
-    for units in range(1, _SMALL // 512 + 1):
+    for units in range(1, SMALL // 512 + 1):
         while sizes[index] < units * 512:
             index += 1
         table.append(sizes[index])
@@ -121,27 +121,27 @@ class Pool:
         self.retries = 0
         # Bound methods: a `with` statement costs as much as the rest of an allocation. The lock is
         # re-entrant because a destructor that the collector runs may allocate.
-        self._lock: Any = threading.RLock()
-        self._acquire: Callable[[], Any] = self._lock.acquire
-        self._release: Callable[[], None] = self._lock.release
-        self._exact: dict[int, list[int]] = {}
-        self._live: dict[int, tuple[int, int, Any]] = {}
+        self.lock: Any = threading.RLock()
+        self._acquire: Callable[[], Any] = self.lock.acquire
+        self._release: Callable[[], None] = self.lock.release
+        self.free_lists: dict[int, list[int]] = {}
+        self.live: dict[int, tuple[int, int, Any]] = {}
         self._pending: deque[int] = deque()
         self._held: dict[int, list[Event]] = {}
         self._deferred: list[tuple[int, list[Event]]] = []
-        self._slabs: dict[int, int] = {}
-        self._small = AddressSpace(driver, total, 2 << 20)
-        self._large = AddressSpace(driver, 2 * total, 32 << 20)
+        self.slabs: dict[int, int] = {}
+        self.small_space = AddressSpace(driver, total, 2 << 20)
+        self.large_space = AddressSpace(driver, 2 * total, 32 << 20)
         self.set_memory_fraction(fraction)
         _pools.add(self)
 
-    def alloc(self, size: int, site: Any = None) -> Block:
+    def alloc(self, size: int, site: object = None) -> Block:
         """A block of at least `size` bytes, aligned to 512; contents are undefined.
 
         `site` (its `str` is shown) says in reports which user line holds the memory. Raises
         `OutOfMemory` after every way to find room has failed.
         """
-        if size <= _SMALL:
+        if size <= SMALL:
             if size < 0:
                 raise ValueError(f"cannot allocate {size} bytes")
             rounded = _CLASS[(size + 511) >> 9]
@@ -155,12 +155,12 @@ class Pool:
             if self._pending:
                 self._drain()
             try:
-                address = self._exact[rounded].pop()
+                address = self.free_lists[rounded].pop()
                 self.hits += 1
             except (KeyError, IndexError):
                 address = self._find(rounded)
             if address is not None:
-                self._live[address] = (size, rounded, site)
+                self.live[address] = (size, rounded, site)
                 self.in_use = used = self.in_use + rounded
                 if used > self.peak:
                     self.peak = used
@@ -172,7 +172,7 @@ class Pool:
 
     def rounded(self, size: int) -> int:
         """The bytes that a request of `size` takes."""
-        if size <= _SMALL:
+        if size <= SMALL:
             return _CLASS[(size + 511) >> 9]
         # Sixteen sizes an octave, so that blocks of nearly the same size serve each other.
         step = 1 << (size - 1).bit_length() - 5 if size <= _MEDIUM else 2 << 20
@@ -186,14 +186,14 @@ class Pool:
 
     def empty_cache(self) -> int:
         """Returns unused memory to the device; the result is the number of bytes returned."""
-        with self._lock, no_collection():
+        with self.lock, no_collection():
             self._settle(wait=True)
             return self._unmap()
 
     def largest_sites(self, count: int) -> list[tuple[int, int, str]]:
         """(bytes, blocks, site) of the sites that hold most, largest first."""
-        with self._lock:
-            held = list(self._live.values())
+        with self.lock:
+            held = list(self.live.values())
         sizes: Counter[str] = Counter()
         blocks: Counter[str] = Counter()
         for _, rounded, site in held:
@@ -204,32 +204,37 @@ class Pool:
 
     def close(self) -> None:
         """Returns all memory and addresses; RuntimeError if a block is still held."""
-        with self._lock, no_collection():
+        with self.lock, no_collection():
             self._settle(wait=True)
-            if self._live:
-                raise RuntimeError(f"{len(self._live)} blocks of the pool are still held")
+            if self.live:
+                raise RuntimeError(f"{len(self.live)} blocks of the pool are still held")
             self.driver.synchronize()
-            for space in (self._large, self._small):
+            for space in (self.large_space, self.small_space):
                 space.close()
 
     @property
     def mapped(self) -> int:
         """Bytes of physical memory held, in use or not."""
-        return self._small.mapped + self._large.mapped
+        return self.small_space.mapped + self.large_space.mapped
 
     @property
     def driver_calls(self) -> int:
         """Calls that mapped, unmapped or reserved memory so far."""
-        return self._small.driver_calls + self._large.driver_calls
+        return self.small_space.driver_calls + self.large_space.driver_calls
 
     def reset_peak(self) -> None:
         """Makes the peaks start from what is in use now."""
-        with self._lock:
+        with self.lock:
             self.peak, self.peak_mapped = self.in_use, self.mapped
+
+    def refuse(self) -> None:
+        """Make every use of the pool raise ForkedProcessError, in the child of a fork."""
+        lock = _ForkedLock()
+        self.lock, self._acquire, self._release = lock, lock.acquire, lock.release
 
     def settle(self) -> None:
         """Takes in frees that other threads or streams had left to do."""
-        with self._lock, no_collection():
+        with self.lock, no_collection():
             self._drain()
             self._poll(wait=False)
 
@@ -242,23 +247,23 @@ class Pool:
             self.misses += 1
             if self._deferred:
                 self._poll(wait=False)
-            blocks = self._exact.get(rounded)
+            blocks = self.free_lists.get(rounded)
             if blocks is None:
-                blocks = self._exact[rounded] = []
+                blocks = self.free_lists[rounded] = []
             elif blocks:
                 return blocks.pop()
-            if rounded <= _SMALL:
+            if rounded <= SMALL:
                 return blocks.pop() if self._refill(rounded, blocks) else None
-            address = self._large.take(rounded)
+            address = self.large_space.take(rounded)
             if address is not None:
                 return address
             if self.mapped - self.in_use + rounded > max(self.slack, self.peak // 10):
                 self._flush_large()
-                address = self._large.take(rounded)
+                address = self.large_space.take(rounded)
                 if address is not None:
                     return address
-            if self._grow(self._large, rounded):
-                return self._large.take(rounded)
+            if self._grow(self.large_space, rounded):
+                return self.large_space.take(rounded)
             return None
         finally:
             if collects:
@@ -266,14 +271,14 @@ class Pool:
 
     def _refill(self, rounded: int, blocks: list[int]) -> bool:
         """Cuts a new slab into blocks of one size."""
-        size = _slab_bytes(rounded)
-        start = self._small.take(size)
+        size = slab_bytes(rounded)
+        start = self.small_space.take(size)
         if start is None:
-            if not self._grow(self._small, size):
+            if not self._grow(self.small_space, size):
                 return False
-            start = self._small.take(size)
+            start = self.small_space.take(size)
             assert start is not None
-        self._slabs[start] = rounded
+        self.slabs[start] = rounded
         count = size // rounded
         blocks.extend(start + i * rounded for i in reversed(range(count)))
         return True
@@ -288,7 +293,7 @@ class Pool:
 
     def _make_room(self, rounded: int, size: int) -> None:
         """Tries everything, in order of cost, until the request would fit; else raises."""
-        with self._lock:
+        with self.lock:
             self.retries += 1
             self.misses -= 1  # the request comes again
         if self._fits(rounded):
@@ -302,28 +307,28 @@ class Pool:
 
     def _fits(self, rounded: int) -> bool:
         """Whether the request fits after all free blocks have been joined."""
-        with self._lock, no_collection():
+        with self.lock, no_collection():
             self._settle(wait=True)
             space, need = self._place(rounded)
             return space.largest_free >= need or self._grow(space, need)
 
     def _remapped(self, rounded: int) -> bool:
         """Whether the request fits after free memory has moved to where it is contiguous."""
-        with self._lock, no_collection():
+        with self.lock, no_collection():
             space, need = self._place(rounded)
             # Physical memory that is free anywhere can back the addresses that need it.
             self._unmap()
             return self._grow(space, need)
 
     def _place(self, rounded: int) -> tuple[AddressSpace, int]:
-        if rounded <= _SMALL:
-            return self._small, _slab_bytes(rounded)
-        return self._large, rounded
+        if rounded <= SMALL:
+            return self.small_space, slab_bytes(rounded)
+        return self.large_space, rounded
 
     def _unmap(self) -> int:
         # Work in flight may still use the memory of freed blocks.
         self.driver.synchronize()
-        return self._large.unmap_free() + self._small.unmap_free()
+        return self.large_space.unmap_free() + self.small_space.unmap_free()
 
     def _settle(self, wait: bool) -> None:
         self._drain()
@@ -332,7 +337,7 @@ class Pool:
         self._flush_slabs()
 
     def _drain(self) -> None:
-        pending, held, live, exact = self._pending, self._held, self._live, self._exact
+        pending, held, live, exact = self._pending, self._held, self.live, self.free_lists
         while pending:
             address = pending.popleft()
             if held and address in held:
@@ -345,8 +350,8 @@ class Pool:
             self._poll(wait=False)
 
     def _return(self, address: int) -> None:
-        rounded = self._live.pop(address)[1]
-        self._exact[rounded].append(address)
+        rounded = self.live.pop(address)[1]
+        self.free_lists[rounded].append(address)
         self.in_use -= rounded
 
     def _poll(self, wait: bool) -> None:
@@ -364,40 +369,40 @@ class Pool:
         self._deferred = still
 
     def _flush_large(self) -> None:
-        give = self._large.give
-        for rounded, blocks in self._exact.items():
-            if rounded > _SMALL:
+        give = self.large_space.give
+        for rounded, blocks in self.free_lists.items():
+            if rounded > SMALL:
                 for address in blocks:
                     give(address, rounded)
                 blocks.clear()
 
     def _flush_slabs(self) -> None:
         """Gives slabs without a block in use back to the small address space."""
-        starts = sorted(self._slabs)
+        starts = sorted(self.slabs)
         free: dict[int, int] = {}
-        for rounded, blocks in self._exact.items():
-            if rounded <= _SMALL:
+        for rounded, blocks in self.free_lists.items():
+            if rounded <= SMALL:
                 for address in blocks:
                     slab = starts[bisect_right(starts, address) - 1]
                     free[slab] = free.get(slab, 0) + 1
-        empty = {s for s, n in free.items() if n == _slab_bytes(self._slabs[s]) // self._slabs[s]}
-        for rounded in {self._slabs[slab] for slab in empty}:
-            self._exact[rounded][:] = [
+        empty = {s for s, n in free.items() if n == slab_bytes(self.slabs[s]) // self.slabs[s]}
+        for rounded in {self.slabs[slab] for slab in empty}:
+            self.free_lists[rounded][:] = [
                 address
-                for address in self._exact[rounded]
+                for address in self.free_lists[rounded]
                 if starts[bisect_right(starts, address) - 1] not in empty
             ]
         for slab in empty:
-            self._small.give(slab, _slab_bytes(self._slabs.pop(slab)))
+            self.small_space.give(slab, slab_bytes(self.slabs.pop(slab)))
 
     def _out_of_memory(self, size: int) -> OutOfMemory:
-        with self._lock:
+        with self.lock:
             return OutOfMemory(
                 device=self.driver.info.index,
                 requested=size,
                 in_use=self.in_use,
                 cached=self.mapped - self.in_use,
-                largest_free=max(self._large.largest_free, self._small.largest_free),
+                largest_free=max(self.large_space.largest_free, self.small_space.largest_free),
                 mapped=self.mapped,
                 limit=self.limit,
                 free_on_device=self.driver.memory_info()[0],
@@ -405,7 +410,7 @@ class Pool:
             )
 
 
-def _slab_bytes(rounded: int) -> int:
+def slab_bytes(rounded: int) -> int:
     """The bytes of a slab of blocks of one size: 64 KiB to 2 MiB, at most 16 blocks above."""
     return min(2 << 20, max(64 << 10, -(-16 * rounded // 65536) * 65536))
 
@@ -431,8 +436,7 @@ _pools: weakref.WeakSet[Pool] = weakref.WeakSet()
 
 def _after_fork() -> None:
     for pool in _pools:
-        lock = _ForkedLock()
-        pool._lock, pool._acquire, pool._release = lock, lock.acquire, lock.release
+        pool.refuse()
 
 
 os.register_at_fork(after_in_child=_after_fork)

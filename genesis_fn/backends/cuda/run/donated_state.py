@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from genesis_fn.backends.cuda.run.io_buffers import IOBuffers, Rerun
+from genesis_fn.core.array import ArrayImpl
 from genesis_fn.core.aval import Signature
 from genesis_fn.core.train_state import Memory
 
@@ -37,11 +38,11 @@ class Carry:
             [k for k in range(len(places.updated)) if k not in results],
         )
 
-    def run(self, state: Any, others: list[Any]) -> tuple[Memory, list[Any]]:
+    def run(self, state: Memory | list[ArrayImpl], others: list[Any]) -> tuple[Memory, list[Any]]:
         """(the state's memory, storages of the other results) for a Memory, or for the leaves of a
         state, and the storages of the other inputs."""
         places, at = self._places, self._in.start
-        if type(state) is Memory:
+        if isinstance(state, Memory):
             if self._last is not None and self._last() is state:
                 with places.lock:
                     found = self._others.run(others, [x.address for x in others])

@@ -12,7 +12,6 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
@@ -38,7 +37,7 @@ class ErrorWords:
         self._retired: deque[int] = deque()
         self._lock = threading.Lock()
 
-    def register(self, program: Any, describe: Describe) -> int:
+    def register(self, program: object, describe: Describe) -> int:
         """The address of a word for as long as `program` is alive. `describe(site, index)` makes
         the exception to raise, and does not refer to the program: a failure may be seen after it
         is gone."""

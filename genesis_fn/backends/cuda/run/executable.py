@@ -132,23 +132,23 @@ class CudaExecutable(Executable):
                 live(a)
             raise
 
-    def run(self, buffers: list[Any]) -> list[Any]:
+    def run(self, storages: list[Any]) -> list[Any]:
         """The memory of the results, given that of the inputs. Raises AttributeError for memory
         that is gone."""
-        addresses = [b.address for b in buffers]
+        addresses = [b.address for b in storages]
         places = self.places
         with places.lock:
             if self._taken:
-                taken = self._pick_taken(buffers)
+                taken = self._pick_taken(storages)
                 alone = sum(map(getrefcount, taken)) == self._alone
                 if not alone or [b.owner for b in taken] != self._owners:
-                    self._copy_shared(buffers, taken, addresses)
+                    self._copy_shared(storages, taken, addresses)
                 del taken
-            results = self._all.run(buffers, addresses)
+            results = self._all.run(storages, addresses)
             if results is None:
-                places.move(buffers, addresses)
+                places.move(storages, addresses)
                 self._all.follow()
-                results = self._all.launched(buffers)
+                results = self._all.launched(storages)
             return results
 
     def _copy_shared(self, buffers: list[Any], taken: list[Any], addresses: list[int]) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import threading
-from typing import Any
 
 from genesis_fn.backends.cuda.driver.driver import Driver, check_fork
 from genesis_fn.backends.cuda.driver.drivers import open_driver
@@ -22,7 +21,7 @@ class Runtime:
         self.staging = Staging(driver)
         self.errors = ErrorWords(driver)
 
-    def alloc(self, size: int, site: Any = None) -> Block:
+    def alloc(self, size: int, site: object = None) -> Block:
         """A block of the device's pool."""
         return self.pool.alloc(size, site)
 
@@ -36,7 +35,7 @@ class Runtime:
         self.driver.synchronize()
         self.errors.raise_if_set()
 
-    def copy_to(self, other: Runtime, block: Block, site: Any = None) -> Block:
+    def copy_to(self, other: Runtime, block: Block, site: object = None) -> Block:
         """A copy of a block on another device, in order of both compute streams."""
         result = other.pool.alloc(block.bytes, site)
         # The new block may still be in use by work queued there; the copy runs on this side.
