@@ -20,7 +20,7 @@ import genesis_fn as g
 import genesis_fn.numpy as gnp
 from genesis_fn import lax
 from genesis_fn.backends.cuda.codegen import generate
-from genesis_fn.backends.cuda.lower.fused_matmul import plan_product
+from genesis_fn.backends.cuda.lower.fused_matmul import plan_fused_gemv
 from genesis_fn.compiler.fusion.fuse import fuse
 from genesis_fn.compiler.memory.rematerialise import rematerialise
 from genesis_fn.compiler.simplify.simplify import simplify
@@ -116,7 +116,7 @@ def main(architecture: int, *kinds_of_all: str) -> None:
         jaxpr, _ = stage(lambda *xs: g.tree.leaves(f(*xs)), [aval(s, d) for s, d in kinds])
         for group in fuse(rematerialise(simplify(jaxpr)), target).groups:
             if group.product is not None:
-                plan, _ = plan_product(group.product, group.writes[0], False, target)
+                plan, _ = plan_fused_gemv(group.product, group.writes[0], False, target)
             elif group.body is not None:
                 plan = generate(group.body, target).plan
             else:

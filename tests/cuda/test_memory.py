@@ -62,7 +62,7 @@ class PoolMachine(RuleBasedStateMachine):
         try:
             block = self.pool.alloc(size, "a line")
         except OutOfMemory as error:
-            self.pool.settle()
+            self.pool.reclaim()
             held = error.in_use + self.pool.rounded(size)
             # Small blocks cannot use what large ones hold in partly used pieces, and conversely.
             assert held > self.driver.info.total_memory // 2 or size > error.largest_free
@@ -307,7 +307,7 @@ def test_blocks_used_by_another_stream_wait_for_it():
     assert pool.in_use == 8 * MIB, "a held block is in use"
     driver.complete.add(id(event))
     del other
-    pool.settle()
+    pool.reclaim()
     assert pool.in_use == 0 and driver.destroyed == 1
     waiting = pool.alloc(400 * MIB)
     waiting.hold_until(driver.new_event())

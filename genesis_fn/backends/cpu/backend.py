@@ -16,7 +16,7 @@ from genesis_fn.backends.cpu import lowerings as _lowerings  # noqa: F401 # pyri
 from genesis_fn.backends.cpu.compile import CpuExecutable
 from genesis_fn.backends.cpu.forks import note_compiled
 from genesis_fn.backends.cpu.inductor import InductorExecutable
-from genesis_fn.backends.cpu.lower import lower
+from genesis_fn.backends.cpu.lower import lower_primitive
 from genesis_fn.backends.cpu.storage import TORCH_DTYPE, host_tensor, host_view, same
 from genesis_fn.core import dtypes, errors
 from genesis_fn.core.array import ArrayImpl
@@ -107,7 +107,7 @@ class CpuBackend(Backend):
     def eager(
         self, prim: Primitive, avals: Sequence[Any], params: dict[str, Any], device: Device
     ) -> Callable[..., Any]:
-        run = lower(prim, avals, params)
+        run = lower_primitive(prim, avals, params)
         out = prim.abstract(tuple(avals), params)
         if prim.multi:
             sigs = [sig(a, device) for a in out]

@@ -15,8 +15,16 @@ from typing import Any
 import torch
 
 from genesis_fn.backends.cpu import pattern_fusion
-from genesis_fn.backends.cpu.emit import FRESH, VIEW, Names, Step, many_of, step, thin_shape
-from genesis_fn.backends.cpu.lower import FusedFunction, fused_function, lower
+from genesis_fn.backends.cpu.emit import (
+    FRESH,
+    VIEW,
+    Names,
+    Statement,
+    many_of,
+    statement_of,
+    thin_shape,
+)
+from genesis_fn.backends.cpu.lower import FusedFunction, fused_function, lower_primitive
 from genesis_fn.compiler.memory.sink import sink_equations
 from genesis_fn.compiler.simplify.simplify import simplify
 from genesis_fn.core import errors
@@ -153,7 +161,7 @@ class _Writer:
     def write(self, program: Jaxpr) -> tuple[str, Callable[..., Any]]:
         """(source, the function) of the program, or of what `constants` left of it."""
         program = _without_barriers(program)
-        todo, outs = pattern_fusion.steps(program, self.names, _LAZY), program.outs
+        todo, outs = pattern_fusion.statements(program, self.names, _LAZY), program.outs
         last = _last_uses(todo, outs)
         ends: dict[int, list[Var]] = {}
         for v, n in last.items():
@@ -162,16 +170,16 @@ class _Writer:
         n = 0
         while n < len(todo):
             s, count = todo[n], 1
-            if isinstance(s, Step):
+            if isinstance(s, Statement):
                 count = self._alike(s, todo, n, last)
                 if count > 1:
-                    self._lines([t for t in todo[n : n + count] if isinstance(t, Step)])
+                    self._lines([t for t in todo[n : n + count] if isinstance(t, Statement)])
                 else:
                     self._line(s, n, last)
             elif s.prim is broadcast_in_dim_p:
                 self._broadcast(s)
             elif s.outs[0] in results:
-                self._line(step(s, self.names), n, last)
+                self._line(statement_of(s, self.names), n, last)
             else:
                 self._number(s)
             for m in range(n, n + count):
@@ -239,7 +247,7 @@ class _Writer:
     def _number(self, e: Eqn) -> None:
         """An array of one number stays a number until someone needs all of it."""
         o, p = e.outs[0], e.params
-        make = lower(e.prim, (), {"value": p["value"], "shape": (), "dtype": p["dtype"]})
+        make = lower_primitive(e.prim, (), {"value": p["value"], "shape": (), "dtype": p["dtype"]})
         self.thin[o] = self.names.add(make(), "k")
         self.homes[o] = frozenset()
 
@@ -266,7 +274,7 @@ class _Writer:
             return f"{self.thin[v]}.expand({v.aval.shape})"
         return self.name[v]
 
-    def _line(self, s: Step, n: int, last: dict[Var, int]) -> None:
+    def _line(self, s: Statement, n: int, last: dict[Var, int]) -> None:
         place = self._place(s, n, last) if self.reuse else None
         texts = [self._text(i) for i in s.ins]
         if s.spreads:
@@ -283,7 +291,9 @@ class _Writer:
         left = ", ".join([self._new_name(o) for o in s.outs])
         self._emit(f"{left}{',' if s.eqn.prim.multi else ''} = {source}", s.eqn)
 
-    def _alike(self, s: Step, todo: Sequence[Step | Eqn], n: int, last: dict[Var, int]) -> int:
+    def _alike(
+        self, s: Statement, todo: Sequence[Statement | Eqn], n: int, last: dict[Var, int]
+    ) -> int:
         """How many lines from `n` on torch can do in one call: the same operation on small arrays
         that do not depend on one another. 1 where it is not worth it."""
         if many_of(s.text) is None:
@@ -292,7 +302,11 @@ class _Writer:
         count = 0
         for m in range(n, len(todo)):
             other = todo[m]
-            if type(other) is not Step or other.text != s.text or not made.isdisjoint(other.ins):
+            if (
+                type(other) is not Statement
+                or other.text != s.text
+                or not made.isdisjoint(other.ins)
+            ):
                 break
             if other.outs[0].aval.nbytes > _SMALL or not self.thin.keys().isdisjoint(other.ins):
                 break
@@ -302,8 +316,8 @@ class _Writer:
             count += 1
         return count if count >= 8 else 1
 
-    def _lines(self, alike: Sequence[Step]) -> None:
-        """One line for several steps of the same form."""
+    def _lines(self, alike: Sequence[Statement]) -> None:
+        """One line for several statements of the same form."""
         function, rest = many_of(alike[0].text)  # type: ignore[misc]
         arity = len(alike[0].ins)
         columns = [", ".join([self._text(s.ins[i]) for s in alike]) for i in range(arity)]
@@ -313,7 +327,7 @@ class _Writer:
         left = ", ".join([self._new_name(o) for s in alike for o in s.outs])
         self._emit(f"{left} = {function}({inside})", alike[0].eqn)
 
-    def _place(self, s: Step, n: int, last: dict[Var, int], settle: bool = True) -> int | None:
+    def _place(self, s: Statement, n: int, last: dict[Var, int], settle: bool = True) -> int | None:
         """The operand whose memory the result may take; with `settle`, it does."""
         for place in s.over:
             v = s.ins[place]
@@ -332,7 +346,7 @@ class _Writer:
             return place
         return None
 
-    def _settle_results(self, s: Step, place: int | None) -> None:
+    def _settle_results(self, s: Statement, place: int | None) -> None:
         whole = [i for i in s.ins if i not in self.thin]
         for o in s.outs:
             if place is not None:
@@ -392,7 +406,7 @@ def _without_barriers(jaxpr: Jaxpr) -> Jaxpr:
     return Jaxpr(jaxpr.invars, eqns, outs, (), jaxpr.name)
 
 
-def _last_uses(todo: Sequence[Step | Eqn], outs: Sequence[Var]) -> dict[Var, int]:
+def _last_uses(todo: Sequence[Statement | Eqn], outs: Sequence[Var]) -> dict[Var, int]:
     """The last line that reads each value; values that are returned outlive all lines."""
     last: dict[Var, int] = dict.fromkeys(outs, len(todo))
     for n in range(len(todo) - 1, -1, -1):

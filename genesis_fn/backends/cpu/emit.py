@@ -1,8 +1,8 @@
-"""How an equation is written as a line of Python over torch tensors.
+"""Emits an equation as a line of Python over torch tensors.
 
-A `Step` is one line: its expression, the expressions that write the result over an operand instead,
-and what is known of the result's memory. Primitives without a form of their own call the function
-that `lower` makes.
+A `Statement` is one line: an expression, the expressions that write the result into an operand's
+memory instead, and what is known of the result's memory. A primitive without a form below calls the
+function that `lower_primitive` makes.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from genesis_fn.backends.cpu.lower import FRESH_RESULTS, OF_COMPLEX, lower
+from genesis_fn.backends.cpu.lower import FRESH_RESULTS, OF_COMPLEX, lower_primitive
 from genesis_fn.backends.cpu.lowerings.contraction import compute_dtype, matrix_plan, product_shape
 from genesis_fn.backends.cpu.lowerings.indexing import place_of
 from genesis_fn.backends.cpu.storage import NARROW_FLOATS, SIGNED_STORAGE, TORCH_DTYPE
@@ -36,7 +36,7 @@ FRESH, VIEW, UNKNOWN = "fresh", "view", "unknown"
 
 
 @dataclasses.dataclass(slots=True)
-class Step:
+class Statement:
     """`outs = text`, where {i} in `text` stands for operand `ins[i]`.
 
     * `over[i]`: text that does the same and leaves the result in the memory of operand i, which
@@ -165,7 +165,7 @@ def plain(x: Atom) -> bool:
     )
 
 
-def step(e: Eqn, names: Names) -> Step:
+def statement_of(e: Eqn, names: Names) -> Statement:
     """The line for an equation."""
     write = _FORMS.get(e.prim)
     if write is None and len(e.ins) == 1 and not e.params and _method(e.prim):
@@ -177,9 +177,9 @@ def step(e: Eqn, names: Names) -> Step:
     return _call(e, names)
 
 
-def _call(e: Eqn, names: Names) -> Step:
+def _call(e: Eqn, names: Names) -> Statement:
     avals = [i.aval if type(i) is Var else i for i in e.ins]
-    f = names.add(lower(e.prim, avals, e.params))
+    f = names.add(lower_primitive(e.prim, avals, e.params))
     ins = [i for i in e.ins if type(i) is Var]
     count = iter(range(len(ins)))
     texts = [f"{{{next(count)}}}" if type(i) is Var else repr(i) for i in e.ins]
@@ -189,10 +189,10 @@ def _call(e: Eqn, names: Names) -> Step:
         # repeated results, which the simplifier has recognised.
         fresh = e.params["op"].reference.__module__.startswith("genesis_fn.lax.")
     memory = FRESH if fresh else UNKNOWN
-    return Step(e, e.outs, ins, f"{f}({', '.join(texts)})", memory=memory)
+    return Statement(e, e.outs, ins, f"{f}({', '.join(texts)})", memory=memory)
 
 
-_FORMS: dict[Primitive, Callable[[Eqn, Names], Step | None]] = {}
+_FORMS: dict[Primitive, Callable[[Eqn, Names], Statement | None]] = {}
 
 
 def _form(*prims: Primitive) -> Callable[..., Any]:
@@ -213,17 +213,17 @@ def _method(prim: Primitive) -> str:
     return name if hasattr(torch.Tensor, f"{name}_") else ""
 
 
-def _unary(e: Eqn, names: Names) -> Step | None:
+def _unary(e: Eqn, names: Names) -> Statement | None:
     (x,), out = e.ins, e.outs[0]
     if type(x) is not Var or (dtypes.is_complex(x.aval.dtype) and e.prim in OF_COMPLEX):
         return None
     name = _method(e.prim)
     over = {0: f"{{0}}.{name}_()"} if x.aval is out.aval else {}
-    return Step(e, e.outs, [x], f"{{0}}.{name}()", over, elementwise=True)
+    return Statement(e, e.outs, [x], f"{{0}}.{name}()", over, elementwise=True)
 
 
 @_form(*_BINARY)
-def _binary(e: Eqn, names: Names) -> Step | None:
+def _binary(e: Eqn, names: Names) -> Statement | None:
     prim, out = e.prim, e.outs[0]
     sign, function, method, commutes = _BINARY[prim]
     ins, (x, y) = placeholders(e, names)
@@ -250,23 +250,25 @@ def _binary(e: Eqn, names: Names) -> Step | None:
             over[place] = f"{mine}.{method}({x})"
         elif function and (not sign or x[0] in "{k"):
             over[place] = f"{function}({x}, {y}, out={mine})"
-    return Step(e, e.outs, ins, text, over, spreads=len(ins) == 2, elementwise=True)
+    return Statement(e, e.outs, ins, text, over, spreads=len(ins) == 2, elementwise=True)
 
 
 @_form(ops.integer_pow_p)
-def _integer_pow(e: Eqn, names: Names) -> Step | None:
+def _integer_pow(e: Eqn, names: Names) -> Statement | None:
     (x,), y = e.ins, e.params["y"]
     if type(x) is not Var:
         return None
     if y == 2:
-        return Step(e, e.outs, [x], "{0} * {0}", {0: "{0}.mul_({0})"}, elementwise=True)
+        return Statement(e, e.outs, [x], "{0} * {0}", {0: "{0}.mul_({0})"}, elementwise=True)
     if y == -1 and dtypes.is_inexact(x.aval.dtype):
-        return Step(e, e.outs, [x], "{0}.reciprocal()", {0: "{0}.reciprocal_()"}, elementwise=True)
+        return Statement(
+            e, e.outs, [x], "{0}.reciprocal()", {0: "{0}.reciprocal_()"}, elementwise=True
+        )
     return None
 
 
 @_form(ops.select_p)
-def _select(e: Eqn, names: Names) -> Step | None:
+def _select(e: Eqn, names: Names) -> Statement | None:
     c, *cases = e.ins
     ins, texts = [c], []
     for x in cases:
@@ -281,11 +283,11 @@ def _select(e: Eqn, names: Names) -> Step | None:
     inside = f"{{0}}, {', '.join(texts)}"
     over = {p: f"where({inside}, out={{{p}}})" for p in range(1, len(ins))}
     spreads = len(ins) > 1
-    return Step(e, e.outs, ins, f"where({inside})", over, spreads=spreads, elementwise=True)
+    return Statement(e, e.outs, ins, f"where({inside})", over, spreads=spreads, elementwise=True)
 
 
 @_form(ops.add_n.prim)
-def _add_n(e: Eqn, names: Names) -> Step | None:
+def _add_n(e: Eqn, names: Names) -> Statement | None:
     if e.outs[0].aval.dtype.itemsize < 4 or dtypes.is_complex(e.outs[0].aval.dtype):
         return None
     ins = list(e.ins)
@@ -299,11 +301,11 @@ def _add_n(e: Eqn, names: Names) -> Step | None:
     start = f"({places[0]} + {places[1]})" + "".join([f".add_({p})" for p in places[2:]])
     # In place, an operand that comes twice would be added after it has changed.
     twice = len(set(ins)) < len(ins)
-    return Step(e, e.outs, ins, start, {} if twice else over, elementwise=True)
+    return Statement(e, e.outs, ins, start, {} if twice else over, elementwise=True)
 
 
 @_form(ops.convert_p)
-def _convert(e: Eqn, names: Names) -> Step | None:
+def _convert(e: Eqn, names: Names) -> Statement | None:
     (x,), target = e.ins, e.params["dtype"]
     if type(x) is not Var:
         return None
@@ -313,7 +315,7 @@ def _convert(e: Eqn, names: Names) -> Step | None:
     if dtypes.is_complex(source) and not dtypes.is_complex(target):
         return None
     kind = names.add(TORCH_DTYPE[target], "d")
-    return Step(e, e.outs, [x], f"{{0}}.to({kind})", elementwise=True)
+    return Statement(e, e.outs, [x], f"{{0}}.to({kind})", elementwise=True)
 
 
 _TWO_LISTS = {"+": "add", "-": "sub", "*": "mul", "/": "div"}
@@ -338,22 +340,22 @@ def many_of(text: str) -> tuple[str, list[str]] | None:
 
 
 @_form(reshape_p)
-def _reshape(e: Eqn, names: Names) -> Step:
-    return Step(e, e.outs, list(e.ins), f"{{0}}.reshape({e.params['shape']})", memory=VIEW)
+def _reshape(e: Eqn, names: Names) -> Statement:
+    return Statement(e, e.outs, list(e.ins), f"{{0}}.reshape({e.params['shape']})", memory=VIEW)
 
 
 @_form(transpose_p)
-def _transpose(e: Eqn, names: Names) -> Step:
+def _transpose(e: Eqn, names: Names) -> Statement:
     order = e.params["permutation"]
     moved = [i for i, p in enumerate(order) if i != p]
     text = f"{{0}}.permute({order})"
     if len(moved) == 2:
         text = f"{{0}}.transpose({moved[0]}, {moved[1]})"
-    return Step(e, e.outs, list(e.ins), text, memory=VIEW)
+    return Statement(e, e.outs, list(e.ins), text, memory=VIEW)
 
 
 @_form(slice_p)
-def _slice(e: Eqn, names: Names) -> Step:
+def _slice(e: Eqn, names: Names) -> Statement:
     p, (x,) = e.params, e.ins
     cut = [
         d
@@ -369,14 +371,14 @@ def _slice(e: Eqn, names: Names) -> Step:
     else:
         taken = tuple([slice(*each) for each in zip(p["start"], p["limit"], p["strides"])])
         text = f"{{0}}[{names.add(taken, 's')}]"
-    return Step(e, e.outs, [x], text, memory=VIEW, dense=False)
+    return Statement(e, e.outs, [x], text, memory=VIEW, dense=False)
 
 
 @_form(split_p)
-def _split(e: Eqn, names: Names) -> Step:
+def _split(e: Eqn, names: Names) -> Statement:
     p = e.params
     text = f"{{0}}.split({list(p['sizes'])}, {p['axis']})"
-    return Step(e, e.outs, list(e.ins), text, memory=VIEW, dense=False)
+    return Statement(e, e.outs, list(e.ins), text, memory=VIEW, dense=False)
 
 
 def thin_shape(e: Eqn) -> tuple[int, ...] | None:
@@ -393,15 +395,15 @@ def thin_shape(e: Eqn) -> tuple[int, ...] | None:
 
 
 @_form(concatenate_p)
-def _concatenate(e: Eqn, names: Names) -> Step:
+def _concatenate(e: Eqn, names: Names) -> Statement:
     ins = list(e.ins)
     inside = ", ".join([f"{{{i}}}" for i in range(len(ins))])
-    return Step(e, e.outs, ins, f"cat(({inside}), {e.params['dimension']})", contiguous=True)
+    return Statement(e, e.outs, ins, f"cat(({inside}), {e.params['dimension']})", contiguous=True)
 
 
 @_form(dynamic_update_slice_p)
-def _update(e: Eqn, names: Names) -> Step:
-    step = _call(e, names)
+def _update(e: Eqn, names: Names) -> Statement:
+    statement = _call(e, names)
     x, u, *starts = e.ins
     avals = [i.aval if type(i) is Var else i for i in starts]
     place = place_of(x.aval, avals, u.aval.shape)
@@ -410,28 +412,28 @@ def _update(e: Eqn, names: Names) -> Step:
         place(x, starts).copy_(u)
         return x
 
-    step.over = {0: f"{names.add(write)}({step.text.split('(', 1)[1]}"}
-    step.contiguous = True
-    return step
+    statement.over = {0: f"{names.add(write)}({statement.text.split('(', 1)[1]}"}
+    statement.contiguous = True
+    return statement
 
 
 # ---- reductions and contractions ----
 
 
 @_form(reduce_sum_p)
-def _sum(e: Eqn, names: Names) -> Step | None:
+def _sum(e: Eqn, names: Names) -> Statement | None:
     kind = e.outs[0].aval.dtype
     if not dtypes.is_inexact(kind):
         return None
-    return Step(e, e.outs, list(e.ins), f"{{0}}.sum({e.params['axes']})")
+    return Statement(e, e.outs, list(e.ins), f"{{0}}.sum({e.params['axes']})")
 
 
 @_form(reduce_max_p, reduce_min_p)
-def _extreme(e: Eqn, names: Names) -> Step | None:
+def _extreme(e: Eqn, names: Names) -> Statement | None:
     if e.ins[0].aval.size == 0:
         return None
     name = "amax" if e.prim is reduce_max_p else "amin"
-    return Step(e, e.outs, list(e.ins), f"{{0}}.{name}({e.params['axes']})")
+    return Statement(e, e.outs, list(e.ins), f"{{0}}.{name}({e.params['axes']})")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -475,11 +477,11 @@ def _matrix_text(name: str, plan: tuple[Any, ...], shape: tuple[int, ...]) -> st
 
 
 @_form(dot_general_p)
-def _dot(e: Eqn, names: Names) -> Step | None:
+def _dot(e: Eqn, names: Names) -> Statement | None:
     found = product(e)
     if found is None:
         return None
     text, shape = f"mm({found.left}, {found.right})", e.outs[0].aval.shape
     if shape != found.shape:
         text += f".view({shape})"
-    return Step(e, e.outs, list(e.ins), text, contiguous=True)
+    return Statement(e, e.outs, list(e.ins), text, contiguous=True)

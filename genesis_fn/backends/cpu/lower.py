@@ -48,7 +48,9 @@ class FusedFunction:
 FUSED: dict[str, FusedFunction] = {}
 
 
-def lower(prim: Primitive, avals: Sequence[Any], params: dict[str, Any]) -> Callable[..., Any]:
+def lower_primitive(
+    prim: Primitive, avals: Sequence[Any], params: dict[str, Any]
+) -> Callable[..., Any]:
     """A function of torch tensors (and Python scalars where `avals` has scalars)."""
     build = RULES.get(prim)
     if build is not None:
@@ -60,7 +62,7 @@ def lower(prim: Primitive, avals: Sequence[Any], params: dict[str, Any]) -> Call
 
 
 def has_lowering(prim: Primitive) -> bool:
-    """Whether `lower` knows the primitive."""
+    """Whether `lower_primitive` knows the primitive."""
     return prim in RULES or (type(prim.lowering) is Elementwise and prim.lowering.torch is not None)
 
 

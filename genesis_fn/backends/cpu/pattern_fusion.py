@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from genesis_fn.backends.cpu.emit import Names, Step, plain, product, step
+from genesis_fn.backends.cpu.emit import Names, Statement, plain, product, statement_of
 from genesis_fn.core import dtypes
 from genesis_fn.core.jaxpr import Eqn, Jaxpr, Var
 from genesis_fn.core.primitive import Primitive
@@ -26,7 +26,7 @@ add_n, logistic = ops.add_n.prim, ops.logistic.prim
 _KINDS = (dtypes.F32, dtypes.F64)
 
 
-def steps(jaxpr: Jaxpr, names: Names, lazy: frozenset[Primitive]) -> list[Step | Eqn]:
+def statements(jaxpr: Jaxpr, names: Names, lazy: frozenset[Primitive]) -> list[Statement | Eqn]:
     """The lines of a program; equations of primitives in `lazy` are left to the caller."""
     merger = _Merger(jaxpr, names)
     # Gradients first: they may leave a forward silu as the only user of its gate.
@@ -35,7 +35,7 @@ def steps(jaxpr: Jaxpr, names: Names, lazy: frozenset[Primitive]) -> list[Step |
             if e not in merger.found and e not in merger.absorbed:
                 merge(e)
     return [
-        merger.found.get(e) or (e if e.prim in lazy else step(e, names))
+        merger.found.get(e) or (e if e.prim in lazy else statement_of(e, names))
         for e in jaxpr.eqns
         if e not in merger.absorbed
     ]
@@ -54,7 +54,7 @@ class _Merger:
                     self.uses[i] = self.uses.get(i, 0) + 1
             for o in e.outs:
                 self.made[o] = e
-        self.found: dict[Eqn, Step] = {}
+        self.found: dict[Eqn, Statement] = {}
         self.absorbed: set[Eqn] = set()
 
     def only(self, x: Any, *prims: Primitive) -> Eqn | None:
@@ -92,7 +92,7 @@ class _Merger:
         gate = self.only(y, logistic)
         if gate is None or gate.ins[0] is not x:
             return None
-        made = Step(e, e.outs, [x], "silu({0})", {0: "silu({0}, True)"}, elementwise=True)
+        made = Statement(e, e.outs, [x], "silu({0})", {0: "silu({0}, True)"}, elementwise=True)
         return 1, [gate], made
 
     def silu_backward(self, e: Eqn) -> None:
@@ -113,7 +113,7 @@ class _Merger:
                 if parts is not None:
                     self.uses[s] -= 3
                     self.absorbed.update([direct, through, *parts])
-                    self.found[e] = Step(
+                    self.found[e] = Statement(
                         e,
                         e.outs,
                         [t, gate.ins[0]],
@@ -168,7 +168,7 @@ class _Merger:
             return (
                 1 + len(parts),
                 [*parts, inner],
-                Step(
+                Statement(
                     e,
                     e.outs,
                     [base, *pair],
@@ -182,7 +182,7 @@ class _Merger:
             return (
                 1,
                 parts,
-                Step(
+                Statement(
                     e,
                     e.outs,
                     [base, term],
@@ -204,11 +204,11 @@ class _Merger:
         bias = self._bias(base)
         if bias is not None:
             text = f"addmm({{2}}, {matrices}){back}"
-            return 3, [dot], Step(e, e.outs, [*dot.ins, bias], text, contiguous=True)
+            return 3, [dot], Statement(e, e.outs, [*dot.ins, bias], text, contiguous=True)
         text = f"addmm({{2}}{'' if shape == target else f'.reshape({target})'}, {matrices}){back}"
         flat = "" if shape == target else f".view({target})"
         over = {2: f"{{2}}{flat}.addmm_({matrices}){back}"}
-        made = Step(e, e.outs, [*dot.ins, base], text, over, contiguous=True, flat=(2,))
+        made = Statement(e, e.outs, [*dot.ins, base], text, over, contiguous=True, flat=(2,))
         return 3, [dot], made
 
     def _products(self, e: Eqn) -> tuple[Any, ...] | None:
@@ -244,7 +244,7 @@ class _Merger:
             start = text(0, "({0} + {1})", range(2, len(rest)))
         else:
             start = text(0, "{0}.clone(memory_format=row_major)", every)
-        made = Step(e, e.outs, ins, start, over, contiguous=True, flat=tuple(every))
+        made = Statement(e, e.outs, ins, start, over, contiguous=True, flat=tuple(every))
         return 3 * len(parts), parts, made
 
     def _bias(self, base: Var) -> Var | None:
@@ -288,7 +288,7 @@ class _Merger:
             for place in range(count):
                 others = [f".add_({{{i}}})" for i in range(count) if i != place]
                 over[place] = f"{f}({{{place}}}{''.join(others)}{terms})"
-        return len(parts), parts, Step(e, e.outs, ins, f"{f}({head}{terms})", over)
+        return len(parts), parts, Statement(e, e.outs, ins, f"{f}({head}{terms})", over)
 
 
 def _widens_by_zero(pad: Eqn) -> bool:

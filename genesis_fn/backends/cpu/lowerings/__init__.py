@@ -1,7 +1,7 @@
 """The torch functions of primitives, one module a family, as in `backends/cuda/lowerings`.
 
 Elementwise primitives have theirs in their definition where it is an expression. Importing this
-package registers all (see `lower`).
+package registers all (see `backends/cpu/lower.py`).
 """
 
 from genesis_fn.backends.cpu.lowerings import (

@@ -30,8 +30,8 @@ from genesis_fn.backends.cuda.binaries.cache import BinaryCache
 from genesis_fn.backends.cuda.binaries.triton_compile import (
     GENERATOR,
     CompileError,
-    Function,
-    Request,
+    CompileRequest,
+    FunctionReference,
     compile_request,
     function_from_text,
     is_gluon,
@@ -47,14 +47,14 @@ _MOST_WORKERS = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Compiled:
-    """One kernel for one architecture.
+class CompiledKernel:
+    """The binary of one kernel for one architecture, and what a launch needs to know of it.
 
-    `parameters` are the types of the run-time parameters in order, as in `Request.types`; `layout`
-    the sizes in bytes of what the binary takes for them, scratch pointers included.
-    `descriptors` holds for each host TMA descriptor what its encoding needs, and is empty where
-    the compiler replaced descriptors by pointers. `scratch` is bytes for each
-    program.
+    * `parameters`: the types of the run-time parameters in order, as in `CompileRequest.types`.
+    * `layout`: the sizes in bytes of the binary's parameters, scratch pointers included.
+    * `descriptors`: for each host TMA descriptor what its encoding needs; empty where the compiler
+      replaced descriptors by pointers.
+    * `shared`: bytes of shared memory; `scratch`: bytes of global scratch memory, per program.
     """
 
     key: str
@@ -108,14 +108,14 @@ class SourceKernel:
 
 def compile_launches(
     launches: Sequence[Launch], target: Target, cache: BinaryCache | None = None
-) -> list[Compiled]:
+) -> list[CompiledKernel]:
     """The compiled kernel of each launch, from the cache or compiled in parallel.
 
     Launches that differ only in grid, addresses and scalar values share one. Raises `CompileError`.
     """
     cache = cache or BinaryCache()
     keys = [launch_key(launch, target) for launch in launches]
-    ready: dict[str, Compiled] = {}
+    ready: dict[str, CompiledKernel] = {}
     missing: dict[str, Launch] = {}
     for key, launch in zip(keys, launches, strict=True):
         if key in ready or key in missing:
@@ -139,7 +139,7 @@ def compile_launches(
     return [ready[key] for key in keys]
 
 
-_memory: dict[str, Compiled] = {}
+_memory: dict[str, CompiledKernel] = {}
 
 
 def _parameters(launch: Launch) -> int:
@@ -225,7 +225,7 @@ def kernel_digest(kernel: object) -> str:
     return key
 
 
-def request(launch: Launch, target: Target) -> Request:
+def request(launch: Launch, target: Target) -> CompileRequest:
     """What a worker needs to compile the launch."""
     types, divisible = signature(launch)
     kernel = launch.kernel
@@ -237,7 +237,7 @@ def request(launch: Launch, target: Target) -> Request:
     if any(not _travels(value) for _, value in constants):
         where = ("object", kernel.function if isinstance(kernel, SourceKernel) else kernel)
         constants = tuple(launch.constants.items())
-    return Request(
+    return CompileRequest(
         where,
         tuple(types.items()),
         divisible,
@@ -261,14 +261,14 @@ def _where(kernel: Any) -> tuple[Any, ...]:
 def _portable(value: Any) -> Any:
     if hasattr(value, "cache_key"):
         place = _where(value)
-        return Function(place[1], place[2]) if place[0] == "module" else value
+        return FunctionReference(place[1], place[2]) if place[0] == "module" else value
     return value
 
 
 def _travels(value: Any) -> bool:
     if isinstance(value, tuple):
         return all(map(_travels, value))
-    plain = isinstance(value, (int, float, str, Function)) or value is None
+    plain = isinstance(value, (int, float, str, FunctionReference)) or value is None
     return plain or type(value).__module__ == "triton.language.core"
 
 
@@ -293,7 +293,7 @@ def _module_digest(name: str) -> str:
     return hashlib.sha256(Path(spec.origin).read_bytes()).hexdigest()
 
 
-def _from_entry(key: str, entry: tuple[Mapping[str, Any], bytes] | None) -> Compiled | None:
+def _from_entry(key: str, entry: tuple[Mapping[str, Any], bytes] | None) -> CompiledKernel | None:
     if entry is None:
         return None
     metadata, binary = entry
@@ -301,14 +301,14 @@ def _from_entry(key: str, entry: tuple[Mapping[str, Any], bytes] | None) -> Comp
     fields["parameters"] = tuple(fields["parameters"])
     fields["layout"] = tuple(fields["layout"])
     fields["descriptors"] = tuple(fields["descriptors"])
-    return Compiled(key=key, binary=binary, **fields)
+    return CompiledKernel(key=key, binary=binary, **fields)
 
 
 # Compiling in worker processes.
 
 
 def _compile_all(
-    requests: Mapping[str, Request],
+    requests: Mapping[str, CompileRequest],
 ) -> Iterable[tuple[str, tuple[dict[str, Any], bytes]]]:
     # One kernel goes to a process, too: Triton's import and the digest that it makes of its
     # installation take longer here than a process takes to start.
@@ -340,7 +340,7 @@ class _Worker:
         )
         self._send({"path": list(sys.path), "package": sys.modules["genesis_fn"].__path__[0]})
 
-    def compile(self, wanted: Request) -> tuple[dict[str, Any], bytes]:
+    def compile(self, wanted: CompileRequest) -> tuple[dict[str, Any], bytes]:
         self._send(wanted)
         answer = self._receive()
         if "error" in answer:
@@ -407,7 +407,7 @@ def _pool() -> ThreadPoolExecutor:
         return _workers
 
 
-def _ask(wanted: Request) -> tuple[dict[str, Any], bytes]:
+def _ask(wanted: CompileRequest) -> tuple[dict[str, Any], bytes]:
     try:
         worker = _idle.get_nowait()
     except queue.Empty:

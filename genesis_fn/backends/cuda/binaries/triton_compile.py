@@ -23,7 +23,7 @@ class CompileError(RuntimeError):
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class CompileRequest:
     """What a worker needs to compile one kernel; `where` is ("text", name, text), ("generated",
     text) for `kernels/language/source.py`, ("module", module, qualified name) for the library's
     own, or ("object", function) for a user's, which is compiled in this process."""
@@ -37,7 +37,7 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
-class Function:
+class FunctionReference:
     """A Triton function as the value of a constexpr parameter, by name."""
 
     module: str
@@ -69,7 +69,7 @@ def triton_version() -> str:
     return importlib.metadata.version("triton")
 
 
-def compiled_by_triton(wanted: Request) -> Any:
+def compiled_by_triton(wanted: CompileRequest) -> Any:
     """What Triton makes of one kernel, here: `asm` holds its PTX and cubin."""
     import triton
     from triton.backends.compiler import GPUTarget
@@ -114,7 +114,7 @@ def compiled_by_triton(wanted: Request) -> Any:
         ) from error
 
 
-def compile_request(wanted: Request) -> tuple[dict[str, Any], bytes]:
+def compile_request(wanted: CompileRequest) -> tuple[dict[str, Any], bytes]:
     """(metadata, cubin) of one kernel, compiled here."""
     result = compiled_by_triton(wanted)
     found = result.metadata
@@ -148,7 +148,7 @@ def _waiting(ptx: str) -> str:
     return ptx[: start + 1] + wait + ptx[start + 1 :]
 
 
-def _assembled(ptx: str, wanted: Request) -> bytes:
+def _assembled(ptx: str, wanted: CompileRequest) -> bytes:
     from triton.backends.compiler import GPUTarget
     from triton.compiler.compiler import make_backend
 
@@ -181,7 +181,7 @@ def _resolve(where: tuple[Any, ...]) -> Any:
 
 
 def _load(value: Any) -> Any:
-    if isinstance(value, Function):
+    if isinstance(value, FunctionReference):
         return _resolve(("module", value.module, value.name))
     if isinstance(value, tuple):
         return tuple(map(_load, value))

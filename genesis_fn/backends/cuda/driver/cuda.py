@@ -12,17 +12,17 @@ from typing import Any
 
 from cuda.bindings import driver as cu
 
-from genesis_fn.backends.cuda.binaries.compile import Compiled, compile_launches
+from genesis_fn.backends.cuda.binaries.compile import CompiledKernel, compile_launches
 from genesis_fn.backends.cuda.driver import condition_kernels
 from genesis_fn.backends.cuda.driver.driver import (
-    Condition,
     ConditionalKind,
+    ConditionHandle,
     DeviceInfo,
-    Event,
-    Graph,
-    Handle,
+    EventHandle,
+    GraphHandle,
+    MemoryHandle,
     PredicateMode,
-    Stream,
+    StreamHandle,
     check_fork,
 )
 from genesis_fn.backends.cuda.driver.errors import CudaError, DeviceMemoryExhausted
@@ -87,7 +87,7 @@ def _fail(code: Any) -> None:
 class _Module:
     """A loaded binary and its function; unloaded when no launch refers to it any more."""
 
-    def __init__(self, driver: CudaDriver, compiled: Compiled) -> None:
+    def __init__(self, driver: CudaDriver, compiled: CompiledKernel) -> None:
         driver.activate()
         self._driver = driver
         self.handle = _check(cu.cuModuleLoadData(compiled.binary))
@@ -118,11 +118,11 @@ class _Module:
                 return
 
 
-class PreparedLaunch:
+class CudaLaunch:
     """A launch with its module loaded and its parameters in one block."""
 
     def __init__(
-        self, driver: CudaDriver, launch: Launch, compiled: Compiled, module: _Module
+        self, driver: CudaDriver, launch: Launch, compiled: CompiledKernel, module: _Module
     ) -> None:
         self._activate = driver.activate
         self.module = module
@@ -136,7 +136,7 @@ class PreparedLaunch:
         self.scratch_bytes = programs * compiled.scratch
         self._early = launch.programmatic and driver.info.target.programmatic_launch
         self._config = _launch_config(launch, compiled, self._early)
-        self._stream: Stream = None
+        self._stream: StreamHandle = None
         self._attributes = self._config.numAttrs
 
     def bind(
@@ -144,7 +144,7 @@ class PreparedLaunch:
     ) -> None:
         self._block.bind(addresses, scratch)
 
-    def launch(self, stream: Stream, early: bool = True) -> None:
+    def launch(self, stream: StreamHandle, early: bool = True) -> None:
         if self._empty:
             return
         if self._early:
@@ -159,7 +159,7 @@ class PreparedLaunch:
             _fail(code)
 
 
-def _launch_config(launch: Launch, compiled: Compiled, early: bool) -> Any:
+def _launch_config(launch: Launch, compiled: CompiledKernel, early: bool) -> Any:
     config = cu.CUlaunchConfig()
     config.gridDimX = launch.grid[0] * compiled.num_ctas
     config.gridDimY, config.gridDimZ = launch.grid[1], launch.grid[2]
@@ -269,14 +269,14 @@ class CudaDriver:
     def release(self, address: int, size: int) -> None:
         _check(cu.cuMemAddressFree(address, size))
 
-    def create(self, size: int) -> Handle:
+    def create(self, size: int) -> MemoryHandle:
         self.activate()
         return _check(cu.cuMemCreate(size, self._property, 0))
 
-    def destroy(self, handle: Handle) -> None:
+    def destroy(self, handle: MemoryHandle) -> None:
         _check(cu.cuMemRelease(handle))
 
-    def map(self, address: int, size: int, handle: Handle) -> None:
+    def map(self, address: int, size: int, handle: MemoryHandle) -> None:
         self.activate()
         _check(cu.cuMemMap(address, size, 0, handle, 0))
         _check(cu.cuMemSetAccess(address, size, [self._access], 1))
@@ -296,13 +296,13 @@ class CudaDriver:
 
     # Work in stream order.
 
-    def copy(self, destination: int, source: int, size: int, stream: Stream) -> None:
+    def copy(self, destination: int, source: int, size: int, stream: StreamHandle) -> None:
         if size:
             self.activate()
             _check(cu.cuMemcpyAsync(destination, source, size, stream))
 
     def copy_peer(
-        self, destination: int, source: int, size: int, peer: CudaDriver, stream: Stream
+        self, destination: int, source: int, size: int, peer: CudaDriver, stream: StreamHandle
     ) -> None:
         if size:
             self.activate()
@@ -310,54 +310,54 @@ class CudaDriver:
                 cu.cuMemcpyPeerAsync(destination, peer.context, source, self.context, size, stream)
             )
 
-    def fill(self, address: int, byte: int, size: int, stream: Stream) -> None:
+    def fill(self, address: int, byte: int, size: int, stream: StreamHandle) -> None:
         if size:
             self.activate()
             _check(cu.cuMemsetD8Async(address, byte, size, stream))
 
-    def fill_words(self, address: int, value: int, count: int, stream: Stream) -> None:
+    def fill_words(self, address: int, value: int, count: int, stream: StreamHandle) -> None:
         if count:
             self.activate()
             _check(cu.cuMemsetD32Async(address, value & 0xFFFFFFFF, count, stream))
 
-    def new_stream(self) -> Stream:
+    def new_stream(self) -> StreamHandle:
         self.activate()
         flags = int(cu.CUstream_flags.CU_STREAM_NON_BLOCKING)
         return _check(cu.cuStreamCreate(flags))
 
-    def destroy_stream(self, stream: Stream) -> None:
+    def destroy_stream(self, stream: StreamHandle) -> None:
         self.activate()
         _check(cu.cuStreamDestroy(stream))
 
-    def stream_handle(self, stream: Stream) -> int:
+    def stream_handle(self, stream: StreamHandle) -> int:
         return int(stream)
 
-    def foreign_stream(self, handle: int) -> Stream:
+    def foreign_stream(self, handle: int) -> StreamHandle:
         return cu.CUstream(handle)
 
-    def synchronize(self, stream: Stream | None = None) -> None:
+    def synchronize(self, stream: StreamHandle | None = None) -> None:
         self.activate()
         _check(cu.cuStreamSynchronize(self.compute if stream is None else stream))
 
-    def new_event(self, timing: bool = False) -> Event:
+    def new_event(self, timing: bool = False) -> EventHandle:
         self.activate()
         flags = cu.CUevent_flags
         kind = flags.CU_EVENT_DEFAULT if timing else flags.CU_EVENT_DISABLE_TIMING
         return _check(cu.cuEventCreate(int(kind)))
 
-    def destroy_event(self, event: Event) -> None:
+    def destroy_event(self, event: EventHandle) -> None:
         self.activate()
         _check(cu.cuEventDestroy(event))
 
-    def record(self, event: Event, stream: Stream) -> None:
+    def record(self, event: EventHandle, stream: StreamHandle) -> None:
         self.activate()
         _check(cu.cuEventRecord(event, stream))
 
-    def wait(self, stream: Stream, event: Event) -> None:
+    def wait(self, stream: StreamHandle, event: EventHandle) -> None:
         self.activate()
         _check(cu.cuStreamWaitEvent(stream, event, 0))
 
-    def done(self, event: Event) -> bool:
+    def done(self, event: EventHandle) -> bool:
         self.activate()
         (code,) = cu.cuEventQuery(event)
         if code == _NOT_READY:
@@ -365,25 +365,25 @@ class CudaDriver:
         _check((code,))
         return True
 
-    def wait_host(self, event: Event) -> None:
+    def wait_host(self, event: EventHandle) -> None:
         self.activate()
         _check(cu.cuEventSynchronize(event))
 
-    def elapsed(self, start: Event, end: Event) -> float:
+    def elapsed(self, start: EventHandle, end: EventHandle) -> float:
         self.activate()
         return float(_check(cu.cuEventElapsedTime(start, end)))
 
     # Kernels.
 
-    def prepare(self, launches: Sequence[Launch]) -> list[PreparedLaunch]:
+    def prepare(self, launches: Sequence[Launch]) -> list[CudaLaunch]:
         compiled = compile_launches(launches, self.info.target)
         modules = self._load(compiled)
         return [
-            PreparedLaunch(self, launch, one, modules[one.key])
+            CudaLaunch(self, launch, one, modules[one.key])
             for launch, one in zip(launches, compiled, strict=True)
         ]
 
-    def _load(self, compiled: Sequence[Compiled]) -> dict[str, _Module]:
+    def _load(self, compiled: Sequence[CompiledKernel]) -> dict[str, _Module]:
         wanted = {one.key: one for one in compiled}
         with self._lock:
             loaded = {k: m for k in wanted if (m := self._modules.get(k)) is not None}
@@ -424,11 +424,11 @@ class CudaDriver:
 
     # Graphs.
 
-    def begin_capture(self, stream: Stream) -> None:
+    def begin_capture(self, stream: StreamHandle) -> None:
         self.activate()
         _check(cu.cuStreamBeginCapture(stream, _RELAXED))
 
-    def end_capture(self, stream: Stream) -> Graph:
+    def end_capture(self, stream: StreamHandle) -> GraphHandle:
         self.activate()
         graph = _check(cu.cuStreamEndCapture(stream))
         try:
@@ -438,28 +438,33 @@ class CudaDriver:
         _check(cu.cuGraphUpload(executable, stream))
         return executable
 
-    def abandon_capture(self, stream: Stream) -> None:
+    def abandon_capture(self, stream: StreamHandle) -> None:
         self.activate()
         code, graph = cu.cuStreamEndCapture(stream)
         if code == _SUCCESS:
             cu.cuGraphDestroy(graph)
 
-    def launch_graph(self, graph: Graph, stream: Stream) -> None:
+    def launch_graph(self, graph: GraphHandle, stream: StreamHandle) -> None:
         self.activate()
         (code,) = cu.cuGraphLaunch(graph, stream)
         if code != _SUCCESS:
             _fail(code)
 
-    def destroy_graph(self, graph: Graph) -> None:
+    def destroy_graph(self, graph: GraphHandle) -> None:
         self.activate()
         _check(cu.cuGraphExecDestroy(graph))
 
-    def new_condition(self, stream: Stream) -> Condition:
+    def new_condition(self, stream: StreamHandle) -> ConditionHandle:
         graph, _ = self._captured(stream)
         return _check(cu.cuGraphConditionalHandleCreate(graph, self.context, 0, 0))
 
     def set_condition(
-        self, stream: Stream, condition: Condition, address: int, mode: PredicateMode, limit: int
+        self,
+        stream: StreamHandle,
+        condition: ConditionHandle,
+        address: int,
+        mode: PredicateMode,
+        limit: int,
     ) -> None:
         setter = self._setter(mode)
         block = ctypes.create_string_buffer(struct.pack("<QQi", int(condition), address, limit))
@@ -469,8 +474,8 @@ class CudaDriver:
         _check(cu.cuLaunchKernel(setter, 1, 1, 1, 1, 1, 1, 0, stream, array, 0))
 
     def add_conditional(
-        self, stream: Stream, condition: Condition, kind: ConditionalKind, branches: int
-    ) -> list[Stream]:
+        self, stream: StreamHandle, condition: ConditionHandle, kind: ConditionalKind, branches: int
+    ) -> list[StreamHandle]:
         graph, dependencies = self._captured(stream)
         parameters = cu.CUgraphNodeParams()
         parameters.type = cu.CUgraphNodeType.CU_GRAPH_NODE_TYPE_CONDITIONAL
@@ -491,12 +496,12 @@ class CudaDriver:
             streams.append(inner)
         return streams
 
-    def end_branch(self, stream: Stream) -> None:
+    def end_branch(self, stream: StreamHandle) -> None:
         self.activate()
         _check(cu.cuStreamEndCapture(stream))
         self.destroy_stream(stream)
 
-    def _captured(self, stream: Stream) -> tuple[Any, list[Any]]:
+    def _captured(self, stream: StreamHandle) -> tuple[Any, list[Any]]:
         """The graph that a stream is recording and the nodes that its next one depends on."""
         self.activate()
         found = _check(_capture_info(stream))

@@ -18,11 +18,11 @@ from genesis_fn.backends.cuda.driver.errors import ForkedProcessError
 from genesis_fn.compiler.target import Target
 from genesis_fn.kernels.plan import Launch
 
-Stream: TypeAlias = Any
-Event: TypeAlias = Any
-Graph: TypeAlias = Any
-Condition: TypeAlias = Any
-Handle: TypeAlias = Any
+StreamHandle: TypeAlias = Any
+EventHandle: TypeAlias = Any
+GraphHandle: TypeAlias = Any
+ConditionHandle: TypeAlias = Any
+MemoryHandle: TypeAlias = Any
 
 ConditionalKind: TypeAlias = Literal["while", "switch"]
 PredicateMode: TypeAlias = Literal["flag", "index", "count"]
@@ -41,7 +41,7 @@ class DeviceInfo:
     kind: int
 
 
-class Prepared(Protocol):
+class PreparedLaunch(Protocol):
     """One launch, compiled, loaded and with its parameter block packed.
 
     It is bound to addresses and then launched any number of times. Binding and launching from
@@ -57,7 +57,7 @@ class Prepared(Protocol):
         that it touches lies in the ranges `within`, which a driver may check."""
         ...
 
-    def launch(self, stream: Stream, early: bool = True) -> None:
+    def launch(self, stream: StreamHandle, early: bool = True) -> None:
         """Enqueues the kernel on a stream, or records it if the stream is capturing; not `early`
         means only when what it depends on has ended, also if it can wait for that itself."""
         ...
@@ -67,7 +67,7 @@ class Driver(Protocol):
     """One device. Every method may be called from any thread."""
 
     info: DeviceInfo
-    compute: Stream
+    compute: StreamHandle
 
     # Memory: a range of addresses is reserved once, physical memory comes and goes behind it.
 
@@ -83,15 +83,15 @@ class Driver(Protocol):
         """Gives a reserved range back; nothing may be mapped in it."""
         ...
 
-    def create(self, size: int) -> Handle:
+    def create(self, size: int) -> MemoryHandle:
         """Physical memory, a multiple of the granularity; raises `DeviceMemoryExhausted`."""
         ...
 
-    def destroy(self, handle: Handle) -> None:
+    def destroy(self, handle: MemoryHandle) -> None:
         """Returns unmapped physical memory to the device."""
         ...
 
-    def map(self, address: int, size: int, handle: Handle) -> None:
+    def map(self, address: int, size: int, handle: MemoryHandle) -> None:
         """Puts physical memory behind reserved addresses, readable and writable."""
         ...
 
@@ -109,106 +109,111 @@ class Driver(Protocol):
 
     # Work in stream order.
 
-    def copy(self, destination: int, source: int, size: int, stream: Stream) -> None:
+    def copy(self, destination: int, source: int, size: int, stream: StreamHandle) -> None:
         """Copies between any two of device, pinned and host memory."""
         ...
 
     def copy_peer(
-        self, destination: int, source: int, size: int, peer: Self, stream: Stream
+        self, destination: int, source: int, size: int, peer: Self, stream: StreamHandle
     ) -> None:
         """Copies `size` bytes from this device to `destination` on `peer`."""
         ...
 
-    def fill(self, address: int, byte: int, size: int, stream: Stream) -> None:
+    def fill(self, address: int, byte: int, size: int, stream: StreamHandle) -> None:
         """Sets `size` bytes."""
         ...
 
-    def fill_words(self, address: int, value: int, count: int, stream: Stream) -> None:
+    def fill_words(self, address: int, value: int, count: int, stream: StreamHandle) -> None:
         """Sets `count` int32 to `value`."""
         ...
 
-    def new_stream(self) -> Stream:
+    def new_stream(self) -> StreamHandle:
         """A stream that does not synchronise with the legacy default stream."""
         ...
 
-    def destroy_stream(self, stream: Stream) -> None:
+    def destroy_stream(self, stream: StreamHandle) -> None:
         """Destroys a stream once its work is done."""
         ...
 
-    def stream_handle(self, stream: Stream) -> int:
+    def stream_handle(self, stream: StreamHandle) -> int:
         """The stream as other libraries name it."""
         ...
 
-    def foreign_stream(self, handle: int) -> Stream:
+    def foreign_stream(self, handle: int) -> StreamHandle:
         """Another library's stream, for `record` and `wait`."""
         ...
 
-    def synchronize(self, stream: Stream | None = None) -> None:
+    def synchronize(self, stream: StreamHandle | None = None) -> None:
         """Blocks until the work of a stream, or of both of the driver's own, is done."""
         ...
 
-    def new_event(self, timing: bool = False) -> Event:
+    def new_event(self, timing: bool = False) -> EventHandle:
         """An event that has not been recorded."""
         ...
 
-    def destroy_event(self, event: Event) -> None:
+    def destroy_event(self, event: EventHandle) -> None:
         """Destroys an event."""
         ...
 
-    def record(self, event: Event, stream: Stream) -> None:
+    def record(self, event: EventHandle, stream: StreamHandle) -> None:
         """Makes the event complete when the stream's work so far does."""
         ...
 
-    def wait(self, stream: Stream, event: Event) -> None:
+    def wait(self, stream: StreamHandle, event: EventHandle) -> None:
         """Makes the stream's later work wait for the event."""
         ...
 
-    def done(self, event: Event) -> bool:
+    def done(self, event: EventHandle) -> bool:
         """Whether the event is complete."""
         ...
 
-    def wait_host(self, event: Event) -> None:
+    def wait_host(self, event: EventHandle) -> None:
         """Blocks until the event is complete."""
         ...
 
-    def elapsed(self, start: Event, end: Event) -> float:
+    def elapsed(self, start: EventHandle, end: EventHandle) -> float:
         """Milliseconds between two complete timing events."""
         ...
 
     # Kernels.
 
-    def prepare(self, launches: Sequence[Launch]) -> Sequence[Prepared]:
+    def prepare(self, launches: Sequence[Launch]) -> Sequence[PreparedLaunch]:
         """The launches, compiled in parallel and loaded."""
         ...
 
     # Graphs: a capture records what is enqueued on a stream instead of running it.
 
-    def begin_capture(self, stream: Stream) -> None:
+    def begin_capture(self, stream: StreamHandle) -> None:
         """Starts recording what is enqueued on the stream."""
         ...
 
-    def end_capture(self, stream: Stream) -> Graph:
+    def end_capture(self, stream: StreamHandle) -> GraphHandle:
         """Ends the recording; the result is launched with `launch_graph`."""
         ...
 
-    def abandon_capture(self, stream: Stream) -> None:
+    def abandon_capture(self, stream: StreamHandle) -> None:
         """Ends a recording that failed and drops what it holds."""
         ...
 
-    def launch_graph(self, graph: Graph, stream: Stream) -> None:
+    def launch_graph(self, graph: GraphHandle, stream: StreamHandle) -> None:
         """Enqueues a whole graph."""
         ...
 
-    def destroy_graph(self, graph: Graph) -> None:
+    def destroy_graph(self, graph: GraphHandle) -> None:
         """Frees a graph that is not running."""
         ...
 
-    def new_condition(self, stream: Stream) -> Condition:
+    def new_condition(self, stream: StreamHandle) -> ConditionHandle:
         """A value that decides a conditional node of the graph the stream is capturing."""
         ...
 
     def set_condition(
-        self, stream: Stream, condition: Condition, address: int, mode: PredicateMode, limit: int
+        self,
+        stream: StreamHandle,
+        condition: ConditionHandle,
+        address: int,
+        mode: PredicateMode,
+        limit: int,
     ) -> None:
         """Records a kernel that sets the condition from device memory.
 
@@ -218,12 +223,12 @@ class Driver(Protocol):
         ...
 
     def add_conditional(
-        self, stream: Stream, condition: Condition, kind: ConditionalKind, branches: int
-    ) -> list[Stream]:
+        self, stream: StreamHandle, condition: ConditionHandle, kind: ConditionalKind, branches: int
+    ) -> list[StreamHandle]:
         """Records a conditional node; returns a capturing stream for each of its bodies."""
         ...
 
-    def end_branch(self, stream: Stream) -> None:
+    def end_branch(self, stream: StreamHandle) -> None:
         """Ends the recording of one body."""
         ...
 

@@ -84,7 +84,7 @@ class _Condition:
         self.value = 0
 
 
-class _Prepared:
+class _InterpretedLaunch:
     """A launch whose arguments are tensors over device memory.
 
     Graphs do not keep it alive: as on a device, its code is gone with the last reference to it.
@@ -317,8 +317,8 @@ class InterpretDriver:
 
     # Kernels.
 
-    def prepare(self, launches: Sequence[Launch]) -> list[_Prepared]:
-        return [_Prepared(self, launch) for launch in launches]
+    def prepare(self, launches: Sequence[Launch]) -> list[_InterpretedLaunch]:
+        return [_InterpretedLaunch(self, launch) for launch in launches]
 
     # Graphs.
 

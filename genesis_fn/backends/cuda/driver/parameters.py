@@ -16,7 +16,7 @@ import struct
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from genesis_fn.backends.cuda.binaries.compile import Compiled
+from genesis_fn.backends.cuda.binaries.compile import CompiledKernel
 from genesis_fn.kernels.plan import BufferArg, Descriptor, Launch, Scalar
 
 _MAP_BYTES = 128
@@ -43,7 +43,7 @@ class ParameterBlock:
     descriptor, its metadata and an address.
     """
 
-    def __init__(self, launch: Launch, compiled: Compiled, encode: Encoder) -> None:
+    def __init__(self, launch: Launch, compiled: CompiledKernel, encode: Encoder) -> None:
         self._encode = encode
         self._pointers: list[tuple[int, int]] = []
         self._maps: list[tuple[int, Descriptor, dict[str, Any]]] = []
@@ -147,7 +147,7 @@ class ParameterBlock:
         self.address = ctypes.addressof(self._array)
 
 
-def _decomposed_flags(launch: Launch, compiled: Compiled) -> int:
+def _decomposed_flags(launch: Launch, compiled: CompiledKernel) -> int:
     """How many one-byte flags a descriptor that became a pointer has in this Triton."""
     count = sum(isinstance(a, Descriptor) for a in launch.arguments.values())
     return compiled.layout.count(1) // count if count and not compiled.descriptors else 0

@@ -34,7 +34,7 @@ from genesis_fn.transforms.custom.fused_functions import Fused, fused_p
 from genesis_fn.transforms.debugging.assertions import assert_p
 
 if TYPE_CHECKING:
-    from genesis_fn.backends.cuda.lowerings.fused import Kernel
+    from genesis_fn.backends.cuda.lowerings.fused import FusedKernel
 
 _MODULES = (
     "assertions",
@@ -98,7 +98,7 @@ def check_error(
     return out_of_range(call, site % SITES, index)
 
 
-def kernel_of(op: Fused) -> Kernel | None:
+def kernel_of(op: Fused) -> FusedKernel | None:
     """The kernel of a fused function, if it has one."""
     from genesis_fn.backends.cuda.lowerings.fused import KERNELS
 

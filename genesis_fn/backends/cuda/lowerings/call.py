@@ -31,9 +31,9 @@ class HostCall:
 
     def function(self) -> Callable[..., list[Any]]:
         """From CPU tensors (and the Python scalars in their places) to a list of CPU tensors."""
-        from genesis_fn.backends.cpu.backend import lower
+        from genesis_fn.backends.cpu.lower import lower_primitive
 
-        run = lower(self.prim, list(self.avals), self.params)
+        run = lower_primitive(self.prim, list(self.avals), self.params)
         return run if self.prim.multi else lambda *xs: [run(*xs)]
 
 

@@ -1,4 +1,4 @@
-"""What a pool says about itself: statistics, a summary, a map of its memory, who holds most."""
+"""Reports about a pool: statistics, a summary, and a snapshot of its memory."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def memory_stats(pool: Pool) -> dict[str, int | float]:
     use. `hits` were served from a free list of their size, `misses` were not, `retries` needed the
     pressure path. `fragmentation` is the share of cached bytes outside the largest free run.
     """
-    pool.settle()
+    pool.reclaim()
     with pool.lock:
         cached = pool.mapped - pool.in_use
         largest = _largest_run(pool)
@@ -44,7 +44,7 @@ def memory_snapshot(pool: Pool) -> list[dict[str, Any]]:
     `state` is "live", "cached" (in a free list of its size), "free" (part of a joined run) or
     "spare" (the end of a slab, too short for one more block).
     """
-    pool.settle()
+    pool.reclaim()
     with pool.lock:
         parts = [
             _part(address, rounded, "live", size, site)
