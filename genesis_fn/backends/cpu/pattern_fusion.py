@@ -72,7 +72,7 @@ class _PatternMatcher:
         return None if e in self.absorbed or e in self.fused else e
 
     def merge(self, e: Eqn) -> None:
-        """Fuse the best pattern that ends in `e`. A match is (score, absorbed equations, statement)."""
+        """Fuse the best pattern that ends in `e`. Matches are (score, absorbed, statement)."""
         prim = e.prim
         if prim not in (add, sub, mul, add_n) or e.outs[0].aval.dtype not in _KINDS:
             return

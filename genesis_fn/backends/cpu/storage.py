@@ -21,7 +21,7 @@ NARROW_FLOATS = (dtypes.F8E4, dtypes.F8E5)
 TORCH_DTYPE = {d: getattr(torch, d.name) for d in dtypes.ALL} | SIGNED_STORAGE
 
 
-# Integers that carry the bits of what torch and NumPy do not exchange.
+# Integer dtypes through which torch and NumPy exchange the bits of dtypes that one of them lacks.
 _CARRIERS = {
     dtypes.U16: "int16", dtypes.U32: "int32", dtypes.U64: "int64", dtypes.BF16: "int16",
     dtypes.F8E4: "uint8", dtypes.F8E5: "uint8",
@@ -73,7 +73,7 @@ def through_float32(f: Callable[..., Any], kind: DType) -> Callable[..., Any]:
 
 
 def same(x: T) -> T:
-    """`x`."""
+    """The identity."""
     return x
 
 

@@ -1,4 +1,4 @@
-"""The CUDA backend, over the runtime, the lowerings and the compiler."""
+"""The CUDA backend: the entry points that `core` calls, eager and compiled."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _ALIGNMENT = 16
 
 
 class CudaBackend(Backend):
-    """Storage is a `memory.Buffer`: dense, row-major, every dtype in its own bytes."""
+    """Storage is a `Buffer` (`memory/pool.py`): dense, row-major, every dtype in its own bytes."""
 
     def device_count(self) -> int:
         """How many GPUs the driver has."""
@@ -43,7 +43,7 @@ class CudaBackend(Backend):
     def eager(
         self, prim: Primitive, avals: Sequence[Any], params: dict[str, Any], device: Device
     ) -> Callable[..., Any]:
-        """A function that runs `prim`; control flow and calls are compiled, as one program."""
+        """A function that runs `prim`. Control flow and calls are compiled, as a program."""
         runtime = device_runtime(device.index)
         if has_lowering(prim) or not any(jaxprs_in(params)):
             run = eager.eager_function(runtime, device, prim, avals, params)
@@ -54,7 +54,7 @@ class CudaBackend(Backend):
     def _compiled(
         self, prim: Primitive, avals: Sequence[Any], params: dict[str, Any], device: Device
     ) -> Callable[..., Any]:
-        """`prim` as a program of one equation."""
+        """Compile `prim` as a program of one equation; again for each combination of scalars."""
 
         def build(given: Sequence[Any]) -> Callable[..., Any]:
             ins = [Var(a) if type(a) is Aval else a for a in given]
@@ -96,15 +96,15 @@ class CudaBackend(Backend):
         return eager.write(device_runtime(device.index), value, where(depth=4))
 
     def to_numpy(self, array: ArrayImpl) -> np.ndarray:
-        """The array's values on the host; raises what queued work reported."""
+        """The array's values on the host; raises the errors that queued work reported."""
         return eager.read(_runtime_of(array), array.data, array.sig.aval)
 
     def wait(self, array: ArrayImpl) -> None:
-        """Return when all queued work is done; raise what it reported."""
+        """Return when all queued work is done; raises the errors it reported."""
         _runtime_of(array).synchronize()
 
     def copy(self, array: ArrayImpl, device: Device) -> ArrayImpl:
-        """The array on another GPU, copied directly, in order of both devices' work."""
+        """The array on another GPU: a peer-to-peer copy, ordered with both compute streams."""
         block = _runtime_of(array).copy_to(device_runtime(device.index), array.data, where(depth=4))
         return ArrayImpl(block, sig(array.sig.aval, device, True, array.weak))
 
@@ -126,8 +126,8 @@ class CudaBackend(Backend):
         return to_cuda_array_interface(array.data, shape, dense(shape), array.dtype.name)
 
     def from_dlpack(self, x: Any, device: Device, copy: bool | None = None) -> ArrayImpl:
-        """An array over another library's device memory; copied if asked for, strided or
-        unaligned."""
+        """An array over another library's device memory; a copy if that is asked for, or if the
+        memory is strided or unaligned."""
         runtime = device_runtime(device.index)
         return _imported(runtime, from_dlpack(x, runtime.driver), device, copy)
 
@@ -157,7 +157,7 @@ def _imported(
         run = eager.PlanRunner(runtime, builder.build())
         run([data.address, block.address], [data.bytes, kind.nbytes])
         data = block
-    if copy:  # whoever asked for one may write over the memory as soon as this returns
+    if copy:  # the caller may overwrite its memory as soon as this returns
         runtime.synchronize()
     return ArrayImpl(data, sig(kind, device))
 

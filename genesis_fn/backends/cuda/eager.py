@@ -1,8 +1,9 @@
-"""One operation at a time: what `bind` runs outside of `jit` on arrays of a GPU.
+"""Eager execution: what `bind` runs outside of `jit` on arrays of a GPU.
 
-A function is made once for each (primitive, operand avals, parameters); it allocates its results,
-points prepared launches at addresses, and returns before the work is done. Kernels of elementwise
-operations, copies and reductions take sizes and Python scalars at run time, so few are compiled.
+A function is made once for each (primitive, operand avals, parameters). It allocates its results,
+binds prepared launches to their addresses, enqueues them, and returns before they have run. Kernels
+of elementwise operations, copies and reductions take sizes and Python scalars at run time, so that
+few kernels are compiled.
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ from genesis_fn.core.primitive import SCALARS, Primitive
 from genesis_fn.kernels.plan import Launch, Memset, Plan
 from genesis_fn.transforms.custom.fused_functions import fused_p
 
-_REMEMBERED = 64  # scalar values for each function
+_REMEMBERED = 64  # combinations of scalar values that each function keeps launches for
 
 
 class PlanRunner:
-    """A plan's launches, prepared for one device."""
+    """A plan whose launches are prepared for one device."""
 
     def __init__(self, runtime: Runtime, plan: Plan) -> None:
         self.runtime, self.plan = runtime, plan
@@ -45,17 +46,20 @@ class PlanRunner:
 
     @property
     def is_one_launch(self) -> bool:
-        """Whether there is nothing but one kernel on the buffers that are given."""
+        """Whether the plan is a single kernel without scratch or workspaces."""
         one = len(self.steps) == 1 and type(self.steps[0]) is not Memset
         return one and not self.scratch and not self.plan.workspaces
 
     def __call__(self, addresses: list[int], sizes: Sequence[int], site: object = None) -> None:
         """Enqueue the plan on buffers at these addresses; `sizes` are in bytes."""
         runtime, driver = self.runtime, self.runtime.driver
-        # Freed on return: later work of the compute stream may have the memory at once.
+        # Workspaces are freed on return, while the kernels are still queued: whatever gets the
+        # memory next is queued behind them on the compute stream.
         held = [runtime.alloc(w.bytes, site) for w in self.plan.workspaces]
         everything = addresses + [b.address for b in held]
         spare = runtime.alloc(self.scratch, site) if self.scratch else None
+        # `bind` writes addresses into the parameter block that `launch` reads: no other thread may
+        # bind in between.
         with self.lock:
             for step in self.steps:
                 if isinstance(step, Memset):
@@ -70,8 +74,8 @@ class PlanRunner:
 def eager_function(
     runtime: Runtime, device: Device, prim: Primitive, avals: Sequence[Any], params: dict[str, Any]
 ) -> Callable[..., Any] | None:
-    """A function of arrays and Python scalars that runs `prim`; None for a fused function that has
-    no kernel, whose program must be compiled."""
+    """A function of arrays and Python scalars that runs `prim`; None for a fused function without a
+    kernel, whose reference program must be compiled."""
     avals = tuple(avals)
     if not any(type(a) in SCALARS for a in avals):
         return _specialised(runtime, device, prim, avals, params)
@@ -119,7 +123,8 @@ def _specialised(
 
 
 def _shared_results(prim: Primitive, params: dict[str, Any]) -> list[tuple[str, int] | None]:
-    """For each result of a fused function: the operand or the earlier result that it is."""
+    """For each result of a fused function the operand or the earlier result that it equals, whose
+    buffer it shares; None for results that are computed."""
     if prim is not fused_p:
         return []
     jaxpr = params["jaxpr"]
@@ -134,11 +139,11 @@ def _shared_results(prim: Primitive, params: dict[str, Any]) -> list[tuple[str, 
     return found
 
 
-_LINES = 64  # that keep a word for one operation
+_LINES = 64  # user lines that have an error word for one operation
 
 
 class _CheckedLine:
-    """A line that runs an operation with checks, and the address of its error word."""
+    """Owns the error word of one user line that runs an operation with checks."""
 
     word = 0
 
@@ -158,7 +163,8 @@ def _plan_function(
     nbytes = [s.aval.nbytes for s in sigs]
     shared = list(shared) or [None] * len(sigs)
     checked = checks(plan, [s.aval for s in sigs])
-    # A failure is seen later: a word for each line tells which one it was.
+    # A failure is seen when the host next waits, long after the call: each user line has a word of
+    # its own, so that the error names the line.
     words: dict[SourceLocation, _CheckedLine] = {}
     if checked:
         sizes = [*sizes, 8]
@@ -166,7 +172,7 @@ def _plan_function(
     def word_of(line: SourceLocation) -> int:
         caller = words.get(line)
         if caller is None:
-            if len(words) == _LINES:  # lines of code that is made anew, as in a notebook
+            if len(words) == _LINES:  # code that is created again and again, as in a notebook
                 words.clear()
             caller = words[line] = _CheckedLine()
             caller.word = runtime.errors.register(
@@ -199,7 +205,8 @@ def _plan_function(
 def _one_launch(
     runner: PlanRunner, size: int, result: Signature, arrays: Sequence[int], count: int
 ) -> Callable[..., Any]:
-    """The function of the common case, one kernel with one result, without what others need."""
+    """The function of the common case, one kernel with one result, without the overhead of the
+    general one."""
     (step,) = runner.steps
     assert not isinstance(step, Memset)
     runtime, lock, stream = runner.runtime, runner.lock, runner.runtime.driver.compute
@@ -261,7 +268,7 @@ def _host_function(
 
 
 def read(runtime: Runtime, data: Buffer, kind: Aval) -> np.ndarray:
-    """The values of a buffer on the host, after all queued work; raises what that reported."""
+    """The values of a buffer on the host, after all queued work; raises the errors it reported."""
     result = np.empty(kind.shape, kind.dtype)
     if result.nbytes:
         runtime.read(result.ctypes.data, data.address, result.nbytes)

@@ -1,8 +1,9 @@
-"""Launches -> loaded-ready binaries: what a launch compiles to, its cache key, and the workers.
+"""Compiles launches to binaries: cache keys, the cache, and the processes that compile.
 
-`triton.compile` is given a signature and an explicit target, so no GPU, driver or torch takes part
-and Triton's own launcher is never built. Several kernels compile at once in worker processes, which
-never touch CUDA. With a warm cache neither Triton nor torch is imported for kernels given as text.
+`triton.compile` is called with a signature and an explicit target, so it needs no GPU, driver or
+torch, and Triton's launcher is never built. Kernels compile in parallel in worker processes
+(`compile_worker.py`), which never touch CUDA. With a warm cache neither Triton nor torch is
+imported for kernels given as text.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ from genesis_fn.compiler.target import Target
 from genesis_fn.kernels.language.dtypes import DTYPES, TYPES
 from genesis_fn.kernels.plan import Argument, BufferArg, Descriptor, Launch, Scalar
 
-_FORMAT = 5
+_FORMAT = 5  # of cache entries and what they hold: part of the key
 _MOST_REMEMBERED = 2048
 _MOST_WORKERS = 16
 
@@ -125,7 +126,8 @@ def compile_launches(
             missing[key] = launch
         else:
             ready[key] = held
-    # Those with most parameters, such as grouped products, compile for longest: they begin.
+    # Longest first: kernels with most parameters, such as grouped products, take up to 5 s, most
+    # others 1.3 s or less (docs/cuda.md, "The first call").
     first = sorted(missing, key=lambda key: -_parameters(missing[key]))
     requests = {key: request(missing[key], target) for key in first}
     for key, (metadata, binary) in _compile_all(requests) if requests else ():
@@ -147,7 +149,7 @@ def _parameters(launch: Launch) -> int:
 
 
 def launch_key(launch: Launch, target: Target) -> str:
-    """The digest of all that determines a launch's binary."""
+    """The cache key of a launch: a digest of everything that determines its binary."""
     types, divisible = signature(launch)
     parts = (
         _FORMAT,
@@ -164,7 +166,7 @@ def launch_key(launch: Launch, target: Target) -> str:
 
 
 def _options(launch: Launch, target: Target) -> dict[str, Any]:
-    """The compiler's options for the launch on a GPU that may not start kernels early."""
+    """The compiler's options for a launch, without programmatic launch where the GPU has none."""
     options = launch.options
     if not target.programmatic_launch:
         options.pop("launch_pdl", None)
@@ -204,7 +206,7 @@ def tile_layout(argument: Descriptor) -> Any:
 
 
 def _divisible(argument: Argument) -> bool:
-    # Buffers are 16-byte aligned by contract, so only the offset decides.
+    # Buffers are aligned to 16 bytes by contract (`Plan`), so only the offset decides.
     if isinstance(argument, BufferArg):
         return argument.offset % 16 == 0
     return (
@@ -310,8 +312,8 @@ def _from_entry(key: str, entry: tuple[Mapping[str, Any], bytes] | None) -> Comp
 def _compile_all(
     requests: Mapping[str, CompileRequest],
 ) -> Iterable[tuple[str, tuple[dict[str, Any], bytes]]]:
-    # One kernel goes to a process, too: Triton's import and the digest that it makes of its
-    # installation take longer here than a process takes to start.
+    # A single kernel goes to a worker too: importing Triton, and the digest that it makes of its
+    # installation, would take longer in this process than a worker takes to start.
     interpreted = os.environ.get("TRITON_INTERPRET") == "1"
     remote = {key: r for key, r in requests.items() if r.where[0] != "object"}
     if not interpreted and not worker_count():
@@ -325,7 +327,7 @@ def _compile_all(
 
 
 class _Worker:
-    """One compiling process, asked over its standard input and output."""
+    """One compiling process; requests and answers are pickles on its standard input and output."""
 
     def __init__(self) -> None:
         # A script run by its path, not a multiprocessing child: the user's main module must not
@@ -389,9 +391,9 @@ def _worker() -> _Worker:
 
 
 def worker_count() -> int:
-    """How many processes compile: `GENESIS_COMPILE_WORKERS`, else one for each core up to 16.
+    """How many processes compile: `GENESIS_COMPILE_WORKERS`, else one for each core, at most 16.
 
-    With 0 the process compiles by itself, for where many such processes share the cores.
+    With 0 this process compiles by itself, which is better where many such processes share cores.
     """
     named = os.environ.get("GENESIS_COMPILE_WORKERS")
     return int(named) if named else min(_MOST_WORKERS, len(os.sched_getaffinity(0)))
@@ -417,7 +419,7 @@ def _ask(wanted: CompileRequest) -> tuple[dict[str, Any], bytes]:
     except OSError as error:
         raise CompileError(f"a compiling process died: {error}") from error
     finally:
-        # One that died (killed for memory, say) serves no further request.
+        # A worker that died (killed for its memory use, say) gets no further request.
         if worker.alive:
             _idle.put(worker)
 
@@ -437,7 +439,8 @@ def stop_workers() -> None:
 
 
 def _after_fork() -> None:
-    # The child shares the parent's pipes, and must not speak on them.
+    # The child shares the pipes of the parent's workers, and must not use them: requests of both
+    # would mix. The lock may have been held by another thread.
     global _workers, _idle, _lock
     _workers, _idle, _lock = None, queue.SimpleQueue(), threading.Lock()
     _started.clear()

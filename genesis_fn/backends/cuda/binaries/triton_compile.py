@@ -1,6 +1,6 @@
-"""One kernel through Triton: from a request, which travels to compiling processes, to its binary.
+"""Compiles one kernel with Triton: from a request, which can be pickled, to its binary.
 
-Compiling processes import this module and what the kernel stands in, and nothing else: sixteen of
+Worker processes import this module and the kernel's own module, and nothing else: up to sixteen of
 them start at once, and a program's first call waits for them.
 """
 
@@ -138,10 +138,11 @@ def compile_request(wanted: CompileRequest) -> tuple[dict[str, Any], bytes]:
 
 
 def _waiting(ptx: str) -> str:
-    """The PTX of a kernel that begins with a wait for the kernels before it.
+    """The PTX with a wait for the preceding grid at the kernel's entry, for a programmatic launch
+    of a kernel whose source has none.
 
-    Once all of its blocks have started, the next kernel's may come to wait in the room that is
-    left: nothing is done by then but starting.
+    `launch_dependents` right behind it lets the next grid start once all blocks of this one have
+    started, so that its blocks cannot take the processors that blocks of this one need.
     """
     start = ptx.index("{", ptx.index(")", ptx.index(".entry")))
     wait = "\n\tgriddepcontrol.wait;\n\tgriddepcontrol.launch_dependents;"

@@ -43,9 +43,9 @@ _SET_DEPENDENCIES = int(
 )
 _CUDA_KIND = 2  # DLPack's kDLCUDA
 _DEFAULT_SHARED = 48 << 10
-_CONDITIONAL_DRIVER = 12080  # switch nodes
+_CONDITIONAL_DRIVER = 12080  # 12.8, the first driver with switch nodes
 
-# Version 13 gave the plain names what 12.9 has as newer variants.
+# What version 12.9 has as `_v2` and `_v3` variants has the plain name in version 13.
 _add_node = getattr(cu, "cuGraphAddNode_v2", cu.cuGraphAddNode)
 _capture_info = getattr(cu, "cuStreamGetCaptureInfo_v3", cu.cuStreamGetCaptureInfo)
 _update_dependencies = getattr(
@@ -68,7 +68,7 @@ def device_count() -> int:
 
 
 def _check(result: tuple[Any, ...]) -> Any:
-    """What a driver call returned, without its code; raises `CudaError`."""
+    """The results of a driver call without its code. Raises CudaError."""
     code = result[0]
     if code != _SUCCESS:
         _fail(code)
@@ -85,7 +85,7 @@ def _fail(code: Any) -> None:
 
 
 class _Module:
-    """A loaded binary and its function; unloaded when no launch refers to it any more."""
+    """A loaded binary and its function, unloaded when no launch refers to it any more."""
 
     def __init__(self, driver: CudaDriver, compiled: CompiledKernel) -> None:
         driver.activate()
@@ -105,7 +105,7 @@ class _Module:
         if compiled.num_ctas > 8:
             attribute = cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED
             _check(cu.cuFuncSetAttribute(self.function, attribute, 1))
-        # Lazily loaded code would otherwise be loaded by the first launch, maybe within a capture.
+        # Lazily loaded code would otherwise be loaded by the first launch, maybe during a capture.
         if hasattr(cu, "cuFuncLoad"):
             _check(cu.cuFuncLoad(self.function))
 
@@ -119,7 +119,11 @@ class _Module:
 
 
 class CudaLaunch:
-    """A launch with its module loaded and its parameters in one block."""
+    """A launch with its module loaded and its parameters packed.
+
+    The launch configuration is made once and reused, so two threads must not enqueue one launch at
+    the same time.
+    """
 
     def __init__(
         self, driver: CudaDriver, launch: Launch, compiled: CompiledKernel, module: _Module
@@ -148,7 +152,7 @@ class CudaLaunch:
         if self._empty:
             return
         if self._early:
-            # The attribute that lets it start early is the last one.
+            # Programmatic serialisation is the last attribute: drop it for this launch.
             self._config.numAttrs = self._attributes - (not early)
         if stream is not self._stream:
             self._config.hStream = stream
@@ -194,7 +198,7 @@ def _launch_config(launch: Launch, compiled: CompiledKernel, early: bool) -> Any
 
 
 class CudaDriver:
-    """The driver interface on one GPU, in its primary context (shared with torch and CuPy)."""
+    """The driver of one GPU, in the device's primary context, which torch and CuPy share."""
 
     def __init__(self, index: int) -> None:
         if not 0 <= index < device_count():
@@ -214,7 +218,7 @@ class CudaDriver:
 
     def activate(self) -> None:
         """Makes the device's context current in this thread."""
-        # With several devices another library may have changed it since.
+        # With several devices another library may have made another context current since.
         if self._several or getattr(_current, "context", None) is not self.context:
             _check(cu.cuCtxSetCurrent(self.context))
             _current.context = self.context
@@ -388,6 +392,7 @@ class CudaDriver:
         with self._lock:
             loaded = {k: m for k in wanted if (m := self._modules.get(k)) is not None}
             missing = [one for key, one in wanted.items() if key not in loaded]
+            # Modules load in parallel; a few are not worth the threads.
             if len(missing) > 8:
                 with ThreadPoolExecutor(8) as pool:
                     modules = list(pool.map(lambda one: _Module(self, one), missing))
@@ -426,6 +431,7 @@ class CudaDriver:
 
     def begin_capture(self, stream: StreamHandle) -> None:
         self.activate()
+        # Relaxed: other threads may allocate or synchronise while this one captures.
         _check(cu.cuStreamBeginCapture(stream, _RELAXED))
 
     def end_capture(self, stream: StreamHandle) -> GraphHandle:
@@ -435,6 +441,7 @@ class CudaDriver:
             executable = _check(cu.cuGraphInstantiate(graph, 0))
         finally:
             cu.cuGraphDestroy(graph)
+        # Otherwise the first launch uploads the graph.
         _check(cu.cuGraphUpload(executable, stream))
         return executable
 
@@ -487,6 +494,8 @@ class CudaDriver:
         }[kind]
         parameters.conditional.size = branches
         parameters.conditional.ctx = self.context
+        # Stream capture has no conditional nodes: the node is added to the graph being captured by
+        # hand, after the nodes that the next one would depend on, and made the stream's dependency.
         node = _check(_add_node(graph, dependencies, None, len(dependencies), parameters))
         _check(_update_dependencies(stream, [node], None, 1, _SET_DEPENDENCIES))
         streams = []
@@ -502,7 +511,7 @@ class CudaDriver:
         self.destroy_stream(stream)
 
     def _captured(self, stream: StreamHandle) -> tuple[Any, list[Any]]:
-        """The graph that a stream is recording and the nodes that its next one depends on."""
+        """(the graph that a stream is capturing, the nodes that its next node will depend on)."""
         self.activate()
         found = _check(_capture_info(stream))
         graph, dependencies, count = found[2], found[3], found[-1]
@@ -518,6 +527,7 @@ class CudaDriver:
 
     def _load_setters(self) -> dict[str, Any]:
         self.activate()
+        # Where the driver rejects the PTX, NVRTC compiles the same kernels from CUDA C.
         code, module = cu.cuModuleLoadData(condition_kernels.ptx().encode() + b"\0")
         if code != _SUCCESS:
             module = _check(cu.cuModuleLoadData(self._compile_setters()))
@@ -530,7 +540,7 @@ class CudaDriver:
         return functions
 
     def _compile_setters(self) -> bytes:
-        """The condition kernels through NVRTC."""
+        """The binary of the condition kernels, compiled by NVRTC."""
         from cuda.bindings import nvrtc
 
         def check(result: tuple[Any, ...]) -> Any:

@@ -1,10 +1,11 @@
-"""The driver interface: everything the CUDA backend asks of a device.
+"""The driver interface: everything that the CUDA backend does with a device.
 
-Two implementations exist. `cuda` drives a GPU through cuda-python; `interpret` keeps "device"
-memory on the host and runs Triton functions through Triton's interpreter, so that the allocator,
-planning and launch order are exercised without a GPU. `drivers.py` chooses.
+There are two implementations. `cuda.py` drives a GPU through cuda-python. `interpret.py` keeps
+"device" memory on the host and runs kernels through Triton's interpreter, so that allocation,
+planning and the order of launches are tested without a GPU. `drivers.py` chooses.
 
-Addresses are plain integers everywhere. Streams, events, graphs and memory handles are opaque.
+Addresses are plain integers everywhere. Streams, events, graphs, conditions and memory handles are
+opaque to everything but their driver.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ PredicateMode: TypeAlias = Literal["flag", "index", "count"]
 
 @dataclass(frozen=True, slots=True)
 class DeviceInfo:
-    """What a device is. `granularity` is the unit of physical memory in bytes, `target` what
+    """A device's properties: `granularity` is the unit of physical memory in bytes, `target` what
     programs are compiled for, `kind` the DLPack device type of its addresses."""
 
     index: int
@@ -42,10 +43,10 @@ class DeviceInfo:
 
 
 class PreparedLaunch(Protocol):
-    """One launch, compiled, loaded and with its parameter block packed.
+    """One launch: its kernel compiled and loaded, its parameter block packed.
 
-    It is bound to addresses and then launched any number of times. Binding and launching from
-    several threads at once must be serialised by the owner.
+    It is bound to addresses, then launched any number of times. The owner serialises binding and
+    launching from several threads.
     """
 
     scratch_bytes: int
@@ -53,13 +54,13 @@ class PreparedLaunch(Protocol):
     def bind(
         self, addresses: Sequence[int], scratch: int = 0, within: Sequence[tuple[int, int]] = ()
     ) -> None:
-        """Points the launch at the plan's buffers (by buffer number) and at scratch memory. All
-        that it touches lies in the ranges `within`, which a driver may check."""
+        """Sets the addresses of the plan's buffers (by buffer number) and of scratch memory. The
+        kernel accesses the ranges `within` only, which a driver may check."""
         ...
 
     def launch(self, stream: StreamHandle, early: bool = True) -> None:
-        """Enqueues the kernel on a stream, or records it if the stream is capturing; not `early`
-        means only when what it depends on has ended, also if it can wait for that itself."""
+        """Enqueues the kernel on a stream, or records it if the stream is capturing. A programmatic
+        launch may start before its predecessor has ended, unless `early` is False."""
         ...
 
 
@@ -69,38 +70,38 @@ class Driver(Protocol):
     info: DeviceInfo
     compute: StreamHandle
 
-    # Memory: a range of addresses is reserved once, physical memory comes and goes behind it.
+    # Memory: addresses are reserved once, and physical memory is mapped behind parts of them.
 
     def memory_info(self) -> tuple[int, int]:
         """(free, total) bytes of the device, over all processes."""
         ...
 
     def reserve(self, size: int) -> int:
-        """The start of `size` bytes of address space with nothing behind it."""
+        """Reserves `size` bytes of addresses without memory behind them; their start."""
         ...
 
     def release(self, address: int, size: int) -> None:
-        """Gives a reserved range back; nothing may be mapped in it."""
+        """Frees a reserved range, in which nothing may be mapped."""
         ...
 
     def create(self, size: int) -> MemoryHandle:
-        """Physical memory, a multiple of the granularity; raises `DeviceMemoryExhausted`."""
+        """Allocates physical memory, in units of the granularity. Raises DeviceMemoryExhausted."""
         ...
 
     def destroy(self, handle: MemoryHandle) -> None:
-        """Returns unmapped physical memory to the device."""
+        """Frees physical memory, which must be unmapped."""
         ...
 
     def map(self, address: int, size: int, handle: MemoryHandle) -> None:
-        """Puts physical memory behind reserved addresses, readable and writable."""
+        """Maps physical memory at reserved addresses, readable and writable."""
         ...
 
     def unmap(self, address: int, size: int) -> None:
-        """Takes the physical memory away; no queued work may still use it."""
+        """Unmaps physical memory, which no queued work may still use."""
         ...
 
     def pin(self, size: int) -> int:
-        """The address of page-locked host memory that the device can copy to and from."""
+        """Allocates page-locked host memory, which the device can copy to and from; its address."""
         ...
 
     def unpin(self, address: int) -> None:
@@ -128,7 +129,7 @@ class Driver(Protocol):
         ...
 
     def new_stream(self) -> StreamHandle:
-        """A stream that does not synchronise with the legacy default stream."""
+        """A non-blocking stream: one that does not synchronise with the legacy default stream."""
         ...
 
     def destroy_stream(self, stream: StreamHandle) -> None:
@@ -136,15 +137,15 @@ class Driver(Protocol):
         ...
 
     def stream_handle(self, stream: StreamHandle) -> int:
-        """The stream as other libraries name it."""
+        """The stream as the integer that other libraries know it by."""
         ...
 
     def foreign_stream(self, handle: int) -> StreamHandle:
-        """Another library's stream, for `record` and `wait`."""
+        """Another library's stream, from that integer, for `record` and `wait`."""
         ...
 
     def synchronize(self, stream: StreamHandle | None = None) -> None:
-        """Blocks until the work of a stream, or of both of the driver's own, is done."""
+        """Blocks until the work of a stream (default: the compute stream) is done."""
         ...
 
     def new_event(self, timing: bool = False) -> EventHandle:
@@ -178,7 +179,7 @@ class Driver(Protocol):
     # Kernels.
 
     def prepare(self, launches: Sequence[Launch]) -> Sequence[PreparedLaunch]:
-        """The launches, compiled in parallel and loaded."""
+        """Compiles the kernels of the launches in parallel, and loads them."""
         ...
 
     # Graphs: a capture records what is enqueued on a stream instead of running it.
@@ -188,11 +189,11 @@ class Driver(Protocol):
         ...
 
     def end_capture(self, stream: StreamHandle) -> GraphHandle:
-        """Ends the recording; the result is launched with `launch_graph`."""
+        """Ends the recording and instantiates it; `launch_graph` launches the result."""
         ...
 
     def abandon_capture(self, stream: StreamHandle) -> None:
-        """Ends a recording that failed and drops what it holds."""
+        """Ends a recording that failed, and discards it."""
         ...
 
     def launch_graph(self, graph: GraphHandle, stream: StreamHandle) -> None:
@@ -204,7 +205,7 @@ class Driver(Protocol):
         ...
 
     def new_condition(self, stream: StreamHandle) -> ConditionHandle:
-        """A value that decides a conditional node of the graph the stream is capturing."""
+        """The condition of a future conditional node in the graph that the stream is capturing."""
         ...
 
     def set_condition(
@@ -215,7 +216,7 @@ class Driver(Protocol):
         mode: PredicateMode,
         limit: int,
     ) -> None:
-        """Records a kernel that sets the condition from device memory.
+        """Records a kernel that sets the condition from device memory at `address`.
 
         "flag": byte at `address` is not zero. "index": the int32 there, clamped to [0, limit).
         "count": the int32 there, increased by one, is less than `limit`.
@@ -225,7 +226,7 @@ class Driver(Protocol):
     def add_conditional(
         self, stream: StreamHandle, condition: ConditionHandle, kind: ConditionalKind, branches: int
     ) -> list[StreamHandle]:
-        """Records a conditional node; returns a capturing stream for each of its bodies."""
+        """Records a conditional node; a capturing stream for each of its bodies."""
         ...
 
     def end_branch(self, stream: StreamHandle) -> None:
@@ -244,6 +245,7 @@ def check_fork() -> None:
 
 
 def _after_fork() -> None:
+    # The child inherits the parent's handles, but a CUDA context does not survive a fork.
     global _forked
     _forked = bool(opened)
 

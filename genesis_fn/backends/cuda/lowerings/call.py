@@ -1,4 +1,4 @@
-"""What a lowering is given and what it returns."""
+"""What a lowering rule takes (`Call`) and returns (`Plan`, `Views` or `HostCall`)."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ SITES = 8
 
 @dataclass(frozen=True)
 class HostCall:
-    """The primitive runs on the CPU backend, between explicit copies of its operands and results.
+    """The CPU backend runs the primitive, between copies of its operands and results.
 
-    So do dense decompositions and solves, Fourier transforms, polygamma, products of booleans,
-    convolutions of integers, and everything on complex numbers.
+    Dense decompositions and solves, Fourier transforms, polygamma, products of booleans,
+    convolutions of integers, and everything on complex numbers run so.
     """
 
     prim: Primitive

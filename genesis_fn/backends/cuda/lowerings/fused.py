@@ -1,7 +1,7 @@
-"""Kernels of fused functions, by name, where they serve the dtypes and shapes.
+"""Plans of fused functions, by name, for the dtypes and shapes that their kernels support.
 
-A plan writes the results that are `computed` by the function's program. Those that are operands
-handed through, or a value that was a result before, it leaves alone: nobody needs a copy.
+A plan writes only the results that the function's program computes (`computed`). Results that are
+operands, or repeat an earlier result, share that buffer.
 """
 
 from __future__ import annotations
@@ -41,11 +41,14 @@ Rule = Callable[..., "Plan | None"]
 
 @dataclass(frozen=True, slots=True)
 class FusedKernel:
-    """How a fused function is planned. `generated`: programs that are compiled make it together
-    with the casts and sums around it, which its kernel would need converted first, and so the
-    kernel serves eager calls alone. `casts`: it computes in float32 whatever it reads and writes,
-    so that casts to and from float32 can be its own. `classes`: how many a checked label is one
-    of."""
+    """How a fused function is planned.
+
+    * `generated`: compiled programs fuse the reference program with the casts and sums around it
+      instead; the kernel is for eager calls only.
+    * `casts`: it computes in float32 whatever dtypes it reads and writes, so that casts to and from
+      float32 can be absorbed (`lower/fused_casts.py`).
+    * `classes`: the number of classes that a checked label must be one of.
+    """
 
     plan: Rule
     generated: bool = False

@@ -1,8 +1,8 @@
 """Gather, scatter, rows of tables, segment sums and dynamic slices.
 
-Whole rows along axis 0 go to the row kernels. Any other gather is one kernel with the shapes in its
-text; any other scatter computes the row that each update goes to and becomes a scatter of rows, so
-that it is deterministic too. A checked index that does not fit is reported and clamped.
+Whole rows along axis 0 use the row kernels. Any other gather is one kernel with the shapes in its
+text. Any other scatter computes the row that each update goes to and becomes a scatter of rows, so
+that it is deterministic as well. A checked index out of range is reported, and clamped.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def out_of_range(call: Call, component: int, index: int) -> errors.IndexOutOfRan
 
 
 def index_lines(pointer: str, position: str, kind: DType, name: str) -> list[str]:
-    """`name` = the index at a position, as int64; what int64 cannot hold is its greatest value."""
+    """Define `name`: the index at a position as int64, saturated for uint64."""
     text = f"tl.load({pointer} + {position}, inside, other=0)"
     if kind == dtypes.U64:
         return [
@@ -61,7 +61,7 @@ def index_lines(pointer: str, position: str, kind: DType, name: str) -> list[str
 
 @dataclass
 class _Window:
-    """The text of where each element of a gather's result lies in its operand."""
+    """Lines, and the offset in the operand of each element of a gather's result."""
 
     lines: list[str]
     offset: str

@@ -1,8 +1,8 @@
-"""Reductions over any axes, with run-time sizes: sum, product, extremes, logic, arguments.
+"""Eager reductions over any axes, with run-time sizes: sum, product, extremes, logic, argmax.
 
-A program combines a tile of [kept, reduced] elements at a time, element by element, and reduces the
-tile once at the end. Where few results each take many elements, the reduced axis is cut and the
-partial results are combined by a second launch: the order depends on shapes alone.
+A program accumulates tiles of [kept, reduced] elements, element by element, and reduces the tile
+once at the end. A reduction with few results is split along the reduced axis, and a second launch
+combines the partial results: the order depends on shapes and the GPU only.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _LOGIC = {"add": "maximum", "bit_or": "maximum", "multiply": "minimum", "bit_and
 
 @dataclass(frozen=True)
 class ReductionSpec:
-    """A reduction: how it joins elements, the dtype that it accumulates in, its start."""
+    """A reduction: how it combines elements, in which dtype it accumulates, its identity."""
 
     combine: str
     accumulator: DType
@@ -194,8 +194,8 @@ def position_text(
 
 
 class _ReductionTiling:
-    """How [kept, reduced] elements are cut into tiles and, along the reduced axis, into parts: of
-    all there are about as many as `programs`."""
+    """The tiles of [kept, reduced] elements, and the splits of the reduced axis: about as many as
+    make `programs` programs in all."""
 
     def __init__(self, kept: int, reduced: int, along: bool, programs: int) -> None:
         if along:
@@ -214,8 +214,7 @@ class _ReductionTiling:
 
 @lowers(Reduce)
 def _reduce(call: Call) -> Lowered:
-    """Partial results of few long rows are joined by a second launch; positions count along the
-    row."""
+    """A second launch combines the partial results of split rows; positions count along the row."""
     how, params, x = call.prim.lowering, call.params, call.operands[0]
     assert type(how) is Reduce
     kind, result, shape = x.dtype, call.out.dtype, x.shape

@@ -1,7 +1,7 @@
-"""Views, copies, padding, concatenation and sources, outside of fused kernels.
+"""Views, copies, padding, concatenation and constants, outside of fused kernels.
 
-What can share its operand's memory does; everything else is a copy between strided views whose
-sizes are run-time numbers, so that few kernels serve all shapes.
+A result that can share its operand's memory does. Anything else is a copy between strided views,
+with run-time sizes, so that few kernels serve all shapes.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ ALIGNMENT = 16
 
 @lowers(View)
 def _view(call: Call) -> Lowered:
-    """Results that are their operands' memory if all are dense there, else copies."""
+    """Results that share their operands' memory if they are all dense there, else copies."""
     view = call.prim.lowering
     assert type(view) is View
     builder = PlanBuilder(len(call.operands), len(call.outs))
