@@ -31,7 +31,7 @@ from results_file import Results, parser, short
 from genesis_fn.backends.cuda.driver.drivers import device_count
 from genesis_fn.backends.cuda.memory.pool import Pool
 from genesis_fn.backends.cuda.memory.report import memory_stats
-from genesis_fn.backends.cuda.run.runtime import runtime
+from genesis_fn.backends.cuda.run.runtime import device_runtime
 
 MIB = 1 << 20
 REPEATS = 10
@@ -149,8 +149,8 @@ def held(alloc: Alloc, size: int) -> list[Any]:
 
 def ours(name: str, tiny: bool) -> dict[str, Any]:
     """One scenario on a pool of its own."""
-    driver = runtime(0).driver
-    runtime(0).pool.empty_cache()
+    driver = device_runtime(0).driver
+    device_runtime(0).pool.empty_cache()
     pool = Pool(driver)
     total = driver.info.total_memory
     if tiny:
@@ -261,7 +261,7 @@ def main() -> int:
     args = options.parse_args()
     if not args.tiny and (device_count() == 0 or os.environ.get("GENESIS_CUDA_DRIVER")):
         options.error("no GPU is usable here; --tiny with GENESIS_CUDA_DRIVER=interpret rehearses")
-    place = "tiny" if args.tiny else short(runtime(0).driver.info.name)
+    place = "tiny" if args.tiny else short(device_runtime(0).driver.info.name)
     results = Results(Path(args.out) / f"allocator-{place}", args.redo)
     missing = [name for name in args.only.split(",") if name not in results.rows]
     measured = [results.measure(name, lambda: measure(name, args.tiny)) for name in missing]

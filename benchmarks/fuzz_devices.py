@@ -3,9 +3,9 @@
     python benchmarks/fuzz_devices.py --seconds 120 --processes 14
 
 Makers: `tests/support/fuzz.py` (stacks of transforms, float64) and `tests/cpu/programs.py` (views,
-loops, branches and narrow casts, float32). A result may differ by `ULPS` units in the last place of its
-largest element, and by four times as much as the CPU's own result moves when every input moves by
-one unit. Programs whose results are not finite, or move by more than `LOOSE` of their size, are
+loops, branches and narrow casts, float32). A result may differ by `ULPS` units in the last place of
+its largest element, and by four times as much as the CPU's own result moves when every input moves
+by one unit. Programs whose results are not finite, or move by more than `LOOSE` of their size, are
 counted as skipped. Exits with 1 if a program differs; its seed reproduces it.
 """
 

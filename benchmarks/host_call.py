@@ -97,10 +97,10 @@ def genesis(blocks: int, train_state: bool, stub: bool) -> dict[str, float]:
         return loss
 
     if stub:
-        from genesis_fn.backends.cuda.run.graph import Executable
+        from genesis_fn.backends.cuda.run.graph import CapturedProgram
 
         call()
-        Executable.launch = lambda self, stream=None: None
+        CapturedProgram.launch = lambda self, stream=None: None
     return timed(call, float, blocks)
 
 

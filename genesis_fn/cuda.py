@@ -380,9 +380,9 @@ def _runtime(device: _DeviceLike) -> Any:
             raise BackendError(f"{device} is not a GPU")
         device = device.index
     devices.cuda(device)  # says clearly what is missing
-    from genesis_fn.backends.cuda.run.runtime import runtime
+    from genesis_fn.backends.cuda.run.runtime import device_runtime
 
-    return runtime(device)
+    return device_runtime(device)
 
 
 class _Callable(types.ModuleType):

@@ -304,14 +304,14 @@ class Device:
         from cuda.bindings import driver as cu
 
         from genesis_fn.backends.cuda.binaries.compile import compile_launches
-        from genesis_fn.backends.cuda.driver.cuda import PreparedLaunch, _Module
+        from genesis_fn.backends.cuda.driver.cuda import CudaLaunch, _Module
 
         launch = launch_of(job["case"], job["kernel"])
         (shipped,) = compile_launches([launch], self.driver.info.target)
         binary = Path(job["binary"]).read_bytes()
         compiled = replace(shipped, binary=binary, key=job["binary"])
         module = _Module(self.driver, compiled)
-        prepared = PreparedLaunch(self.driver, launch, compiled, module)
+        prepared = CudaLaunch(self.driver, launch, compiled, module)
         arrays = self.tensors(job["case"], job["kernel"])
         prepared.bind([x.data_ptr() for x in arrays])
         code, words, _ = cu.cuModuleGetGlobal(module.handle, b"delay_words")

@@ -38,16 +38,16 @@ from genesis_fn.backends.cuda.memory import dlpack
 from genesis_fn.backends.cuda.memory.pool import Pool
 from genesis_fn.backends.cuda.memory.report import memory_snapshot, memory_stats, memory_summary
 from genesis_fn.backends.cuda.run.graph import (
+    BufferAddress,
+    CapturedProgram,
     Copy,
-    Executable,
     ForLoop,
-    Memory,
     SubProgram,
     Switch,
     While,
-    captured,
+    capture_program,
 )
-from genesis_fn.backends.cuda.run.runtime import Runtime, runtime
+from genesis_fn.backends.cuda.run.runtime import Runtime, device_runtime
 from genesis_fn.kernels.plan import BufferArg, Descriptor, Launch, Memset, Scalar
 from genesis_fn.kernels.plan_builder import dense
 
@@ -193,7 +193,7 @@ def require(condition: Any, message: str) -> None:
 
 
 def here() -> Runtime:
-    return runtime(0)
+    return device_runtime(0)
 
 
 def put(array: np.ndarray) -> Any:
@@ -250,9 +250,11 @@ class Program:
         self.sizes = sizes
         self.blocks = [put(np.zeros(size, np.int32)) for size in sizes]
 
-    def build(self, *steps: Any, conditional_nodes: bool | None = None) -> Executable:
-        memory = [Memory(b.address, 4 * n) for b, n in zip(self.blocks, self.sizes, strict=True)]
-        return captured(here(), steps, memory, conditional_nodes=conditional_nodes)
+    def build(self, *steps: Any, conditional_nodes: bool | None = None) -> CapturedProgram:
+        memory = [
+            BufferAddress(b.address, 4 * n) for b, n in zip(self.blocks, self.sizes, strict=True)
+        ]
+        return capture_program(here(), steps, memory, conditional_nodes=conditional_nodes)
 
     def write(self, index: int, values: Any) -> None:
         array = np.asarray(values, np.int32)
@@ -319,7 +321,9 @@ def launch_device_descriptors() -> dict[str, Any]:
     prepared = run(launch, *blocks)
     require(prepared.scratch_bytes > 0, "no scratch was asked for")
     np.testing.assert_array_equal(fetch(blocks[1], np.float32, (512, 64)), 2 * x)
-    program = captured(here(), [launch], [Memory(b.address, x.nbytes) for b in blocks])
+    program = capture_program(
+        here(), [launch], [BufferAddress(b.address, x.nbytes) for b in blocks]
+    )
     here().driver.fill(blocks[1].address, 0, x.nbytes, here().driver.compute)
     program.launch()
     np.testing.assert_array_equal(fetch(blocks[1], np.float32, (512, 64)), 2 * x)
@@ -347,14 +351,14 @@ def programmatic_dependent_launch() -> None:
         prepared.launch(here().driver.compute)
     require((fetch(block, np.int32, n) == wanted).all(), "launched one by one")
     block = put(x)
-    program = captured(here(), [launch] * 10, [Memory(block.address, 4 * n)])
+    program = capture_program(here(), [launch] * 10, [BufferAddress(block.address, 4 * n)])
     program.launch()
     require((fetch(block, np.int32, n) == wanted).all(), "in a graph")
     if here().driver.info.target.conditional_nodes:
         block, counter = put(x), put(np.zeros(1, np.int32))
-        memory = [Memory(block.address, 4 * n), Memory(counter.address, 4)]
+        memory = [BufferAddress(block.address, 4 * n), BufferAddress(counter.address, 4)]
         loop = ForLoop(5, BufferArg(1, "i32"), (launch, launch))
-        captured(here(), [loop], memory).launch()
+        capture_program(here(), [loop], memory).launch()
         require((fetch(block, np.int32, n) == wanted).all(), "in a loop of a graph")
 
 
@@ -440,7 +444,7 @@ def control_flow(conditional_nodes: bool) -> int:
         m.write(3, [0])
         program.launch()
         require(m.read(0) == [3] and m.read(1) == [8] and m.read(3) == [3 * 4 * 201], "nested")
-    return program.parts
+    return program.segments
 
 
 @check
@@ -613,8 +617,8 @@ def error_word() -> None:
     word = here().errors.register(x, lambda site, index: IndexError(f"site {site} index {index}"))
     arguments = {"x": BufferArg(0, "i32"), "word": BufferArg(1, "i64"), "limit": Scalar(10)}
     launch = Launch(CHECK, (1, 1, 1), arguments, {"SITE": 3}, 1)
-    memory = [Memory(x.blocks[0].address, 4), Memory(word, 8)]
-    program = captured(here(), [launch], memory)
+    memory = [BufferAddress(x.blocks[0].address, 4), BufferAddress(word, 8)]
+    program = capture_program(here(), [launch], memory)
     for value, fails in ((5, False), (77, True), (-3, False)):
         x.write(0, [value])
         program.launch()
@@ -649,7 +653,7 @@ def fork_is_refused() -> None:
 def peers() -> dict[str, Any]:
     if device_count() < 2:
         return {"skipped": "one device"}
-    other = runtime(1)
+    other = device_runtime(1)
     values = np.random.rand(1 << 20)
     copied = here().copy_to(other, put(values))
     result = np.empty_like(values)
@@ -712,7 +716,7 @@ def dlpack_torch() -> None:
             driver.copy(out.address, imported.buffer.address, 4 << 20, driver.compute)
             require((fetch(out, np.float32, 1 << 20) == 7).all(), "we read too early")
             del imported, values
-            dlpack.settle()
+            dlpack.release_finished()
     require(not dlpack._exported, "an export was never let go")
 
 

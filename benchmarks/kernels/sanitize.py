@@ -36,7 +36,7 @@ import genesis_fn.numpy as jnp
 from benchmarks.results_file import surroundings
 from genesis_fn import lax, nn
 from genesis_fn.backends.cuda.lowerings import plan_for
-from genesis_fn.backends.cuda.run.runtime import runtime
+from genesis_fn.backends.cuda.run.runtime import device_runtime
 from genesis_fn.compiler.fusion.matmul_grouping import group_matmuls
 from genesis_fn.compiler.simplify.simplify import simplify_jaxpr
 from genesis_fn.compiler.target import Target
@@ -120,7 +120,7 @@ class Machine:
         if run.INTERPRETED:
             self.kernels.update(kernels_of(plan))
         else:
-            self.kernels.update(x.compiled.name for x in runtime(0).driver.prepare(launches))
+            self.kernels.update(x.compiled.name for x in device_runtime(0).driver.prepare(launches))
         return outs
 
 
@@ -411,7 +411,7 @@ def main(names: list[str]) -> int:
     if unknown:
         raise SystemExit(f"no family {', '.join(unknown)}: there are {', '.join(FAMILIES)}")
     if not run.INTERPRETED:
-        runtime(0)  # the context that the allocations belong to
+        device_runtime(0)  # the context that the allocations belong to
         run.allocate = Allocation
     failed = 0
     for name in names or FAMILIES:

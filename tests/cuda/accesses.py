@@ -236,7 +236,7 @@ def check(
 def _overlaps(table: BufferTable, lives: dict[int, list[int]]) -> list[str]:
     """Pairs of temporaries that share memory and live at the same time."""
     found = []
-    spans = sorted([(table.place[b][1], table.place[b][1] + table.bytes[b], b) for b in lives])
+    spans = sorted([(table.parent[b][1], table.parent[b][1] + table.bytes[b], b) for b in lives])
     for k, (_, end, b) in enumerate(spans):
         for start, _, c in spans[k + 1 :]:
             if start >= end:
@@ -293,16 +293,16 @@ def _name(step: Launch) -> str:
 
 def _whole(table: BufferTable, b: int) -> int:
     """The temporary that `b` is, or is part of."""
-    while b in table.place and table.place[b][0] in table.place:
-        b = table.place[b][0]
+    while b in table.parent and table.parent[b][0] in table.parent:
+        b = table.parent[b][0]
     return b
 
 
 def _place(table: BufferTable, b: int) -> int:
     """Where buffer `b` begins in its root."""
     offset = 0
-    while b in table.place:
-        b, more = table.place[b]
+    while b in table.parent:
+        b, more = table.parent[b]
         offset += more
     return offset
 

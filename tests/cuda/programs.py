@@ -19,7 +19,7 @@ import numpy as np
 from genesis_fn.backends.cpu.backend import compile_jaxpr as compile_for_cpu
 from genesis_fn.backends.cuda.pipeline import compile_jaxpr
 from genesis_fn.backends.cuda.run.executable import CudaExecutable
-from genesis_fn.backends.cuda.run.runtime import runtime
+from genesis_fn.backends.cuda.run.runtime import device_runtime
 from genesis_fn.core import tree
 from genesis_fn.core.array import ArrayImpl, from_numpy
 from genesis_fn.core.aval import aval, sig
@@ -33,9 +33,9 @@ PLACE = cuda(0)
 def put(x: Any, place: Device = PLACE) -> ArrayImpl:
     """An array in the interpreting driver's memory."""
     x = np.ascontiguousarray(x).reshape(np.shape(x))
-    block = runtime(place.index).alloc(max(x.nbytes, 1))
+    block = device_runtime(place.index).alloc(max(x.nbytes, 1))
     if x.nbytes:
-        runtime(place.index).staging.to_device(block.address, x.ctypes.data, x.nbytes)
+        device_runtime(place.index).staging.to_device(block.address, x.ctypes.data, x.nbytes)
     return ArrayImpl(block, sig(aval(x.shape, x.dtype), place))
 
 
@@ -43,7 +43,7 @@ def get(x: ArrayImpl) -> np.ndarray:
     """Its values."""
     out = np.empty(x.shape, x.dtype)
     if out.nbytes:
-        runtime(x.device.index).read(out.ctypes.data, x.data.address, out.nbytes)
+        device_runtime(x.device.index).read(out.ctypes.data, x.data.address, out.nbytes)
     return out
 
 

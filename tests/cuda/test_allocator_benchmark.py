@@ -13,7 +13,7 @@ BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 
 def test_scenarios_run_and_rows_are_kept(monkeypatch, tmp_path) -> None:
-    if "interpreter" not in programs.runtime(0).driver.info.name:
+    if "interpreter" not in programs.device_runtime(0).driver.info.name:
         pytest.skip("the rehearsal is for the interpreting driver; a GPU runs the benchmark")
     monkeypatch.setattr(sys, "path", [str(BENCHMARKS), *sys.path])
     import allocator

@@ -16,7 +16,7 @@ import torch
 import genesis_fn as gf
 import genesis_fn.numpy as jnp
 from genesis_fn.backends.cuda.driver.drivers import implementation
-from genesis_fn.backends.cuda.run.runtime import runtime
+from genesis_fn.backends.cuda.run.runtime import device_runtime
 from genesis_fn.core import dtypes
 from genesis_fn.core.array import from_numpy
 from genesis_fn.core.device import cpu, using_device
@@ -204,7 +204,7 @@ def test_eager_operations_that_fail_late_name_their_own_lines(gpu):
 
 def test_lines_without_end_take_few_error_words(gpu):
     names = {"x": jnp.arange(3.0), "i": jnp.array([1]), "bad": jnp.array([9])}
-    words = runtime(0).errors._describe
+    words = device_runtime(0).errors._describe
     before = len(words)
     for k in range(200):
         exec(compile("\n" * k + "x[i]", "notebook.py", "exec"), names)

@@ -51,8 +51,8 @@ def training_step(layers: int) -> CudaExecutable:
 def faults(program: CudaExecutable) -> list[str]:
     table = program.table
     bound = {*program.binding.bound, program.schedule.base, *table.pointers}
-    if table.word is not None:
-        bound.add(table.word)
+    if table.error_word is not None:
+        bound.add(table.error_word)
     return check(program.schedule.items, table, bound, program.schedule.base)
 
 

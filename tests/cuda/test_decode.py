@@ -58,7 +58,7 @@ def test_generation_is_one_graph(batch: int, dtype: Any) -> None:
 
     with g.default_matmul_precision("float32"):
         executable = programs.compare(f, params, tokens)
-    assert {graph.parts for graph in executable.places.graphs.values()} == {1}
+    assert {graph.segments for graph in executable.io.graphs.values()} == {1}
 
 
 def shapes(x: Any, dtype: Any) -> Any:

@@ -505,7 +505,7 @@ def test_imported_memory_lives_as_long_as_our_buffer(device):
     assert np.frombuffer((ctypes.c_double * 5).from_address(imported.buffer.address))[4] == 4
     del imported
     gc.collect()
-    dlpack.settle()
+    dlpack.release_finished()
     assert watch() is None
 
 
@@ -535,8 +535,8 @@ def test_memory_functions_of_the_process(monkeypatch):
     monkeypatch.setenv("GENESIS_CUDA_DRIVER", "interpret")
     monkeypatch.setattr(runtime, "_runtimes", {})
     monkeypatch.setattr(drivers, "opened", {})
-    here = runtime.runtime(0)
-    assert here is runtime.runtime(0)
+    here = runtime.device_runtime(0)
+    assert here is runtime.device_runtime(0)
     block = here.alloc(3 * MIB, "a line")
     stats = cuda.memory_stats(0)
     assert stats["in_use"] == 3 * MIB == stats["peak"] and stats["mapped"] == 32 * MIB

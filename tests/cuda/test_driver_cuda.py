@@ -21,7 +21,14 @@ from genesis_fn.backends.cuda.driver.errors import CudaError, DeviceMemoryExhaus
 from genesis_fn.backends.cuda.memory import dlpack
 from genesis_fn.backends.cuda.memory.pool import Pool
 from genesis_fn.backends.cuda.memory.staging import Staging
-from genesis_fn.backends.cuda.run.graph import Copy, ForLoop, Memory, Switch, While, captured
+from genesis_fn.backends.cuda.run.graph import (
+    BufferAddress,
+    Copy,
+    ForLoop,
+    Switch,
+    While,
+    capture_program,
+)
 from genesis_fn.backends.cuda.run.runtime import Runtime
 from genesis_fn.kernels.plan import BufferArg, Memset
 
@@ -325,7 +332,7 @@ def test_launch_attributes(driver):
 def test_graphs(driver, fake):
     place = Runtime(driver)
     blocks = [place.alloc(64) for _ in range(3)]
-    memory = [Memory(b.address, 64) for b in blocks]
+    memory = [BufferAddress(b.address, 64) for b in blocks]
     steps = [
         Memset(0),
         Copy(1, 0, 8),
@@ -335,9 +342,9 @@ def test_graphs(driver, fake):
         ForLoop(3, BufferArg(2, "i32"), (kernels.add_one(0),)),
     ]
     start = len(fake.calls)
-    program = captured(place, steps, memory)
+    program = capture_program(place, steps, memory)
     calls = fake.calls[start:]
-    assert program.parts == 1
+    assert program.segments == 1
     assert calls.count("cuStreamBeginCaptureToGraph") == 1 + 3 + 1
     assert calls.count("cuStreamEndCapture") == 1 + 5
     assert sum(c.startswith("cuGraphAddNode") for c in calls) == 3
@@ -350,7 +357,7 @@ def test_graphs(driver, fake):
     start = len(fake.calls)
     fake.failing["cuMemsetD8Async"] = cu.CUresult.CUDA_ERROR_INVALID_VALUE
     with pytest.raises(CudaError):
-        captured(place, [Switch(BufferArg(1, "i32"), ((Memset(0),),))], memory)
+        capture_program(place, [Switch(BufferArg(1, "i32"), ((Memset(0),),))], memory)
     calls = fake.calls[start:]
     assert calls.count("cuStreamEndCapture") == 2
     assert calls.count("cuStreamDestroy") == 2
@@ -359,16 +366,16 @@ def test_graphs(driver, fake):
 def test_kernels_start_early_behind_kernels(driver, monkeypatch):
     place = Runtime(driver)
     blocks = [place.alloc(1 << 20) for _ in range(3)]
-    memory = [Memory(b.address, b.bytes) for b in blocks]
+    memory = [BufferAddress(b.address, b.bytes) for b in blocks]
     started = []
 
     def launch(self, stream, early=True):
         started.append(early and self._early)
 
-    monkeypatch.setattr(cuda.PreparedLaunch, "launch", launch)
+    monkeypatch.setattr(cuda.CudaLaunch, "launch", launch)
     steps = [kernels.add_one(0), kernels.add_one(0), Memset(0), kernels.add_one(0)]
     for programmatic in (False, True):
-        captured(place, steps, memory, programmatic=programmatic)
+        capture_program(place, steps, memory, programmatic=programmatic)
     assert started == [False, False, False] + [False, True, False]
 
 
@@ -432,7 +439,7 @@ def test_exports_wait_for_both_sides(driver, fake):
     assert fake.calls[-3:] == ["cuEventRecord", "cuStreamWaitEvent", "cuEventDestroy"]
     del capsule, block
     assert "cuEventRecord" in fake.calls[-2:], "what the consumer queued is waited for"
-    pool.settle()
+    pool.reclaim()
     assert pool.in_use == 0
     block = pool.alloc(64)
     with pytest.raises(ValueError, match="ambiguous"):

@@ -19,7 +19,7 @@ from genesis_fn.backends.cpu.lower import RULES, has_lowering as runs_on_cpu
 from genesis_fn.backends.cpu.lowerings import call, host
 from genesis_fn.backends.cuda.eager import PlanRunner
 from genesis_fn.backends.cuda.lowerings import has_lowering, plan_for
-from genesis_fn.backends.cuda.run.runtime import runtime
+from genesis_fn.backends.cuda.run.runtime import device_runtime
 from genesis_fn.core import dtypes, errors, tree
 from genesis_fn.core.array import ArrayImpl, from_numpy
 from genesis_fn.core.aval import aval
@@ -759,7 +759,7 @@ def test_fused(name):
         jaxpr = op.program(avals, in_tree, fixed)
         prim, params = PRIMITIVES["fused"], {"op": op, "static": fixed, "jaxpr": jaxpr}
         with config.override(matmul_precision="highest"):
-            lowered = plan_for(prim, avals, params, runtime(0).driver.info.target)
+            lowered = plan_for(prim, avals, params, device_runtime(0).driver.info.target)
             reference_runs = elementwise or name in NAMES_WITHOUT_KERNEL
             if not reference_runs and not (kind == F64 and "attention" in name):
                 assert lowered is not None, f"{name} has no kernel for {kind}"
@@ -795,7 +795,7 @@ def test_updates_in_place(name):
     for operands, params in cases()[name]:
         arrays = [from_numpy(np.asarray(x), device) for x in operands]
         avals = tuple([x.aval for x in arrays])
-        place = runtime(device.index)
+        place = device_runtime(device.index)
         plan = plan_for(prim, avals, params, place.driver.info.target, in_place=True)
         buffers = [x.data for x in arrays]
         checked = [place.alloc(8)] * (plan.outputs - 1)

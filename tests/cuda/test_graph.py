@@ -1,4 +1,4 @@
-"""Programs captured into graphs, with conditional nodes and without."""
+"""Programs capture_program into graphs, with conditional nodes and without."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from genesis_fn.backends.cuda.driver.interpret import InterpretDriver
 from genesis_fn.backends.cuda.lowerings.call import HostCall
 from genesis_fn.backends.cuda.run import graph
 from genesis_fn.backends.cuda.run.graph import (
+    BufferAddress,
+    CapturedProgram,
     Copy,
-    Executable,
     ForLoop,
-    Host,
-    Memory,
+    HostStep,
     SubProgram,
     Switch,
     While,
-    captured,
+    capture_program,
 )
 from genesis_fn.backends.cuda.run.runtime import Runtime
 from genesis_fn.core.aval import aval
@@ -48,11 +48,11 @@ class Machine:
         self.sizes = sizes
 
     @property
-    def buffers(self) -> list[Memory]:
-        return [Memory(b.address, b.bytes) for b in self.blocks]
+    def buffers(self) -> list[BufferAddress]:
+        return [BufferAddress(b.address, b.bytes) for b in self.blocks]
 
-    def program(self, *steps, conditional_nodes: bool = True) -> Executable:
-        return captured(self.place, steps, self.buffers, conditional_nodes=conditional_nodes)
+    def program(self, *steps, conditional_nodes: bool = True) -> CapturedProgram:
+        return capture_program(self.place, steps, self.buffers, conditional_nodes=conditional_nodes)
 
     def write(self, index: int, values) -> None:
         array = np.ascontiguousarray(values, np.int32)
@@ -84,7 +84,7 @@ def test_straight_line_programs_are_one_graph():
         kernels.add_one(1, 7),
     )
     assert m.read(0) == [5] and m.read(2) == [9] * 4, "capturing runs nothing"
-    assert program.parts == 1
+    assert program.segments == 1
     program.launch()
     assert (m.read(0), m.read(1), m.read(2)) == ([6], [7, 0, 0, 0], [9, 9, 2, 3])
     program.launch()
@@ -113,7 +113,7 @@ def test_while(conditional_nodes):
         (kernels.below(0, 1, 10),), BufferArg(1, "i8"), (kernels.add_one(0, 3), kernels.add_one(2))
     )
     program = m.program(loop, kernels.add_one(2, 100), conditional_nodes=conditional_nodes)
-    assert program.parts == (1 if conditional_nodes else 2)
+    assert program.segments == (1 if conditional_nodes else 2)
     for start, runs in ((0, 4), (9, 1), (10, 0), (-5, 5)):
         m.write(0, [start])
         m.write(2, [0])
@@ -146,7 +146,7 @@ def test_repeat_counts_from_zero(conditional_nodes, count):
         program.launch()
         assert m.read(0) == [count]
         assert m.read(1) == [10 * i if i < count else -1 for i in range(6)]
-    assert program.parts <= 1, "a loop of known length needs no host"
+    assert program.segments <= 1, "a loop of known length needs no host"
 
 
 @both
@@ -164,12 +164,12 @@ def test_loops_too_long_to_unroll(conditional_nodes, monkeypatch):
 def test_the_host_computes_between_graphs_and_drives_loops_around_that(conditional_nodes):
     m = Machine(1, 1)
     m.write(1, [1])
-    negated = Host(HostCall(PRIMITIVES["neg"], (aval((1,), "int32"),), {}), (1,), (1,))
+    negated = HostStep(HostCall(PRIMITIVES["neg"], (aval((1,), "int32"),), {}), (1,), (1,))
     loop = ForLoop(3, BufferArg(0, "i32"), (negated, kernels.add_one(1, 3)))
     program = m.program(
         kernels.add_one(1), loop, kernels.add_one(1, 10), conditional_nodes=conditional_nodes
     )
-    assert program.parts == 3
+    assert program.segments == 3
     for start, end in ((1, 11), (7, 5)):  # x + 1, three times 3 - x, x + 10
         m.write(1, [start])
         program.launch()
@@ -215,7 +215,7 @@ def test_a_failed_capture_leaves_nothing_behind():
     before = m.pool.in_use
     address = m.driver.reserve(2 * MIB)
     with pytest.raises(CudaError, match="ILLEGAL"):
-        captured(m.place, [kernels.add_one(0)], [Memory(address, 4)])
+        capture_program(m.place, [kernels.add_one(0)], [BufferAddress(address, 4)])
     assert m.pool.in_use == before
 
     class Failing(InterpretDriver):
@@ -230,7 +230,7 @@ def test_a_failed_capture_leaves_nothing_behind():
     driver.new_stream = lambda: streams.append(new_stream()) or streams[-1]
     steps = [While((), BufferArg(0, "i8"), (Memset(0),))]
     with pytest.raises(CudaError, match="fill"):
-        captured(place, steps, [Memory(block.address, 4)])
+        capture_program(place, steps, [BufferAddress(block.address, 4)])
     assert streams and all(s.recording is None for s in streams)
 
 
@@ -243,7 +243,7 @@ def test_executables_keep_their_owners_and_scratch():
 
     owner = Owner()
     watch = weakref.ref(owner)
-    program = captured(m.place, [kernels.add_one(0)], m.buffers, owners=[owner])
+    program = capture_program(m.place, [kernels.add_one(0)], m.buffers, owners=[owner])
     del owner
     gc.collect()
     assert watch() is not None
@@ -301,7 +301,7 @@ def test_scratch_memory_is_allocated_once_for_all_launches():
     assert m.pool.in_use == 2 * 512 + 2 * MIB
     del program
     gc.collect()
-    m.pool.settle()
+    m.pool.reclaim()
     assert m.pool.in_use == 2 * 512
 
 

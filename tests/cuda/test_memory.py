@@ -35,7 +35,7 @@ def check(pool: Pool) -> None:
     assert pool.mapped <= pool.limit
     for part in parts:
         pool.driver._check(part["address"], part["size"])
-    for space in (pool._small, pool._large):
+    for space in (pool.small_space, pool.large_space):
         intervals = space.intervals()
         assert space.free == sum(size for _, size in intervals)
         assert space.largest_free == max((size for _, size in intervals), default=0)
@@ -62,7 +62,7 @@ class PoolMachine(RuleBasedStateMachine):
         try:
             block = self.pool.alloc(size, "a line")
         except OutOfMemory as error:
-            self.pool.settle()
+            self.pool.reclaim()
             held = error.in_use + self.pool.rounded(size)
             # Small blocks cannot use what large ones hold in partly used pieces, and conversely.
             assert held > self.driver.info.total_memory // 2 or size > error.largest_free
@@ -88,7 +88,7 @@ class PoolMachine(RuleBasedStateMachine):
     def sound(self):
         check(self.pool)
         assert self.pool.peak >= self.pool.in_use
-        assert len(self.pool._live) == len(self.live)
+        assert len(self.pool.live) == len(self.live)
 
     def teardown(self):
         self.live.clear()
@@ -307,7 +307,7 @@ def test_blocks_used_by_another_stream_wait_for_it():
     assert pool.in_use == 8 * MIB, "a held block is in use"
     driver.complete.add(id(event))
     del other
-    pool.settle()
+    pool.reclaim()
     assert pool.in_use == 0 and driver.destroyed == 1
     waiting = pool.alloc(400 * MIB)
     waiting.hold_until(driver.new_event())

@@ -34,8 +34,8 @@ PROGRAM = {
 BODY = {
     "absorb_casts": pipeline.absorb_casts, "group_matmuls": pipeline.group_matmuls,
     "fuse_jaxpr": pipeline.fuse_jaxpr,
-    "lowered": ProgramLowering.lowered, "fuse_horizontally": pipeline.fuse_horizontally,
-    "packed": pipeline.packed,
+    "lower": ProgramLowering.lower, "fuse_horizontally": pipeline.fuse_horizontally,
+    "pack_arena": pipeline.pack_arena,
 }  # fmt: skip
 LIST = PROGRAM | BODY
 

@@ -9,7 +9,7 @@ import pytest
 import genesis_fn as g
 import genesis_fn.numpy as gnp
 from genesis_fn import TrainState
-from genesis_fn.backends.cuda.run.donated_state import Carry
+from genesis_fn.backends.cuda.run.donated_state import DonatedState
 from genesis_fn.core import errors
 from genesis_fn.core.device import using_device
 from genesis_fn.core.train_state import Memory
@@ -53,7 +53,7 @@ def check(state: TrainState, steps: int) -> None:
 def fast(monkeypatch) -> list[bool]:
     """Whether each call that carried a state had nothing to do for its leaves."""
     calls: list[bool] = []
-    run = Carry.run
+    run = DonatedState.run
 
     def counted(self, state, others):
         memory, results = run(self, state, others)
@@ -61,7 +61,7 @@ def fast(monkeypatch) -> list[bool]:
             calls.append(memory is state)
         return memory, results
 
-    monkeypatch.setattr(Carry, "run", counted)
+    monkeypatch.setattr(DonatedState, "run", counted)
     return calls
 
 

@@ -12,7 +12,7 @@ if os.environ.setdefault("TRITON_INTERPRET", "1") == "1":
 
 import torch
 
-from genesis_fn.backends.cuda.run.runtime import runtime
+from genesis_fn.backends.cuda.run.runtime import device_runtime
 from genesis_fn.compiler.target import H200
 from genesis_fn.kernels.language.language import INTERPRETED
 from genesis_fn.kernels.plan import Launch, Plan
@@ -25,7 +25,7 @@ TARGET = replace(H200, interpreted=INTERPRETED)
 
 def allocate(size: int) -> Any:
     """A block of device memory with an `address`; tools that watch accesses put their own here."""
-    return runtime(0).alloc(max(size, 16))
+    return device_runtime(0).alloc(max(size, 16))
 
 
 def run_plan(plan: Plan, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> None:
@@ -37,7 +37,7 @@ def run_plan(plan: Plan, inputs: Sequence[torch.Tensor], outputs: Sequence[torch
         bytes_ = [x.reshape(-1).view(torch.uint8).numpy() for x in (*inputs, *outputs)]
         compiled.run_plan(plan, bytes_)
         return
-    place = runtime(0)
+    place = device_runtime(0)
     driver = place.driver
     sizes = [x.numel() * x.itemsize for x in (*inputs, *outputs)]
     blocks = [allocate(size) for size in sizes]

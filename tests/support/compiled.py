@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from genesis_fn.backends.cuda.binaries.compile import Compiled, launch_key, request
+from genesis_fn.backends.cuda.binaries.compile import CompiledKernel, launch_key, request
 from genesis_fn.backends.cuda.binaries.triton_compile import (
     _parameter_sizes,
     compiled_by_triton,
@@ -71,7 +71,7 @@ class _Held:
 
 
 @functools.lru_cache(4096)
-def _compiled(key: str, held: _Held) -> tuple[str, Compiled]:
+def _compiled(key: str, held: _Held) -> tuple[str, CompiledKernel]:
     """(PTX, what its parameters are like) of a launch."""
     for architecture in (90, 80):
         found = compiled_by_triton(request(held.launch, OF_ARCHITECTURE[architecture]))
@@ -83,7 +83,7 @@ def _compiled(key: str, held: _Held) -> tuple[str, Compiled]:
     if data.global_scratch_size:
         pytest.skip(f"{data.name} takes scratch memory")
     described = tuple(dict(d) for d in (getattr(data, "tensordesc_meta", None) or ()))
-    compiled = Compiled(
+    compiled = CompiledKernel(
         key,
         data.name,
         b"",
@@ -126,9 +126,9 @@ def _aligned(size: int) -> np.ndarray:
 def install() -> None:
     """Makes the interpreting driver run compiled kernels."""
     from genesis_fn.backends.cuda.driver import interpret
-    from genesis_fn.backends.cuda.run.runtime import runtime
+    from genesis_fn.backends.cuda.run.runtime import device_runtime
 
-    class Prepared:
+    class CompiledLaunch:
         """A launch, its addresses, and the ranges that it may touch."""
 
         scratch_bytes = 0
@@ -144,7 +144,7 @@ def install() -> None:
 
         def _extent(self, address: int) -> tuple[int, int]:
             """The rest of the block that an address lies in."""
-            live = runtime(self._driver.info.index).pool._live
+            live = device_runtime(self._driver.info.index).pool.live
             for start, (size, rounded, _) in live.items():
                 if start <= address < start + rounded:
                     return address, max(start + size, address + 1)
@@ -160,7 +160,7 @@ def install() -> None:
 
             stream.enqueue(run)
 
-    interpret._Prepared = Prepared  # type: ignore[misc]
+    interpret._InterpretedLaunch = CompiledLaunch  # type: ignore[misc]
 
 
 __all__ = ["CHOSEN", "install", "run_launch", "run_plan"]

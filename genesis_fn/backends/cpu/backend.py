@@ -1,4 +1,4 @@
-"""The CPU backend: torch operators, one at a time (eager) or as one straight-line function."""
+"""The CPU backend: torch operators, called one by one (eager) or from a compiled function."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from genesis_fn.backends.cpu import lowerings as _lowerings  # registers them  # noqa: F401
+from genesis_fn.backends.cpu import lowerings as _lowerings  # noqa: F401 # pyright: ignore[reportUnusedImport] - registers rules
 from genesis_fn.backends.cpu.compile import CpuExecutable
 from genesis_fn.backends.cpu.forks import note_compiled
 from genesis_fn.backends.cpu.inductor import InductorExecutable
-from genesis_fn.backends.cpu.lower import lower
+from genesis_fn.backends.cpu.lower import lower_primitive
 from genesis_fn.backends.cpu.storage import TORCH_DTYPE, host_tensor, host_view, same
 from genesis_fn.core import dtypes, errors
 from genesis_fn.core.array import ArrayImpl
@@ -34,8 +34,8 @@ from genesis_fn.transforms.keys.words import physical
 def _keep_freed_memory() -> None:
     """Let glibc keep up to 1 GiB of freed memory, unless the environment tunes its allocator.
 
-    By default large arrays go back to the operating system when they are freed, and every step of a
-    training loop pays for fresh, zeroed pages: a third of the time of a memory-bound program.
+    By default glibc returns large blocks to the operating system when they are freed, and each step
+    of a training loop pays for fresh, zeroed pages: a third of the time of a memory-bound program.
     """
     tuned = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES", "LD_PRELOAD")
     if not sys.platform.startswith("linux") or any(n in os.environ for n in tuned):
@@ -50,10 +50,10 @@ def _keep_freed_memory() -> None:
 
 
 class _Numbers:
-    """Python numbers as 0-d tensors, which torch takes in half the time; some are remembered.
+    """A cache of Python numbers as 0-d tensors, which torch takes in half the time.
 
-    They lie in one piece of memory, made at once: a small block that is allocated between two large
-    arrays, and outlives them, would keep the memory of both from being used again as one.
+    They are slices of one allocation: a small block of its own that was allocated between two large
+    arrays, and outlived them, would keep their memory from being coalesced.
     """
 
     __slots__ = ("dtype", "known", "free", "lock")
@@ -65,7 +65,7 @@ class _Numbers:
         self.lock = threading.Lock()
 
     def __call__(self, x: Any) -> Any:
-        if not x:  # zeros of two signs are equal keys
+        if not x:  # 0.0 and -0.0 are equal keys
             return x
         found = self.known.get(x)
         return self._remembered(x) if found is None else found
@@ -73,21 +73,21 @@ class _Numbers:
     def _remembered(self, x: Any) -> torch.Tensor:
         with self.lock:
             if not self.free:
-                # What others still use of the numbers before stays as it is.
+                # Start a new allocation; the old one lives as long as its tensors are in use.
                 self.known = {}
                 self.free = list(torch.empty(_REMEMBERED, dtype=self.dtype).unbind())
-            place = self.free.pop()
+            slot = self.free.pop()
             try:
-                place.fill_(x)
-            except RuntimeError:  # overflows; a tensor is made infinite
-                self.free.append(place)
+                slot.fill_(x)
+            except RuntimeError:  # `fill_` refuses numbers that overflow; a new tensor is infinite
+                self.free.append(slot)
                 return torch.tensor(x, dtype=self.dtype)
-            self.known[x] = place
-            return place
+            self.known[x] = slot
+            return slot
 
 
 _REMEMBERED = 256
-# Not 16 bits: a tensor would be rounded where a number is not.
+# No 16-bit dtypes: a 0-d tensor would be rounded, where torch computes with the exact number.
 _NUMBERS = {d: _Numbers(TORCH_DTYPE[d]) for d in (dtypes.F32, dtypes.F64, dtypes.I32, dtypes.I64)}
 
 
@@ -107,7 +107,7 @@ class CpuBackend(Backend):
     def eager(
         self, prim: Primitive, avals: Sequence[Any], params: dict[str, Any], device: Device
     ) -> Callable[..., Any]:
-        run = lower(prim, avals, params)
+        run = lower_primitive(prim, avals, params)
         out = prim.abstract(tuple(avals), params)
         if prim.multi:
             sigs = [sig(a, device) for a in out]
@@ -149,10 +149,10 @@ class CpuBackend(Backend):
         return host_view(array.data, array.dtype)
 
     def wait(self, array: ArrayImpl) -> None:
-        """Torch on the CPU has finished when its call returns."""
+        """Nothing to wait for: torch on the CPU is synchronous."""
 
     def from_dlpack(self, x: Any, device: Device, copy: bool | None = None) -> ArrayImpl:
-        """An array over another library's memory; memory on a GPU is copied."""
+        """An array over another library's memory; a copy if the memory is a GPU's."""
         tensor = torch.from_dlpack(x).detach()
         found = of_torch(tensor.dtype)
         if found is None:

@@ -1,9 +1,10 @@
-"""A program as one straight-line Python function over torch operators.
+"""Compiles a program to one straight-line Python function over torch tensors.
 
-The simplified program is written line by line. Values are dropped after their last use, and a line
-writes its result over an operand that dies there, where the analysis here shows that nobody else
-can see that memory: it follows which values share memory through views, and calls memory
-written-over only if this program made it (or it was donated, which is checked again at each call).
+`emit.py` writes each equation as a line, `pattern_fusion.py` some groups of equations as one. This
+module orders the lines, drops values after their last use, and reuses memory: a line writes its
+result into the memory of an operand that dies there, if an alias analysis shows that nothing else
+can see that memory. It follows which values share storage through views; storage may be written
+only if this program allocated it, or if it was donated, which each call checks again (`own`).
 """
 
 from __future__ import annotations
@@ -15,8 +16,16 @@ from typing import Any
 import torch
 
 from genesis_fn.backends.cpu import pattern_fusion
-from genesis_fn.backends.cpu.emit import FRESH, VIEW, Names, Step, many_of, step, thin_shape
-from genesis_fn.backends.cpu.lower import FusedFunction, fused_function, lower
+from genesis_fn.backends.cpu.emit import (
+    FRESH,
+    VIEW,
+    Namespace,
+    Statement,
+    broadcast_shape,
+    foreach_of,
+    statement_of,
+)
+from genesis_fn.backends.cpu.lower import FusedFunction, fused_function, lower_primitive
 from genesis_fn.compiler.memory.sink import sink_equations
 from genesis_fn.compiler.simplify.simplify import simplify_jaxpr
 from genesis_fn.core import errors
@@ -32,9 +41,10 @@ from genesis_fn.transforms.custom.callback import pure_callback_p
 from genesis_fn.transforms.custom.fused_functions import fused_p
 from genesis_fn.transforms.staging.cost import memory
 
-# Values known without inputs are computed once and kept, up to this many bytes each.
+# Values that depend on no input are computed once and kept, up to this many bytes each.
 _KEPT = 4 << 20
-# Arrays of at most so many bytes are worked on several at a time.
+# Operations on arrays of at most so many bytes are batched by torch's `_foreach_` functions: their
+# cost is the call.
 _SMALL = 1 << 16
 
 
@@ -46,7 +56,8 @@ def tensor_function(jaxpr: Jaxpr) -> Callable[..., list[Any]]:
 def tensor_program(
     jaxpr: Jaxpr, donated: tuple[bool, ...] = (), listed: bool = False
 ) -> TensorProgram:
-    """The compiled program; `donated` marks inputs whose memory it may write over."""
+    """The compiled program, cached on `jaxpr`. It may overwrite the inputs marked in `donated`;
+    `listed`: `run` takes one list of inputs."""
     key = (tensor_program, donated, listed)
     found = jaxpr.cache.get(key)
     if found is None:
@@ -56,7 +67,8 @@ def tensor_program(
 
 
 def function_of(e: Eqn) -> FusedFunction | None:
-    """The torch function of the fused function that an equation calls, if one fits its operands."""
+    """The torch function of the fused function that an equation calls, if it has one that supports
+    the operands."""
     if e.prim is not fused_p:
         return None
     avals = [i.aval if type(i) is Var else i for i in e.ins]
@@ -69,12 +81,12 @@ def has_function(e: Eqn) -> bool:
 
 
 class TensorProgram:
-    """A generated function and what is known of it.
+    """A generated function, and what is known of the memory it uses.
 
     * `run(*tensors)` -> list of tensors; `listed` programs take one list of them.
-    * `overwritten`: the donated inputs whose memory it writes over.
-    * `owned[i]`: output i is memory that this call made or was given, and no other output shares
-      it.
+    * `overwritten`: the donated inputs whose memory it writes to.
+    * `owned[i]`: output i fills memory that this call allocated or that was donated to it, and
+      shares it with no other output.
     """
 
     __slots__ = ("run", "overwritten", "owned", "source", "jaxpr")
@@ -88,72 +100,76 @@ class TensorProgram:
         fold: bool = True,
         listed: bool = False,
     ) -> None:
-        writer = _Writer(jaxpr, donated, reuse, listed)
+        writer = _ProgramWriter(jaxpr, donated, reuse, listed)
         self.jaxpr = jaxpr
         self.source, self.run = writer.write(writer.constants(jaxpr) if fold else jaxpr)
         self.overwritten, self.owned = tuple(sorted(writer.overwritten)), tuple(writer.owned)
 
 
-# What must run when the program does, though it changes nothing.
+# Never computed ahead: users expect a callback to run when the program does.
 _HOST = frozenset({pure_callback_p})
-# What stays a number, or a smaller array, until someone needs all of it.
+# Left unexpanded, as a number or a smaller array, until an operation needs all elements.
 _LAZY = frozenset({broadcast_in_dim_p, full_p, barrier_p})
 
 
-class _Writer:
-    """Writes the function, keeping count of who lives in which memory.
+class _ProgramWriter:
+    """Writes the function. Its state is an alias analysis; storages are numbered.
 
-    Memory is numbered. `homes[v]` are the memories that v may be in, `tenants[m]` the live values
-    that may be in m, `free` those that may be written over once they have one tenant; `dense` holds
-    values that fill their memory, each element once; `flat` those laid out in row-major order.
+    * `storages[v]`: the storages that v may be in.
+    * `values_in[m]`: the live values that may be in storage m.
+    * `writable`: storages that may be overwritten once a single live value is in them.
+    * `dense`: values that fill their storage, each element once; `row_major`: those laid out in
+      row-major order.
+    * `unexpanded[v]`: the text of the smaller tensor that v repeats, where v itself is not made.
+    * `donated[m]`: the donated input that is in storage m.
     """
 
     def __init__(self, jaxpr: Jaxpr, donated: Sequence[bool], reuse: bool, listed: bool) -> None:
         self.jaxpr, self.reuse = jaxpr, reuse
-        self.names = Names()
+        self.names = Namespace()
         self.name: dict[Var, str] = {}
-        self.thin: dict[Var, str] = {}  # values not made yet: what torch's broadcasting repeats
-        self.homes: dict[Var, frozenset[int]] = {}
-        self.tenants: dict[int, set[Var]] = {}
-        self.free: set[int] = set()
+        self.unexpanded: dict[Var, str] = {}
+        self.storages: dict[Var, frozenset[int]] = {}
+        self.values_in: dict[int, set[Var]] = {}
+        self.writable: set[int] = set()
         self.dense: set[Var] = set()
-        self.flat: set[Var] = set()
+        self.row_major: set[Var] = set()
         self.overwritten: set[int] = set()
         self.owned: list[bool] = []
         self.lines: list[str] = []
         self.equations: dict[int, Eqn] = {}
-        self.given: dict[int, int] = {}  # memory -> donated input
+        self.donated: dict[int, int] = {}
         for position, v in enumerate(jaxpr.invars):
             self.name[v] = f"a{position}"
-            memory = self._settle(v, frozenset())
+            storage = self._new_storage(v, frozenset())
             if position < len(donated) and donated[position]:
-                self.given[memory] = position
-                self.free.add(memory)
+                self.donated[storage] = position
+                self.writable.add(storage)
                 self.dense.add(v)
-                self.flat.add(v)
-        self.given_as = ", ".join([self.name[v] for v in jaxpr.invars])
+                self.row_major.add(v)
+        self.parameters = ", ".join([self.name[v] for v in jaxpr.invars])
         if listed and jaxpr.invars:
-            self.lines.append(f"{self.given_as}, = given")
-        self.given_as = "given" if listed else self.given_as
+            self.lines.append(f"{self.parameters}, = given")
+        self.parameters = "given" if listed else self.parameters
 
-    def _settle(self, v: Var, others: frozenset[int]) -> int:
-        """Put `v` in new memory, and possibly in `others`."""
-        memory = len(self.tenants)
-        self.tenants[memory] = set()
-        self._share(v, others | {memory})
-        return memory
+    def _new_storage(self, v: Var, others: frozenset[int]) -> int:
+        """Note that `v` is in a new storage, or in one of `others`; the number of the new one."""
+        storage = len(self.values_in)
+        self.values_in[storage] = set()
+        self._alias(v, others | {storage})
+        return storage
 
-    def _share(self, v: Var, homes: frozenset[int]) -> None:
-        self.homes[v] = homes
-        for m in homes:
-            self.tenants[m].add(v)
+    def _alias(self, v: Var, storages: frozenset[int]) -> None:
+        self.storages[v] = storages
+        for m in storages:
+            self.values_in[m].add(v)
 
     # ---- writing ----
 
     def write(self, program: Jaxpr) -> tuple[str, Callable[..., Any]]:
-        """(source, the function) of the program, or of what `constants` left of it."""
+        """Write `program`, which `constants` returned: (source, function)."""
         program = _without_barriers(program)
-        todo, outs = pattern_fusion.steps(program, self.names, _LAZY), program.outs
+        todo, outs = pattern_fusion.statements(program, self.names, _LAZY), program.outs
         last = _last_uses(todo, outs)
         ends: dict[int, list[Var]] = {}
         for v, n in last.items():
@@ -162,42 +178,46 @@ class _Writer:
         n = 0
         while n < len(todo):
             s, count = todo[n], 1
-            if isinstance(s, Step):
-                count = self._alike(todo, n, last)
+            if isinstance(s, Statement):
+                count = self._foreach_run(s, todo, n, last)
                 if count > 1:
-                    self._lines([t for t in todo[n : n + count] if isinstance(t, Step)])
+                    self._write_foreach(
+                        [t for t in todo[n : n + count] if isinstance(t, Statement)]
+                    )
                 else:
-                    self._line(s, n, last)
+                    self._write_statement(s, n, last)
             elif s.prim is broadcast_in_dim_p:
                 self._broadcast(s)
             elif s.outs[0] in results:
-                self._line(step(s, self.names), n, last)
+                self._write_statement(statement_of(s, self.names), n, last)
             else:
-                self._number(s)
+                self._scalar(s)
             for m in range(n, n + count):
                 unread = [o for o in todo[m].outs if o not in last]
-                self._leave([*ends.get(m, ()), *unread])
+                self._release([*ends.get(m, ()), *unread])
             n += count
         texts = [self._text(o) for o in outs]
         for o in outs:
-            home = self.homes.get(o, frozenset())
+            storage = self.storages.get(o, frozenset())
             self.owned.append(
                 o in self.dense
-                and len(home) == 1
-                and home <= self.free
-                and self.tenants[next(iter(home))] == {o}
+                and len(storage) == 1
+                and storage <= self.writable
+                and self.values_in[next(iter(storage))] == {o}
                 and outs.count(o) == 1
             )
         self.lines.append(f"return [{', '.join(texts)}]")
-        source = f"def run({self.given_as}):\n" + "".join([f" {line}\n" for line in self.lines])
+        source = f"def run({self.parameters}):\n" + "".join([f" {line}\n" for line in self.lines])
         space = self.names.space
         space["EQUATIONS"] = self.equations
         exec(compile(source, f"<genesis {self.jaxpr.name or 'program'}>", "exec"), space)
-        # Not among its own globals, so that the constants there are freed with it at once.
+        # A function among its own globals is a reference cycle: its constants would live until the
+        # garbage collector runs.
         return source, space.pop("run")
 
     def constants(self, jaxpr: Jaxpr) -> Jaxpr:
-        """The program without what can be computed now; the values become global names."""
+        """Compute what depends on no input; the program without that. The values become globals of
+        the function."""
         fixed, known = [], set()
         for e in jaxpr.eqns:
             if (
@@ -228,30 +248,30 @@ class _Writer:
         before = Jaxpr((), dead_code(fixed, kept)[0], kept, (), jaxpr.name)
         try:
             values = TensorProgram(before, fold=False).run()
-        except Exception:  # whatever it is, the program itself will raise it, if it comes to that
+        except Exception:  # the program raises it itself when it gets there
             return jaxpr
         for v, x in zip(kept, values):
             self.name[v] = self.names.add(x, "c")
-            self.homes[v] = frozenset()
+            self.storages[v] = frozenset()
         left = dead_code([e for e in jaxpr.eqns if e not in early], jaxpr.outs)[0]
         return Jaxpr(jaxpr.invars, left, jaxpr.outs, (), jaxpr.name)
 
-    def _number(self, e: Eqn) -> None:
-        """An array of one number stays a number until someone needs all of it."""
+    def _scalar(self, e: Eqn) -> None:
+        """Keep an array that repeats one number unexpanded, as a 0-d tensor."""
         o, p = e.outs[0], e.params
-        make = lower(e.prim, (), {"value": p["value"], "shape": (), "dtype": p["dtype"]})
-        self.thin[o] = self.names.add(make(), "k")
-        self.homes[o] = frozenset()
+        make = lower_primitive(e.prim, (), {"value": p["value"], "shape": (), "dtype": p["dtype"]})
+        self.unexpanded[o] = self.names.add(make(), "k")
+        self.storages[o] = frozenset()
 
     def _broadcast(self, e: Eqn) -> None:
         o, (x,) = e.outs[0], e.ins
-        shape = thin_shape(e)
+        shape = broadcast_shape(e)
         if shape is None:
-            self.thin[o] = self.thin.get(x) or self._text(x)
+            self.unexpanded[o] = self.unexpanded.get(x) or self._text(x)
         else:
-            self.thin[o] = self._new_name(o)
-            self._emit(f"{self.thin[o]} = {self._text(x)}.reshape({shape})", e)
-        self._share(o, self.homes[x])
+            self.unexpanded[o] = self._new_name(o)
+            self._emit(f"{self.unexpanded[o]} = {self._text(x)}.reshape({shape})", e)
+        self._alias(o, self.storages[x])
 
     def _new_name(self, v: Var) -> str:
         self.name[v] = f"v{len(self.name)}"
@@ -262,112 +282,126 @@ class _Writer:
         self.equations[len(self.lines) + 1] = e
 
     def _text(self, v: Var) -> str:
-        if v in self.thin:
-            return f"{self.thin[v]}.expand({v.aval.shape})"
+        if v in self.unexpanded:
+            return f"{self.unexpanded[v]}.expand({v.aval.shape})"
         return self.name[v]
 
-    def _line(self, s: Step, n: int, last: dict[Var, int]) -> None:
-        place = self._place(s, n, last) if self.reuse else None
+    def _write_statement(self, s: Statement, n: int, last: dict[Var, int]) -> None:
+        operand = self._overwritable(s, n, last) if self.reuse else None
         texts = [self._text(i) for i in s.ins]
-        if s.spreads:
-            # All but one of the operands may be smaller; one that is not sets the shape.
-            small = [i in self.thin for i in s.ins]
+        if s.broadcasts:
+            # torch broadcasts unexpanded operands, if one operand has the full shape.
+            small = [i in self.unexpanded for i in s.ins]
             if all(small):
                 small[0] = False
-            texts = [self.thin[i] if t else x for i, t, x in zip(s.ins, small, texts)]
-        source = (s.text if place is None else s.over[place]).format(*texts)
-        self._settle_results(s, place)
+            texts = [self.unexpanded[i] if t else x for i, t, x in zip(s.ins, small, texts)]
+        source = (s.text if operand is None else s.in_place[operand]).format(*texts)
+        self._track_results(s, operand)
         if not s.outs:
             self._emit(source, s.eqn)
             return
         left = ", ".join([self._new_name(o) for o in s.outs])
         self._emit(f"{left}{',' if s.eqn.prim.multi else ''} = {source}", s.eqn)
 
-    def _alike(self, todo: Sequence[Step | Eqn], n: int, last: dict[Var, int]) -> int:
-        """How many lines from `n` on torch can do in one call: the same operation on small arrays
-        that do not depend on one another. 1 where it is not worth it."""
-        s = todo[n]
-        if many_of(s.text) is None:
+    def _foreach_run(
+        self, s: Statement, todo: Sequence[Statement | Eqn], n: int, last: dict[Var, int]
+    ) -> int:
+        """How many statements from `n` on are one operation on small, independent arrays, which a
+        single `_foreach_` call computes; 1 if they are too few for that."""
+        if foreach_of(s.text) is None:
             return 1
         made: set[Var] = set()
         count = 0
         for m in range(n, len(todo)):
             other = todo[m]
-            if type(other) is not Step or other.text != s.text or not made.isdisjoint(other.ins):
+            if (
+                type(other) is not Statement
+                or other.text != s.text
+                or not made.isdisjoint(other.ins)
+            ):
                 break
-            if other.outs[0].aval.nbytes > _SMALL or not self.thin.keys().isdisjoint(other.ins):
+            if other.outs[0].aval.nbytes > _SMALL or not self.unexpanded.keys().isdisjoint(
+                other.ins
+            ):
                 break
-            if self.reuse and self._place(other, m, last, settle=False) is not None:
+            if self.reuse and self._overwritable(other, m, last, commit=False) is not None:
                 break
             made.update(other.outs)
             count += 1
         return count if count >= 8 else 1
 
-    def _lines(self, alike: Sequence[Step]) -> None:
-        """One line for several steps of the same form."""
-        function, rest = many_of(alike[0].text)  # type: ignore[misc]
+    def _write_foreach(self, alike: Sequence[Statement]) -> None:
+        """Write several statements of the same form as one `_foreach_` call."""
+        function, rest = foreach_of(alike[0].text)  # type: ignore[misc]
         arity = len(alike[0].ins)
         columns = [", ".join([self._text(s.ins[i]) for s in alike]) for i in range(arity)]
         inside = ", ".join([*(f"[{c}]" for c in columns), *rest])
         for s in alike:
-            self._settle_results(s, None)
+            self._track_results(s, None)
         left = ", ".join([self._new_name(o) for s in alike for o in s.outs])
         self._emit(f"{left} = {function}({inside})", alike[0].eqn)
 
-    def _place(self, s: Step, n: int, last: dict[Var, int], settle: bool = True) -> int | None:
-        """The operand whose memory the result may take; with `settle`, it does."""
-        for place in s.over:
-            v = s.ins[place]
-            homes = self.homes[v]
-            if last.get(v) != n or v not in self.dense or len(homes) != 1 or v in self.thin:
+    def _overwritable(
+        self, s: Statement, n: int, last: dict[Var, int], commit: bool = True
+    ) -> int | None:
+        """The operand whose memory the result may take; with `commit`, it does."""
+        for operand in s.in_place:
+            v = s.ins[operand]
+            storages = self.storages[v]
+            if (
+                last.get(v) != n
+                or v not in self.dense
+                or len(storages) != 1
+                or v in self.unexpanded
+            ):
                 continue
-            (memory,) = homes
-            if memory not in self.free or self.tenants[memory] != {v}:
+            (storage,) = storages
+            if storage not in self.writable or self.values_in[storage] != {v}:
                 continue
-            if place in s.flat and v not in self.flat:
+            if operand in s.row_major_operands and v not in self.row_major:
                 continue
             if not s.elementwise and s.ins.count(v) > 1:
                 continue
-            if settle and memory in self.given:
-                self.overwritten.add(self.given[memory])
-            return place
+            if commit and storage in self.donated:
+                self.overwritten.add(self.donated[storage])
+            return operand
         return None
 
-    def _settle_results(self, s: Step, place: int | None) -> None:
-        whole = [i for i in s.ins if i not in self.thin]
+    def _track_results(self, s: Statement, operand: int | None) -> None:
+        whole = [i for i in s.ins if i not in self.unexpanded]
         for o in s.outs:
-            if place is not None:
-                v = s.ins[place]
-                self._share(o, self.homes[v])
+            if operand is not None:
+                v = s.ins[operand]
+                self._alias(o, self.storages[v])
                 self.dense.add(o)
-                if v in self.flat:
-                    self.flat.add(o)
+                if v in self.row_major:
+                    self.row_major.add(o)
             elif s.memory == FRESH:
-                self.free.add(self._settle(o, frozenset()))
+                self.writable.add(self._new_storage(o, frozenset()))
                 self.dense.add(o)
-                if s.contiguous or (s.elementwise and whole and self.flat.issuperset(whole)):
-                    self.flat.add(o)
+                if s.contiguous or (s.elementwise and whole and self.row_major.issuperset(whole)):
+                    self.row_major.add(o)
             elif s.memory == VIEW:
                 (x,) = s.ins
-                self._share(o, self.homes[x])
-                if s.dense and x in self.dense and x not in self.thin:
+                self._alias(o, self.storages[x])
+                if s.dense and x in self.dense and x not in self.unexpanded:
                     self.dense.add(o)
-                    if s.eqn.prim is reshape_p and x in self.flat:
-                        self.flat.add(o)
+                    if s.eqn.prim is reshape_p and x in self.row_major:
+                        self.row_major.add(o)
             else:
-                shared = frozenset().union(*[self.homes[i] for i in s.ins])
-                self._settle(o, shared)
+                shared = frozenset().union(*[self.storages[i] for i in s.ins])
+                self._new_storage(o, shared)
         if s.memory not in (FRESH, VIEW) and len(s.outs) > 1:
-            # The results may share memory with one another.
-            every = frozenset().union(*[self.homes[o] for o in s.outs])
+            # The results may alias one another.
+            every = frozenset().union(*[self.storages[o] for o in s.outs])
             for o in s.outs:
-                self._share(o, every)
+                self._alias(o, every)
 
-    def _leave(self, gone: Sequence[Var]) -> None:
+    def _release(self, gone: Sequence[Var]) -> None:
         names = []
         for v in gone:
-            for m in self.homes.get(v, ()):
-                self.tenants[m].discard(v)
+            for m in self.storages.get(v, ()):
+                self.values_in[m].discard(v)
             name = self.name.get(v, "a")
             if name[0] == "v":
                 names.append(name)
@@ -376,7 +410,7 @@ class _Writer:
 
 
 def _without_barriers(jaxpr: Jaxpr) -> Jaxpr:
-    """Lines run in order here, so that a barrier is only another name for its operands."""
+    """The program without barriers: lines run in order here, so a barrier only renames values."""
     if not any(e.prim is barrier_p for e in jaxpr.eqns):
         return jaxpr
     env: dict[Var, Var] = {}
@@ -393,12 +427,12 @@ def _without_barriers(jaxpr: Jaxpr) -> Jaxpr:
     return Jaxpr(jaxpr.invars, eqns, outs, (), jaxpr.name)
 
 
-def _last_uses(todo: Sequence[Step | Eqn], outs: Sequence[Var]) -> dict[Var, int]:
-    """The last line that reads each value; values that are returned outlive all lines."""
+def _last_uses(todo: Sequence[Statement | Eqn], outs: Sequence[Var]) -> dict[Var, int]:
+    """The last statement that reads each value; `len(todo)` for values that are returned."""
     last: dict[Var, int] = dict.fromkeys(outs, len(todo))
     for n in range(len(todo) - 1, -1, -1):
         s = todo[n]
-        # What a broadcast repeats is read wherever the broadcast is.
+        # A broadcast is written where it is read, so its operand lives as long as it does.
         end = last.get(s.outs[0], n) if type(s) is Eqn and s.ins else n
         for i in s.ins:
             if type(i) is Var and last.get(i, -1) < end:
@@ -431,10 +465,10 @@ class CpuExecutable(Executable):
         return [ArrayImpl(y, s) for y, s in zip(outs, self.sigs)]
 
     def own(self, x: ArrayImpl) -> torch.Tensor:
-        """The tensor of `x`, or a copy of it if anybody else can see its memory.
+        """The tensor of `x`, or a copy of it if anything else can see its memory.
 
-        Views, NumPy and DLPack exports hold the storage or the tensor; memory that came in by them
-        cannot be resized, nor can memory that NumPy has ever shown.
+        Views, and NumPy and DLPack exports, hold references to the storage or the tensor. Storage
+        that was imported, or that NumPy has ever exported, is not resizable.
         """
         t = x.data
         # References: the Array's, the name here, and getrefcount's own argument.

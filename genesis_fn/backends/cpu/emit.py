@@ -1,8 +1,8 @@
-"""How an equation is written as a line of Python over torch tensors.
+"""Emits an equation as a line of Python over torch tensors.
 
-A `Step` is one line: its expression, the expressions that write the result over an operand instead,
-and what is known of the result's memory. Primitives without a form of their own call the function
-that `lower` makes.
+A `Statement` is one line: an expression, the expressions that write the result into an operand's
+memory instead, and what is known of the result's memory. A primitive without a form below calls the
+function that `lower_primitive` makes.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from genesis_fn.backends.cpu.lower import FRESH_RESULTS, OF_COMPLEX, lower
+from genesis_fn.backends.cpu.lower import FRESH_RESULTS, OF_COMPLEX, lower_primitive
 from genesis_fn.backends.cpu.lowerings.contraction import compute_dtype, matrix_plan, product_shape
 from genesis_fn.backends.cpu.lowerings.indexing import place_of
 from genesis_fn.backends.cpu.storage import NARROW_FLOATS, SIGNED_STORAGE, TORCH_DTYPE
@@ -24,6 +24,7 @@ from genesis_fn.core import dtypes
 from genesis_fn.core.dtypes import BOOL
 from genesis_fn.core.jaxpr import Atom, Eqn, Var
 from genesis_fn.core.primitive import Primitive
+from genesis_fn.core.types.annotations import Scalar
 from genesis_fn.primitives import elementwise as ops
 from genesis_fn.primitives.dot_general import dot_general_p
 from genesis_fn.primitives.indexing.indexing import dynamic_update_slice_p
@@ -35,46 +36,49 @@ FRESH, VIEW, UNKNOWN = "fresh", "view", "unknown"
 
 
 @dataclasses.dataclass(slots=True)
-class Step:
-    """`outs = text`, where {i} in `text` stands for operand `ins[i]`.
+class Statement:
+    """The line `outs = text`, where {i} in `text` stands for operand `ins[i]`.
 
-    * `over[i]`: text that does the same and leaves the result in the memory of operand i, which
-      must have the result's shape and dtype.
-    * `memory`: FRESH, a tensor of its own, dense; VIEW, the memory of its one operand, `dense` if
-      all of it once; UNKNOWN, possibly the memory of any operand.
-    * `spreads`: operands may be smaller than the result, by torch's broadcasting (but not all).
-    * `elementwise`: an operand may be written over even where it is another operand too.
+    * `in_place[i]`: text that leaves the result in the memory of operand i instead, which must have
+      the result's shape and dtype.
+    * `memory`: FRESH, newly allocated and dense; VIEW, that of its one operand (`dense` if every
+      element once); UNKNOWN, possibly that of any operand.
+    * `broadcasts`: operands may be smaller than the result and are broadcast by torch, if at least
+      one has its shape.
+    * `elementwise`: each result element depends on the operands' elements at its position only, so
+      an operand may be overwritten even if it comes twice.
     """
 
     eqn: Eqn
     outs: Sequence[Var]
     ins: list[Var]
     text: str
-    over: dict[int, str] = dataclasses.field(default_factory=dict)
+    in_place: dict[int, str] = dataclasses.field(default_factory=dict)
     memory: str = FRESH
     dense: bool = True
-    spreads: bool = False
+    broadcasts: bool = False
     elementwise: bool = False
-    contiguous: bool = False  # the result is laid out in row-major order, whatever the operands are
-    flat: tuple[int, ...] = ()  # operands that must be so laid out to be written over
+    contiguous: bool = False  # the result is row-major, whatever the operands are
+    row_major_operands: tuple[int, ...] = ()  # must be row-major to be overwritten
 
 
-class Names:
+class Namespace:
     """The global names of a generated function."""
 
     def __init__(self) -> None:
         self.space: dict[str, Any] = {"inf": math.inf, "nan": math.nan, **_TORCH}
         self.constants: dict[Any, str] = {}
 
-    def add(self, value: Any, prefix: str = "f") -> str:
+    def add(self, value: object, prefix: str = "f") -> str:
         """A name for `value`."""
         text = f"{prefix}{len(self.space)}"
         self.space[text] = value
         return text
 
-    def number(self, value: Any, kind: dtypes.DType) -> str:
-        """The text of a Python number as an operand beside arrays of dtype `kind`: a 0-d tensor,
-        which torch takes in half the time, where that gives the same result."""
+    def number(self, value: Scalar, kind: dtypes.DType) -> str:
+        """The text of a Python number as an operand of an operation in dtype `kind`: a 0-d tensor
+        where that gives the same result, since torch takes it in half the time."""
+        # A 16-bit tensor would be rounded, where torch computes with the exact number.
         if kind.itemsize < 4 and kind != BOOL:
             return self.literal(value)
         key = (type(value), repr(value), kind)
@@ -87,9 +91,9 @@ class Names:
             self.constants[key] = found
         return found
 
-    def literal(self, value: Any) -> str:
+    def literal(self, value: Scalar) -> str:
         """The text of a Python number."""
-        return f"({value!r})" if type(value) is complex or value < 0 else repr(value)
+        return f"({value!r})" if isinstance(value, complex) or value < 0 else repr(value)
 
 
 _TORCH: dict[str, Any] = {
@@ -120,8 +124,8 @@ _TORCH["silu_backward_out"] = torch.ops.aten.silu_backward.grad_input
 
 
 class _Infix(NamedTuple):
-    """How a primitive of two operands is written: its sign, the torch function that takes `out=`,
-    the method that writes over the first operand, and whether the operands may be exchanged."""
+    """How a binary primitive is written: its operator, the torch function that takes `out=`, the
+    method that updates the first operand in place, and whether it is commutative."""
 
     sign: str = ""
     function: str = ""
@@ -143,7 +147,7 @@ _BINARY = {
 }  # fmt: skip
 
 
-def placeholders(e: Eqn, names: Names) -> tuple[list[Var], list[str]]:
+def placeholders(e: Eqn, names: Namespace) -> tuple[list[Var], list[str]]:
     """(array operands, the text of every operand)."""
     kind = next((i.aval.dtype for i in reversed(e.ins) if type(i) is Var), None)
     ins: list[Var] = []
@@ -157,41 +161,45 @@ def placeholders(e: Eqn, names: Names) -> tuple[list[Var], list[str]]:
     return ins, texts
 
 
-def plain(x: Atom) -> bool:
-    """Whether torch computes with the dtype of `x` itself on the CPU."""
+def has_native_dtype(x: Atom) -> bool:
+    """Whether torch computes in the dtype of `x` on the CPU; else `lower_primitive` wraps."""
     return type(x) is not Var or not (
         x.aval.dtype in SIGNED_STORAGE or x.aval.dtype in NARROW_FLOATS
     )
 
 
-def step(e: Eqn, names: Names) -> Step:
-    """The line for an equation."""
+def statement_of(e: Eqn, names: Namespace) -> Statement:
+    """The statement of an equation."""
     write = _FORMS.get(e.prim)
     if write is None and len(e.ins) == 1 and not e.params and _method(e.prim):
         write = _unary
-    if write is not None and all(map(plain, e.ins)) and all(map(plain, e.outs)):
+    if (
+        write is not None
+        and all(map(has_native_dtype, e.ins))
+        and all(map(has_native_dtype, e.outs))
+    ):
         found = write(e, names)
         if found is not None:
             return found
     return _call(e, names)
 
 
-def _call(e: Eqn, names: Names) -> Step:
+def _call(e: Eqn, names: Namespace) -> Statement:
     avals = [i.aval if type(i) is Var else i for i in e.ins]
-    f = names.add(lower(e.prim, avals, e.params))
+    f = names.add(lower_primitive(e.prim, avals, e.params))
     ins = [i for i in e.ins if type(i) is Var]
     count = iter(range(len(ins)))
     texts = [f"{{{next(count)}}}" if type(i) is Var else repr(i) for i in e.ins]
-    fresh = e.prim in FRESH_RESULTS and all(map(plain, e.outs))
+    fresh = e.prim in FRESH_RESULTS and all(map(has_native_dtype, e.outs))
     if e.prim is fused_p:
-        # The library's own fused functions return memory of their own, apart from operands and
-        # repeated results, which the simplifier has recognised.
+        # The library's fused functions return new memory, except for operands and repeated results,
+        # which the simplifier has removed from the equation's results.
         fresh = e.params["op"].reference.__module__.startswith("genesis_fn.lax.")
     memory = FRESH if fresh else UNKNOWN
-    return Step(e, e.outs, ins, f"{f}({', '.join(texts)})", memory=memory)
+    return Statement(e, e.outs, ins, f"{f}({', '.join(texts)})", memory=memory)
 
 
-_FORMS: dict[Primitive, Callable[[Eqn, Names], Step | None]] = {}
+_FORMS: dict[Primitive, Callable[[Eqn, Namespace], Statement | None]] = {}
 
 
 def _form(*prims: Primitive) -> Callable[..., Any]:
@@ -207,22 +215,22 @@ def _form(*prims: Primitive) -> Callable[..., Any]:
 
 @functools.cache
 def _method(prim: Primitive) -> str:
-    """The name of a primitive of one operand as torch's method, if there is one in place too."""
+    """The name of torch's method for a unary primitive, if it has an in-place form too."""
     name = getattr(getattr(prim.lowering, "torch", None), "__name__", "")
     return name if hasattr(torch.Tensor, f"{name}_") else ""
 
 
-def _unary(e: Eqn, names: Names) -> Step | None:
+def _unary(e: Eqn, names: Namespace) -> Statement | None:
     (x,), out = e.ins, e.outs[0]
     if type(x) is not Var or (dtypes.is_complex(x.aval.dtype) and e.prim in OF_COMPLEX):
         return None
     name = _method(e.prim)
-    over = {0: f"{{0}}.{name}_()"} if x.aval is out.aval else {}
-    return Step(e, e.outs, [x], f"{{0}}.{name}()", over, elementwise=True)
+    in_place = {0: f"{{0}}.{name}_()"} if x.aval is out.aval else {}
+    return Statement(e, e.outs, [x], f"{{0}}.{name}()", in_place, elementwise=True)
 
 
 @_form(*_BINARY)
-def _binary(e: Eqn, names: Names) -> Step | None:
+def _binary(e: Eqn, names: Namespace) -> Statement | None:
     prim, out = e.prim, e.outs[0]
     sign, function, method, commutes = _BINARY[prim]
     ins, (x, y) = placeholders(e, names)
@@ -231,41 +239,43 @@ def _binary(e: Eqn, names: Names) -> Step | None:
     if prim in OF_COMPLEX and dtypes.is_complex(out.aval.dtype):
         return None
     if prim is ops.pow.prim and len(ins) == 1:
-        return None  # exponents that are numbers have kernels of their own
+        return None  # torch has special kernels for constant exponents
     if sign:
         text = f"{x} {sign} {y}"
     else:
         if "{" not in x + y or any(t[0] not in "{k" for t in (x, y)):
             return None
         text = f"{function}({x}, {y})"
-    over = {}
+    in_place = {}
     for place, v in enumerate(ins):
         if v.aval is not out.aval:
             continue
         mine = f"{{{place}}}"
         if method and mine == x:
-            over[place] = f"{mine}.{method}({y})"
+            in_place[place] = f"{mine}.{method}({y})"
         elif commutes and mine == y:
-            over[place] = f"{mine}.{method}({x})"
+            in_place[place] = f"{mine}.{method}({x})"
         elif function and (not sign or x[0] in "{k"):
-            over[place] = f"{function}({x}, {y}, out={mine})"
-    return Step(e, e.outs, ins, text, over, spreads=len(ins) == 2, elementwise=True)
+            in_place[place] = f"{function}({x}, {y}, out={mine})"
+    return Statement(e, e.outs, ins, text, in_place, broadcasts=len(ins) == 2, elementwise=True)
 
 
 @_form(ops.integer_pow_p)
-def _integer_pow(e: Eqn, names: Names) -> Step | None:
+def _integer_pow(e: Eqn, names: Namespace) -> Statement | None:
     (x,), y = e.ins, e.params["y"]
     if type(x) is not Var:
         return None
     if y == 2:
-        return Step(e, e.outs, [x], "{0} * {0}", {0: "{0}.mul_({0})"}, elementwise=True)
+        return Statement(e, e.outs, [x], "{0} * {0}", {0: "{0}.mul_({0})"}, elementwise=True)
     if y == -1 and dtypes.is_inexact(x.aval.dtype):
-        return Step(e, e.outs, [x], "{0}.reciprocal()", {0: "{0}.reciprocal_()"}, elementwise=True)
+        return Statement(
+            e, e.outs, [x], "{0}.reciprocal()", {0: "{0}.reciprocal_()"}, elementwise=True
+        )
     return None
 
 
 @_form(ops.select_p)
-def _select(e: Eqn, names: Names) -> Step | None:
+def _select(e: Eqn, names: Namespace) -> Statement | None:
     c, *cases = e.ins
     ins, texts = [c], []
     for x in cases:
@@ -278,13 +288,15 @@ def _select(e: Eqn, names: Names) -> Step | None:
                 k = names.add(torch.tensor(x, dtype=TORCH_DTYPE[e.outs[0].aval.dtype]), "k")
             texts.append(k)
     inside = f"{{0}}, {', '.join(texts)}"
-    over = {p: f"where({inside}, out={{{p}}})" for p in range(1, len(ins))}
-    spreads = len(ins) > 1
-    return Step(e, e.outs, ins, f"where({inside})", over, spreads=spreads, elementwise=True)
+    in_place = {p: f"where({inside}, out={{{p}}})" for p in range(1, len(ins))}
+    broadcasts = len(ins) > 1
+    return Statement(
+        e, e.outs, ins, f"where({inside})", in_place, broadcasts=broadcasts, elementwise=True
+    )
 
 
 @_form(ops.add_n.prim)
-def _add_n(e: Eqn, names: Names) -> Step | None:
+def _add_n(e: Eqn, names: Namespace) -> Statement | None:
     if e.outs[0].aval.dtype.itemsize < 4 or dtypes.is_complex(e.outs[0].aval.dtype):
         return None
     ins = list(e.ins)
@@ -294,15 +306,15 @@ def _add_n(e: Eqn, names: Names) -> Step | None:
         rest = [p for i, p in enumerate(places) if i != first]
         return head + "".join([f".add_({p})" for p in rest])
 
-    over = {i: text(i, places[i]) for i in range(len(ins))}
+    in_place = {i: text(i, places[i]) for i in range(len(ins))}
     start = f"({places[0]} + {places[1]})" + "".join([f".add_({p})" for p in places[2:]])
-    # In place, an operand that comes twice would be added after it has changed.
+    # In place, an operand that comes twice would be added the second time after it has changed.
     twice = len(set(ins)) < len(ins)
-    return Step(e, e.outs, ins, start, {} if twice else over, elementwise=True)
+    return Statement(e, e.outs, ins, start, {} if twice else in_place, elementwise=True)
 
 
 @_form(ops.convert_p)
-def _convert(e: Eqn, names: Names) -> Step | None:
+def _convert(e: Eqn, names: Namespace) -> Statement | None:
     (x,), target = e.ins, e.params["dtype"]
     if type(x) is not Var:
         return None
@@ -312,7 +324,7 @@ def _convert(e: Eqn, names: Names) -> Step | None:
     if dtypes.is_complex(source) and not dtypes.is_complex(target):
         return None
     kind = names.add(TORCH_DTYPE[target], "d")
-    return Step(e, e.outs, [x], f"{{0}}.to({kind})", elementwise=True)
+    return Statement(e, e.outs, [x], f"{{0}}.to({kind})", elementwise=True)
 
 
 _TWO_LISTS = {"+": "add", "-": "sub", "*": "mul", "/": "div"}
@@ -320,8 +332,8 @@ _FORM = re.compile(r"(\{0\}) ([-+*/]) (\{1\})|(?:\{0\} \* (k\d+)|(k\d+) \* \{0\}
 
 
 @functools.cache
-def many_of(text: str) -> tuple[str, list[str]] | None:
-    """(torch's function of lists that does `text` for all of their elements, further operands)."""
+def foreach_of(text: str) -> tuple[str, list[str]] | None:
+    """(torch's `_foreach_` function that computes `text` for lists of operands, other operands)."""
     found = _FORM.fullmatch(text)
     if found is None:
         return None
@@ -337,22 +349,22 @@ def many_of(text: str) -> tuple[str, list[str]] | None:
 
 
 @_form(reshape_p)
-def _reshape(e: Eqn, names: Names) -> Step:
-    return Step(e, e.outs, list(e.ins), f"{{0}}.reshape({e.params['shape']})", memory=VIEW)
+def _reshape(e: Eqn, names: Namespace) -> Statement:
+    return Statement(e, e.outs, list(e.ins), f"{{0}}.reshape({e.params['shape']})", memory=VIEW)
 
 
 @_form(transpose_p)
-def _transpose(e: Eqn, names: Names) -> Step:
+def _transpose(e: Eqn, names: Namespace) -> Statement:
     order = e.params["permutation"]
     moved = [i for i, p in enumerate(order) if i != p]
     text = f"{{0}}.permute({order})"
     if len(moved) == 2:
         text = f"{{0}}.transpose({moved[0]}, {moved[1]})"
-    return Step(e, e.outs, list(e.ins), text, memory=VIEW)
+    return Statement(e, e.outs, list(e.ins), text, memory=VIEW)
 
 
 @_form(slice_p)
-def _slice(e: Eqn, names: Names) -> Step:
+def _slice(e: Eqn, names: Namespace) -> Statement:
     p, (x,) = e.params, e.ins
     cut = [
         d
@@ -368,19 +380,19 @@ def _slice(e: Eqn, names: Names) -> Step:
     else:
         taken = tuple([slice(*each) for each in zip(p["start"], p["limit"], p["strides"])])
         text = f"{{0}}[{names.add(taken, 's')}]"
-    return Step(e, e.outs, [x], text, memory=VIEW, dense=False)
+    return Statement(e, e.outs, [x], text, memory=VIEW, dense=False)
 
 
 @_form(split_p)
-def _split(e: Eqn, names: Names) -> Step:
+def _split(e: Eqn, names: Namespace) -> Statement:
     p = e.params
     text = f"{{0}}.split({list(p['sizes'])}, {p['axis']})"
-    return Step(e, e.outs, list(e.ins), text, memory=VIEW, dense=False)
+    return Statement(e, e.outs, list(e.ins), text, memory=VIEW, dense=False)
 
 
-def thin_shape(e: Eqn) -> tuple[int, ...] | None:
-    """What a broadcast's operand must be reshaped to so that torch's broadcasting repeats it; None
-    if it need not be."""
+def broadcast_shape(e: Eqn) -> tuple[int, ...] | None:
+    """The shape to which a broadcast's operand must be reshaped so that torch broadcasts it right;
+    None if it need not be reshaped."""
     shape, dims, (x,) = e.params["shape"], e.params["dims"], e.ins
     first = dims[0] if dims else len(shape)
     if dims == tuple(range(len(shape) - len(dims), len(shape))):
@@ -392,15 +404,15 @@ def thin_shape(e: Eqn) -> tuple[int, ...] | None:
 
 
 @_form(concatenate_p)
-def _concatenate(e: Eqn, names: Names) -> Step:
+def _concatenate(e: Eqn, names: Namespace) -> Statement:
     ins = list(e.ins)
     inside = ", ".join([f"{{{i}}}" for i in range(len(ins))])
-    return Step(e, e.outs, ins, f"cat(({inside}), {e.params['dimension']})", contiguous=True)
+    return Statement(e, e.outs, ins, f"cat(({inside}), {e.params['dimension']})", contiguous=True)
 
 
 @_form(dynamic_update_slice_p)
-def _update(e: Eqn, names: Names) -> Step:
-    step = _call(e, names)
+def _update(e: Eqn, names: Namespace) -> Statement:
+    statement = _call(e, names)
     x, u, *starts = e.ins
     avals = [i.aval if type(i) is Var else i for i in starts]
     place = place_of(x.aval, avals, u.aval.shape)
@@ -409,43 +421,43 @@ def _update(e: Eqn, names: Names) -> Step:
         place(x, starts).copy_(u)
         return x
 
-    step.over = {0: f"{names.add(write)}({step.text.split('(', 1)[1]}"}
-    step.contiguous = True
-    return step
+    statement.in_place = {0: f"{names.add(write)}({statement.text.split('(', 1)[1]}"}
+    statement.contiguous = True
+    return statement
 
 
 # ---- reductions and contractions ----
 
 
 @_form(reduce_sum_p)
-def _sum(e: Eqn, names: Names) -> Step | None:
+def _sum(e: Eqn, names: Namespace) -> Statement | None:
     kind = e.outs[0].aval.dtype
     if not dtypes.is_inexact(kind):
         return None
-    return Step(e, e.outs, list(e.ins), f"{{0}}.sum({e.params['axes']})")
+    return Statement(e, e.outs, list(e.ins), f"{{0}}.sum({e.params['axes']})")
 
 
 @_form(reduce_max_p, reduce_min_p)
-def _extreme(e: Eqn, names: Names) -> Step | None:
+def _extreme(e: Eqn, names: Namespace) -> Statement | None:
     if e.ins[0].aval.size == 0:
         return None
     name = "amax" if e.prim is reduce_max_p else "amin"
-    return Step(e, e.outs, list(e.ins), f"{{0}}.{name}({e.params['axes']})")
+    return Statement(e, e.outs, list(e.ins), f"{{0}}.{name}({e.params['axes']})")
 
 
 @dataclasses.dataclass(frozen=True)
-class Product:
-    """A matrix product of two operands: the text of both matrices and the shape of the result."""
+class MatrixProduct:
+    """A product of two matrices: the text of both operands, and the result's shape."""
 
     left: str
     right: str
     shape: tuple[int, int]
 
 
-def product(e: Eqn) -> Product | None:
-    """The equation as one product of two matrices of float32 or float64, if that is what it is."""
+def matrix_product(e: Eqn) -> MatrixProduct | None:
+    """The contraction as one product of two matrices of float32 or float64, if it is one."""
     x, y = e.ins
-    (xc, yc), (xb, yb) = e.params["dimension_numbers"]
+    (xc, yc), (xb, _) = e.params["dimension_numbers"]
     kinds = {x.aval.dtype, y.aval.dtype, e.outs[0].aval.dtype}
     if xb or len(kinds) > 1 or x.aval.dtype not in (dtypes.F32, dtypes.F64):
         return None
@@ -456,7 +468,7 @@ def product(e: Eqn) -> Product | None:
     xc, yc = [i for i, _ in pairs], [j for _, j in pairs]
     left = matrix_plan(x.aval.shape, (), xc, contract_last=True)
     right = matrix_plan(y.aval.shape, (), yc, contract_last=False)
-    return Product(
+    return MatrixProduct(
         _matrix_text("{0}", left, x.aval.shape),
         _matrix_text("{1}", right, y.aval.shape),
         product_shape(left, right),
@@ -474,11 +486,11 @@ def _matrix_text(name: str, plan: tuple[Any, ...], shape: tuple[int, ...]) -> st
 
 
 @_form(dot_general_p)
-def _dot(e: Eqn, names: Names) -> Step | None:
-    found = product(e)
+def _dot(e: Eqn, names: Namespace) -> Statement | None:
+    found = matrix_product(e)
     if found is None:
         return None
     text, shape = f"mm({found.left}, {found.right})", e.outs[0].aval.shape
     if shape != found.shape:
         text += f".view({shape})"
-    return Step(e, e.outs, list(e.ins), text, contiguous=True)
+    return Statement(e, e.outs, list(e.ins), text, contiguous=True)

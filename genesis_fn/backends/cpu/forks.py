@@ -1,7 +1,7 @@
-"""A warning before a fork that may leave the child hanging.
+"""Warns before a fork that may leave the child hanging.
 
-A child process gets the memory of torch's thread pool but not its threads: its first large
-operation would wait for them for ever.
+A forked child inherits the state of torch's thread pool but not its threads: its first large
+operation would wait for them forever.
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ def _computed() -> bool:
 
 
 def _has_pool() -> bool:
-    """Whether there are threads that Python did not start; where that cannot be told, yes."""
+    """Whether there are threads that Python did not start (a pool's); yes if that is unknown."""
     try:
         return len(os.listdir(_TASKS)) > threading.active_count()
     except OSError:
         return True
 
 
-compiled = False  # whether a program was
+compiled = False  # whether a program was ever compiled
 
 
 def note_compiled() -> None:
-    """A program was compiled, which is not run before."""
+    """Note that a program was compiled: from now on threads may have been started."""
     global compiled
     compiled = True
 

@@ -1,7 +1,7 @@
-"""`jit(..., compiler="inductor")`: the same program as an FX graph, compiled by TorchInductor.
+"""`jit(..., compiler="inductor")`: the program as an FX graph, compiled by TorchInductor.
 
-Index checks cannot be part of the graph: there the indices are clamped, and checked after the call.
-Checks inside loops and branches are left out. Loops are unrolled as the graph is made.
+An FX graph cannot raise, so indices are clamped in the graph and checked after the call; checks
+inside loops and branches are left out. Loops are unrolled when the graph is traced.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from genesis_fn.transforms.staging.stage import stage_closed
 
 
 def _has_kernel(e: Eqn) -> bool:
-    """What stays opaque, since torch has a kernel for it. TorchInductor fuses the rest."""
+    """Whether a call stays opaque because torch has a kernel for it. Inductor fuses the rest."""
     found = function_of(e)
     return found is not None and found.opaque
 
 
 class InductorExecutable(Executable):
-    """A program compiled by TorchInductor; inputs are never written over."""
+    """A program compiled by TorchInductor. It never overwrites inputs."""
 
     __slots__ = ("run", "sigs", "jaxpr")
 
@@ -57,7 +57,7 @@ class InductorExecutable(Executable):
         return errors.at_line(error, line_of(error))
 
     def as_text(self) -> str:
-        """The program; TorchInductor keeps its code to itself."""
+        """The program; TorchInductor's generated code is not kept."""
         return str(self.jaxpr)
 
     def memory_analysis(self) -> dict[str, int]:
@@ -65,7 +65,7 @@ class InductorExecutable(Executable):
         return memory(self.jaxpr)
 
 
-def _compile(jaxpr: Jaxpr) -> Callable[[list[torch.Tensor]], list[torch.Tensor]]:
+def _compile(jaxpr: Jaxpr) -> Callable[..., list[torch.Tensor]]:
     name = jaxpr.name or "the program"
     if not any(map(shutil.which, ("c++", "g++", "clang++", "cl"))):
         raise errors.BackendError(
@@ -76,7 +76,7 @@ def _compile(jaxpr: Jaxpr) -> Callable[[list[torch.Tensor]], list[torch.Tensor]]
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.fx.experimental.proxy_tensor import make_fx
 
-    simple = _without_choices(simplify_jaxpr(jaxpr, _has_kernel))
+    simple = _with_static_segment_sums(simplify_jaxpr(jaxpr, _has_kernel))
     if simple.effect:
         raise errors.BackendError(
             f"TorchInductor cannot compile {name}: it has callbacks or assertions\n"
@@ -102,7 +102,7 @@ def _compile(jaxpr: Jaxpr) -> Callable[[list[torch.Tensor]], list[torch.Tensor]]
         ) from error
 
     def run(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-        # The generated code assumes the layout it was compiled for.
+        # The generated code assumes the strides of the examples it was compiled with.
         found = list(compiled(*[x if x.is_contiguous() else x.contiguous() for x in tensors]))
         for indices, (_, check) in zip(found[count:], checks):
             check(indices)
@@ -111,9 +111,9 @@ def _compile(jaxpr: Jaxpr) -> Callable[[list[torch.Tensor]], list[torch.Tensor]]
     return run
 
 
-def _without_choices(jaxpr: Jaxpr) -> Jaxpr:
-    """The program with sums by segment whose work does not depend on which rows are dropped: those
-    go to one segment more, which is cut off."""
+def _with_static_segment_sums(jaxpr: Jaxpr) -> Jaxpr:
+    """The program with segment sums of static shape: dropped rows are added to a spare segment that
+    is sliced off, instead of being selected by a mask."""
     eqns, changed = [], False
     for e in jaxpr.eqns:
         if e.prim is segment_sum_p and e.params["mode"] not in (

@@ -1,7 +1,7 @@
-"""The torch function that computes one primitive for operands of given avals.
+"""Lowers one primitive to a torch function, for operands of given avals.
 
-An elementwise primitive's is in its definition; those of others, longer ones, and those of fused
-functions are registered by `lowerings`.
+The function of an elementwise primitive is part of its definition where it is an expression. Longer
+ones, those of other primitives, and those of fused functions are registered by `lowerings`.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from genesis_fn.core.dtypes import DType
 from genesis_fn.core.primitive import Primitive
 from genesis_fn.transforms.custom.fused_functions import Fused
 
-# `build(avals, **params)` by primitive.
+# `build(avals, **params)` -> torch function, by primitive.
 RULES: dict[Primitive, Callable[..., Callable[..., Any]]] = {}
-# Primitives whose results are memory of their own, whatever the operands are.
+# Primitives whose results never alias their operands.
 FRESH_RESULTS: set[Primitive] = set()
-# Elementwise functions of complex tensors, where those for numbers are wrong for some of them.
+# Elementwise functions of complex tensors, where torch's are wrong for some values.
 OF_COMPLEX: dict[Primitive, Callable[..., Any]] = {}
 
 
 @dataclass(frozen=True, slots=True)
 class FusedFunction:
     """`compute(*tensors, **static)` is the torch function of a fused function where
-    `fits(avals, **static)`. `opaque`: TorchInductor leaves it whole, since it is a kernel that
-    TorchInductor would not make."""
+    `fits(avals, **static)`. `opaque`: TorchInductor must not look inside, since torch has a kernel
+    that Inductor would not generate."""
 
     compute: Callable[..., list[Any]]
     fits: Callable[..., bool]
@@ -48,7 +48,9 @@ class FusedFunction:
 FUSED: dict[str, FusedFunction] = {}
 
 
-def lower(prim: Primitive, avals: Sequence[Any], params: dict[str, Any]) -> Callable[..., Any]:
+def lower_primitive(
+    prim: Primitive, avals: Sequence[Any], params: dict[str, Any]
+) -> Callable[..., Any]:
     """A function of torch tensors (and Python scalars where `avals` has scalars)."""
     build = RULES.get(prim)
     if build is not None:
@@ -60,7 +62,7 @@ def lower(prim: Primitive, avals: Sequence[Any], params: dict[str, Any]) -> Call
 
 
 def has_lowering(prim: Primitive) -> bool:
-    """Whether `lower` knows the primitive."""
+    """Whether `lower_primitive` knows the primitive."""
     return prim in RULES or (type(prim.lowering) is Elementwise and prim.lowering.torch is not None)
 
 
@@ -97,7 +99,7 @@ def computes_fused(
     fits: Callable[..., bool] | None = None,
     opaque: bool = False,
     results: int | None = None,
-    **given: Any,
+    **given: object,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Decorator: `f(*tensors, **static, **given)` is the torch function of the fused function of
     this name, where it `fits` (by default, where all operands are of `kinds`, but the `labels`,
@@ -133,7 +135,9 @@ def elementwise(
     has, and `numpy` (or the definition's) unsigned integers that it lacks."""
 
     def register(f: Callable[..., Any]) -> Callable[..., Any]:
-        unsigned = numpy or prim.lowering.numpy
+        lowering = prim.lowering
+        assert type(lowering) is Elementwise
+        unsigned = numpy or lowering.numpy
         lowers(prim, fresh=True)(functools.partial(_around, prim, f, unsigned))
         return f
 
@@ -148,12 +152,14 @@ def _around(
     /,
     **params: Any,
 ) -> Callable[..., Any]:
-    """`f` around what torch lacks: 8-bit floats are computed in float32; unsigned integers in their
-    signed storage, where that wraps alike, or by NumPy."""
+    """`f`, wrapped for dtypes that torch does not compute in: 8-bit floats are computed in float32,
+    unsigned integers in their signed storage where that wraps the same way, else by NumPy."""
     kind = next(a.dtype for a in avals if type(a) is Aval)
     if kind in NARROW_FLOATS:
         return through_float32(f, kind)
-    if kind in SIGNED_STORAGE and not prim.lowering.wraps:
+    lowering = prim.lowering
+    assert type(lowering) is Elementwise
+    if kind in SIGNED_STORAGE and not lowering.wraps:
         if numpy is None:
             raise errors.DTypeError(f"no operation for {kind.name} on the CPU")
         return through_numpy(numpy, kind)
@@ -163,5 +169,5 @@ def _around(
 
 
 def with_params(f: Callable[..., Any], params: dict[str, Any]) -> Callable[..., Any]:
-    """`f` of the operands alone."""
+    """`f` with `params` bound: a function of the operands alone."""
     return functools.partial(f, **params) if params else f

@@ -4,13 +4,16 @@ signed storage of the same width."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 
 from genesis_fn.core import dtypes
 from genesis_fn.core.dtypes import DType
+from genesis_fn.core.types.annotations import Scalar
+
+T = TypeVar("T")
 
 SIGNED_STORAGE = {dtypes.U16: torch.int16, dtypes.U32: torch.int32, dtypes.U64: torch.int64}
 NARROW_FLOATS = (dtypes.F8E4, dtypes.F8E5)
@@ -18,7 +21,7 @@ NARROW_FLOATS = (dtypes.F8E4, dtypes.F8E5)
 TORCH_DTYPE = {d: getattr(torch, d.name) for d in dtypes.ALL} | SIGNED_STORAGE
 
 
-# Integers that carry the bits of what torch and NumPy do not exchange.
+# Integer dtypes through which torch and NumPy exchange the bits of dtypes that one of them lacks.
 _CARRIERS = {
     dtypes.U16: "int16", dtypes.U32: "int32", dtypes.U64: "int64", dtypes.BF16: "int16",
     dtypes.F8E4: "uint8", dtypes.F8E5: "uint8",
@@ -69,8 +72,8 @@ def through_float32(f: Callable[..., Any], kind: DType) -> Callable[..., Any]:
     return call
 
 
-def same(x: Any) -> Any:
-    """`x`."""
+def same(x: T) -> T:
+    """The identity."""
     return x
 
 
@@ -113,11 +116,11 @@ def moved(kind: DType, move: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
-def full(shape: Sequence[int], value: Any, kind: DType) -> torch.Tensor:
+def full(shape: Sequence[int], value: Scalar, kind: DType) -> torch.Tensor:
     """A tensor of one Python number, as this library stores dtype `kind`."""
     return host_tensor(np.full(shape, value, kind), kind)
 
 
-def scalar(value: Any, kind: DType) -> torch.Tensor:
+def scalar(value: Scalar, kind: DType) -> torch.Tensor:
     """A 0-d tensor of a Python number; integers wrap."""
     return host_tensor(np.asarray(value).astype(kind), kind)

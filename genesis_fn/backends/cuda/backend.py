@@ -1,4 +1,4 @@
-"""The CUDA backend, over the runtime, the lowerings and the compiler."""
+"""The CUDA backend: the entry points that `core` calls, eager and compiled."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from genesis_fn.backends.cuda import eager
 from genesis_fn.backends.cuda.driver import drivers
 from genesis_fn.backends.cuda.lowerings import has_lowering
 from genesis_fn.backends.cuda.memory.dlpack import (
-    Imported,
+    ImportedArray,
     dlpack_device,
     from_dlpack,
     to_cuda_array_interface,
     to_dlpack,
 )
 from genesis_fn.backends.cuda.memory.pool import Buffer
-from genesis_fn.backends.cuda.run.runtime import Runtime, runtime
+from genesis_fn.backends.cuda.run.runtime import Runtime, device_runtime
 from genesis_fn.core import dtypes
 from genesis_fn.core.array import ArrayImpl
 from genesis_fn.core.aval import Aval, aval, sig
@@ -34,7 +34,7 @@ _ALIGNMENT = 16
 
 
 class CudaBackend(Backend):
-    """Storage is a `memory.Buffer`: dense, row-major, every dtype in its own bytes."""
+    """Storage is a `Buffer` (`memory/pool.py`): dense, row-major, every dtype in its own bytes."""
 
     def device_count(self) -> int:
         """How many GPUs the driver has."""
@@ -43,10 +43,10 @@ class CudaBackend(Backend):
     def eager(
         self, prim: Primitive, avals: Sequence[Any], params: dict[str, Any], device: Device
     ) -> Callable[..., Any]:
-        """A function that runs `prim`; control flow and calls are compiled, as one program."""
-        place = runtime(device.index)
+        """A function that runs `prim`. Control flow and calls are compiled, as a program."""
+        runtime = device_runtime(device.index)
         if has_lowering(prim) or not any(jaxprs_in(params)):
-            run = eager.eager_function(place, device, prim, avals, params)
+            run = eager.eager_function(runtime, device, prim, avals, params)
             if run is not None:
                 return run
         return self._compiled(prim, avals, params, device)
@@ -54,7 +54,7 @@ class CudaBackend(Backend):
     def _compiled(
         self, prim: Primitive, avals: Sequence[Any], params: dict[str, Any], device: Device
     ) -> Callable[..., Any]:
-        """`prim` as a program of one equation."""
+        """Compile `prim` as a program of one equation; again for each combination of scalars."""
 
         def build(given: Sequence[Any]) -> Callable[..., Any]:
             ins = [Var(a) if type(a) is Aval else a for a in given]
@@ -93,19 +93,19 @@ class CudaBackend(Backend):
     def from_numpy(self, value: np.ndarray, aval: Aval, device: Device) -> Buffer:
         """A buffer with a copy of `value`, which may change as soon as this returns."""
         value = np.asarray(value, dtype=aval.dtype, order="C")
-        return eager.write(runtime(device.index), value, where(depth=4))
+        return eager.write(device_runtime(device.index), value, where(depth=4))
 
     def to_numpy(self, array: ArrayImpl) -> np.ndarray:
-        """The array's values on the host; raises what queued work reported."""
+        """The array's values on the host; raises the errors that queued work reported."""
         return eager.read(_runtime_of(array), array.data, array.sig.aval)
 
     def wait(self, array: ArrayImpl) -> None:
-        """Return when all queued work is done; raise what it reported."""
+        """Return when all queued work is done; raises the errors it reported."""
         _runtime_of(array).synchronize()
 
     def copy(self, array: ArrayImpl, device: Device) -> ArrayImpl:
-        """The array on another GPU, copied directly, in order of both devices' work."""
-        block = _runtime_of(array).copy_to(runtime(device.index), array.data, where(depth=4))
+        """The array on another GPU: a peer-to-peer copy, ordered with both compute streams."""
+        block = _runtime_of(array).copy_to(device_runtime(device.index), array.data, where(depth=4))
         return ArrayImpl(block, sig(array.sig.aval, device, True, array.weak))
 
     # Exchange with other libraries.
@@ -126,13 +126,15 @@ class CudaBackend(Backend):
         return to_cuda_array_interface(array.data, shape, dense(shape), array.dtype.name)
 
     def from_dlpack(self, x: Any, device: Device, copy: bool | None = None) -> ArrayImpl:
-        """An array over another library's device memory; copied if asked for, strided or
-        unaligned."""
-        place = runtime(device.index)
-        return _imported(place, from_dlpack(x, place.driver), device, copy)
+        """An array over another library's device memory; a copy if that is asked for, or if the
+        memory is strided or unaligned."""
+        runtime = device_runtime(device.index)
+        return _imported(runtime, from_dlpack(x, runtime.driver), device, copy)
 
 
-def _imported(place: Runtime, found: Imported, device: Device, copy: bool | None) -> ArrayImpl:
+def _imported(
+    runtime: Runtime, found: ImportedArray, device: Device, copy: bool | None
+) -> ArrayImpl:
     from genesis_fn.backends.cuda.codegen.kernel_text import add_copy
     from genesis_fn.kernels.plan import BufferArg
     from genesis_fn.kernels.plan_builder import PlanBuilder
@@ -151,14 +153,14 @@ def _imported(place: Runtime, found: Imported, device: Device, copy: bool | None
         raw = f"i{8 * kind.dtype.itemsize // words}"
         builder = PlanBuilder(1, 1)
         add_copy(builder, BufferArg(0, raw), BufferArg(1, raw), shape, strides)
-        block = place.alloc(kind.nbytes, where(depth=4))
-        run = eager.PlanRunner(place, builder.build())
+        block = runtime.alloc(kind.nbytes, where(depth=4))
+        run = eager.PlanRunner(runtime, builder.build())
         run([data.address, block.address], [data.bytes, kind.nbytes])
         data = block
-    if copy:  # whoever asked for one may write over the memory as soon as this returns
-        place.synchronize()
+    if copy:  # the caller may overwrite its memory as soon as this returns
+        runtime.synchronize()
     return ArrayImpl(data, sig(kind, device))
 
 
 def _runtime_of(array: ArrayImpl) -> Runtime:
-    return runtime(array.sig.device.index)
+    return device_runtime(array.sig.device.index)

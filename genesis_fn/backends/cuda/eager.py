@@ -1,8 +1,9 @@
-"""One operation at a time: what `bind` runs outside of `jit` on arrays of a GPU.
+"""Eager execution: what `bind` runs outside of `jit` on arrays of a GPU.
 
-A function is made once for each (primitive, operand avals, parameters); it allocates its results,
-points prepared launches at addresses, and returns before the work is done. Kernels of elementwise
-operations, copies and reductions take sizes and Python scalars at run time, so few are compiled.
+A function is made once for each (primitive, operand avals, parameters). It allocates its results,
+binds prepared launches to their addresses, enqueues them, and returns before they have run. Kernels
+of elementwise operations, copies and reductions take sizes and Python scalars at run time, so that
+few kernels are compiled.
 """
 
 from __future__ import annotations
@@ -27,38 +28,41 @@ from genesis_fn.core.primitive import SCALARS, Primitive
 from genesis_fn.kernels.plan import Launch, Memset, Plan
 from genesis_fn.transforms.custom.fused_functions import fused_p
 
-_REMEMBERED = 64  # scalar values for each function
+_REMEMBERED = 64  # combinations of scalar values that each function keeps launches for
 
 
 class PlanRunner:
-    """A plan's launches, prepared for one device."""
+    """A plan whose launches are prepared for one device."""
 
-    def __init__(self, place: Runtime, plan: Plan) -> None:
-        self.place, self.plan = place, plan
+    def __init__(self, runtime: Runtime, plan: Plan) -> None:
+        self.runtime, self.plan = runtime, plan
         launches = [s for s in plan.steps if type(s) is Launch]
-        prepared = iter(place.driver.prepare(launches) if launches else ())
-        self.steps = [s if type(s) is Memset else next(prepared) for s in plan.steps]
+        prepared = iter(runtime.driver.prepare(launches) if launches else ())
+        self.steps = [s if isinstance(s, Memset) else next(prepared) for s in plan.steps]
         self.scratch = max(
-            [s.scratch_bytes for s in self.steps if type(s) is not Memset], default=0
+            [s.scratch_bytes for s in self.steps if not isinstance(s, Memset)], default=0
         )
         self.lock = threading.Lock()
 
     @property
     def is_one_launch(self) -> bool:
-        """Whether there is nothing but one kernel on the buffers that are given."""
+        """Whether the plan is a single kernel without scratch or workspaces."""
         one = len(self.steps) == 1 and type(self.steps[0]) is not Memset
         return one and not self.scratch and not self.plan.workspaces
 
-    def __call__(self, addresses: list[int], sizes: Sequence[int], site: Any = None) -> None:
+    def __call__(self, addresses: list[int], sizes: Sequence[int], site: object = None) -> None:
         """Enqueue the plan on buffers at these addresses; `sizes` are in bytes."""
-        place, driver = self.place, self.place.driver
-        # Freed on return: later work of the compute stream may have the memory at once.
-        held = [place.alloc(w.bytes, site) for w in self.plan.workspaces]
+        runtime, driver = self.runtime, self.runtime.driver
+        # Workspaces are freed on return, while the kernels are still queued: whatever gets the
+        # memory next is queued behind them on the compute stream.
+        held = [runtime.alloc(w.bytes, site) for w in self.plan.workspaces]
         everything = addresses + [b.address for b in held]
-        spare = place.alloc(self.scratch, site) if self.scratch else None
+        spare = runtime.alloc(self.scratch, site) if self.scratch else None
+        # `bind` writes addresses into the parameter block that `launch` reads: no other thread may
+        # bind in between.
         with self.lock:
             for step in self.steps:
-                if type(step) is Memset:
+                if isinstance(step, Memset):
                     b = step.buffer
                     size = sizes[b] if b < len(sizes) else held[b - len(sizes)].bytes
                     driver.fill(everything[b], 0, size, driver.compute)
@@ -68,13 +72,13 @@ class PlanRunner:
 
 
 def eager_function(
-    place: Runtime, device: Device, prim: Primitive, avals: Sequence[Any], params: dict[str, Any]
+    runtime: Runtime, device: Device, prim: Primitive, avals: Sequence[Any], params: dict[str, Any]
 ) -> Callable[..., Any] | None:
-    """A function of arrays and Python scalars that runs `prim`; None for a fused function that has
-    no kernel, whose program must be compiled."""
+    """A function of arrays and Python scalars that runs `prim`; None for a fused function without a
+    kernel, whose reference program must be compiled."""
     avals = tuple(avals)
     if not any(type(a) in SCALARS for a in avals):
-        return _fixed(place, device, prim, avals, params)
+        return _specialised(runtime, device, prim, avals, params)
     made: OrderedDict[str, Callable[..., Any]] = OrderedDict()
     numbers = [i for i, a in enumerate(avals) if type(a) in SCALARS]
 
@@ -83,7 +87,7 @@ def eager_function(
         function = made.get(key)
         if function is None:
             given = tuple([args[i] if i in numbers else a for i, a in enumerate(avals)])
-            function = made[key] = _fixed(place, device, prim, given, params)  # pyright: ignore[reportArgumentType]
+            function = made[key] = _specialised(runtime, device, prim, given, params)  # pyright: ignore[reportArgumentType]
             if len(made) > _REMEMBERED:
                 made.popitem(last=False)
         return function(*args)  # pyright: ignore[reportOptionalCall]
@@ -91,10 +95,14 @@ def eager_function(
     return run
 
 
-def _fixed(
-    place: Runtime, device: Device, prim: Primitive, avals: tuple[Any, ...], params: dict[str, Any]
+def _specialised(
+    runtime: Runtime,
+    device: Device,
+    prim: Primitive,
+    avals: tuple[Any, ...],
+    params: dict[str, Any],
 ) -> Callable[..., Any] | None:
-    lowered = plan_for(prim, avals, params, place.driver.info.target)
+    lowered = plan_for(prim, avals, params, runtime.driver.info.target)
     if lowered is None:
         return None
     found = prim.abstract(avals, params)
@@ -102,12 +110,12 @@ def _fixed(
     sigs = [sig(a, device) for a in outs]
     arrays = [i for i, a in enumerate(avals) if type(a) is Aval]
     if type(lowered) is HostCall:
-        run = _host_function(place, lowered, sigs)
+        run = _host_function(runtime, lowered, sigs)
     elif type(lowered) is Views:
         run = _view_function(lowered, sigs, arrays)
     else:
         shared = _shared_results(prim, params)
-        runner = PlanRunner(place, lowered)  # pyright: ignore[reportArgumentType]
+        runner = PlanRunner(runtime, lowered)  # pyright: ignore[reportArgumentType]
         if not prim.multi and not shared and not checks(lowered, outs) and runner.is_one_launch:
             return _one_launch(runner, outs[0].nbytes, sigs[0], arrays, len(avals))
         run = _plan_function(runner, sigs, arrays, prim, avals, params, shared)
@@ -115,7 +123,8 @@ def _fixed(
 
 
 def _shared_results(prim: Primitive, params: dict[str, Any]) -> list[tuple[str, int] | None]:
-    """For each result of a fused function: the operand or the earlier result that it is."""
+    """For each result of a fused function the operand or the earlier result that it equals, whose
+    buffer it shares; None for results that are computed."""
     if prim is not fused_p:
         return []
     jaxpr = params["jaxpr"]
@@ -130,11 +139,11 @@ def _shared_results(prim: Primitive, params: dict[str, Any]) -> list[tuple[str, 
     return found
 
 
-_LINES = 64  # that keep a word for one operation
+_LINES = 64  # user lines that have an error word for one operation
 
 
-class _Caller:
-    """A line that runs an operation with checks, and the address of its error word."""
+class _CheckedLine:
+    """Owns the error word of one user line that runs an operation with checks."""
 
     word = 0
 
@@ -148,24 +157,25 @@ def _plan_function(
     params: dict[str, Any],
     shared: Sequence[tuple[str, int] | None],
 ) -> Callable[..., Any]:
-    place, plan = runner.place, runner.plan
-    target = place.driver.info.target
+    runtime, plan = runner.runtime, runner.plan
+    target = runtime.driver.info.target
     sizes = [avals[i].nbytes for i in arrays] + [s.aval.nbytes for s in sigs]
     nbytes = [s.aval.nbytes for s in sigs]
     shared = list(shared) or [None] * len(sigs)
     checked = checks(plan, [s.aval for s in sigs])
-    # A failure is seen later: a word for each line tells which one it was.
-    words: dict[SourceLocation, _Caller] = {}
+    # A failure is seen when the host next waits, long after the call: each user line has a word of
+    # its own, so that the error names the line.
+    words: dict[SourceLocation, _CheckedLine] = {}
     if checked:
         sizes = [*sizes, 8]
 
     def word_of(line: SourceLocation) -> int:
         caller = words.get(line)
         if caller is None:
-            if len(words) == _LINES:  # lines of code that is made anew, as in a notebook
+            if len(words) == _LINES:  # code that is created again and again, as in a notebook
                 words.clear()
-            caller = words[line] = _Caller()
-            caller.word = place.errors.register(
+            caller = words[line] = _CheckedLine()
+            caller.word = runtime.errors.register(
                 caller,
                 lambda site, index: at_line(
                     check_error(prim, avals, params, target, site, index), line
@@ -179,7 +189,7 @@ def _plan_function(
         results: list[Any] = []
         for size, same in zip(nbytes, shared):
             if same is None:
-                results.append(place.alloc(size, line))
+                results.append(runtime.alloc(size, line))
             else:
                 results.append(operands[same[1]] if same[0] == "operand" else results[same[1]])
         addresses = [b.address for b in operands]
@@ -195,10 +205,12 @@ def _plan_function(
 def _one_launch(
     runner: PlanRunner, size: int, result: Signature, arrays: Sequence[int], count: int
 ) -> Callable[..., Any]:
-    """The function of the common case, one kernel with one result, without what others need."""
-    step = runner.steps[0]
-    place, lock, stream = runner.place, runner.lock, runner.place.driver.compute
-    alloc, bind, launch = place.pool.alloc, step.bind, step.launch
+    """The function of the common case, one kernel with one result, without the overhead of the
+    general one."""
+    (step,) = runner.steps
+    assert not isinstance(step, Memset)
+    runtime, lock, stream = runner.runtime, runner.lock, runner.runtime.driver.compute
+    alloc, bind, launch = runtime.pool.alloc, step.bind, step.launch
     every = len(arrays) == count
 
     def run(*args: Any) -> ArrayImpl:
@@ -233,40 +245,42 @@ def part_of(data: Buffer, first: int, size: int) -> Buffer:
     return Buffer(data.address + first, size, data)
 
 
-def _host_function(place: Runtime, call: HostCall, sigs: Sequence[Signature]) -> Callable[..., Any]:
+def _host_function(
+    runtime: Runtime, call: HostCall, sigs: Sequence[Signature]
+) -> Callable[..., Any]:
     function = call.function()
 
     def run(*args: Any) -> list[ArrayImpl]:
         line = where()
         given = [
-            host_tensor(read(place, a.data, a.sig.aval), a.sig.aval.dtype)
+            host_tensor(read(runtime, a.data, a.sig.aval), a.sig.aval.dtype)
             if type(a) is ArrayImpl
             else a
             for a in args
         ]
         results = function(*given)
         return [
-            ArrayImpl(write(place, host_view(y.contiguous(), s.aval.dtype), line), s)
+            ArrayImpl(write(runtime, host_view(y.contiguous(), s.aval.dtype), line), s)
             for y, s in zip(results, sigs, strict=True)
         ]
 
     return run
 
 
-def read(place: Runtime, data: Buffer, kind: Aval) -> np.ndarray:
-    """The values of a buffer on the host, after all queued work; raises what that reported."""
+def read(runtime: Runtime, data: Buffer, kind: Aval) -> np.ndarray:
+    """The values of a buffer on the host, after all queued work; raises the errors it reported."""
     result = np.empty(kind.shape, kind.dtype)
     if result.nbytes:
-        place.read(result.ctypes.data, data.address, result.nbytes)
+        runtime.read(result.ctypes.data, data.address, result.nbytes)
     else:
-        place.synchronize()
+        runtime.synchronize()
     return result
 
 
-def write(place: Runtime, value: np.ndarray, line: Any = None) -> Buffer:
+def write(runtime: Runtime, value: np.ndarray, line: object = None) -> Buffer:
     """A buffer with a copy of a host array's values."""
     value = np.ascontiguousarray(value)
-    block = place.alloc(value.nbytes, line)
+    block = runtime.alloc(value.nbytes, line)
     if value.nbytes:
-        place.staging.to_device(block.address, value.ctypes.data, value.nbytes)
+        runtime.staging.to_device(block.address, value.ctypes.data, value.nbytes)
     return block

@@ -1,4 +1,16 @@
-"""From a program to launches: the passes of the CUDA backend, in order."""
+"""The passes of the CUDA backend, in order: start here.
+
+    program          physical -> simplify -> rematerialise -> donations       compile_jaxpr
+    body by body     absorb_casts -> group_matmuls -> fuse -> lower           schedule
+                     -> fuse_horizontally -> pack_arena
+    executable       ProgramBinding, IOBuffers, CudaExecutable                compile_jaxpr
+
+`compile_jaxpr` runs the passes of a whole program, and makes the executable. `schedule` runs those
+of one body: the program itself, and each body of a loop or branch when lowering meets it. Passes
+are functions from program to program, or from steps to steps; their modules are `compiler/` where
+they know nothing of CUDA, and `backends/cuda/lower/` where they do. Nothing here runs on a device:
+kernels are compiled, and graphs captured, by the first call of the executable.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +24,11 @@ from genesis_fn.backends.cuda.lower.steps import (
     Schedule,
     check_error,
     keeps_fused,
-    packed,
+    pack_arena,
 )
-from genesis_fn.backends.cuda.run.executable import Binding, CudaExecutable
-from genesis_fn.backends.cuda.run.io_buffers import IOBuffers, Output
-from genesis_fn.backends.cuda.run.runtime import runtime
+from genesis_fn.backends.cuda.run.executable import CudaExecutable, ProgramBinding
+from genesis_fn.backends.cuda.run.io_buffers import IOBuffers, OutputBuffer
+from genesis_fn.backends.cuda.run.runtime import device_runtime
 from genesis_fn.compiler.fusion.fuse import fuse_jaxpr
 from genesis_fn.compiler.fusion.matmul_grouping import group_matmuls
 from genesis_fn.compiler.loop_ir.kernel import SliceStore
@@ -35,27 +47,27 @@ def compile_jaxpr(
     jaxpr: Jaxpr, device: Device, donated: Sequence[bool] = (), compiler: str | None = None
 ) -> CudaExecutable:
     """An executable for `jaxpr`; `donated` marks inputs whose memory outputs may take. Raises
-    BackendError for a `compiler`: programs for a GPU have the library's own."""
+    BackendError if a `compiler` is named: programs for a GPU have the library's own."""
     if compiler is not None:
         raise BackendError(
             f"compiler={compiler!r} is for the CPU, and the program runs on {device}; leave it "
             "out, or move the arguments with device_put(x, cpu())"
         )
-    place = runtime(device.index)
-    target = place.driver.info.target
+    runtime = device_runtime(device.index)
+    target = runtime.driver.info.target
     donated = tuple(donated) or (False,) * len(jaxpr.invars)
     site = f"outputs of {jaxpr.name or 'a program'}"
 
-    # Values of extended dtypes, such as random keys, become the words that they consist of.
+    # Represent extended dtypes (random keys) by the words that they consist of.
     named = physical(jaxpr)
 
-    # Calls are inlined, but for functions with a kernel; what repeats or does nothing goes.
+    # Inline calls except fused functions with a kernel; remove repetition, no-ops and dead code.
     program = simplify_jaxpr(named, keeps_fused(target))
 
-    # Values that the backward pass can make again for less than keeping them are not kept.
+    # Recompute in the backward pass what costs less than keeping it.
     program = rematerialise_jaxpr(program)
 
-    # Results take the memory of donated inputs.
+    # Decide which results take the memory of which donated inputs.
     replaced = donations(program, donated)
     unused = [
         (i, f"no output is left that is {v.aval}")
@@ -63,30 +75,33 @@ def compile_jaxpr(
         if d and i not in replaced.values()
     ]
 
-    # Equations become steps over numbered buffers: the passes of `schedule`.
+    # Schedule: equations become steps over numbered buffers. A result that replaces an input must
+    # end in that input's buffer (its target).
     table = BufferTable(target)
     inputs = [table.new(v.aval.nbytes) for v in program.invars]
-    table.steady = {b for i, b in enumerate(inputs) if i not in replaced.values()}
+    table.read_only = {b for i, b in enumerate(inputs) if i not in replaced.values()}
     targets = [inputs[replaced[k]] if k in replaced else None for k in range(len(program.outs))]
     steps = schedule(table, program, inputs, targets)
 
-    # Results that are no input's memory get theirs before each run.
+    # The other results get output buffers, which are allocated before each run. Results that are
+    # the same value share one.
     number = {b: i for i, b in enumerate(inputs)}
-    made: dict[int, tuple[list[int], Output]] = {}
+    outputs: dict[int, tuple[list[int], OutputBuffer]] = {}
     for k, (b, v) in enumerate(zip(steps.outputs, program.outs, strict=True)):
         if b not in number:
-            made.setdefault(b, ([], Output(v.aval.nbytes)))[0].append(k)
+            outputs.setdefault(b, ([], OutputBuffer(v.aval.nbytes)))[0].append(k)
 
-    # Steps become graphs (`graph.py`) at the addresses that calls bring, launches binaries then.
+    # The executable: captures the steps into graphs (`run/graph.py`) for the addresses that calls
+    # bring, and compiles kernels when it does.
     programmatic = target.programmatic_launch and config.current().programmatic_launch
-    binding = Binding(place, table, steps, [*inputs, *made], site, programmatic)
-    if table.word is not None:
+    binding = ProgramBinding(runtime, table, steps, [*inputs, *outputs], site, programmatic)
+    if table.error_word is not None:
         describe = lambda site, index: check_error(table, named, site, index)
-        binding.word = place.errors.register(binding, describe)
+        binding.word = runtime.errors.register(binding, describe)
     updated = [number.get(b) for b in steps.outputs]
-    places = IOBuffers(place, site, donated, updated, list(made.values()), binding.capture)
+    io = IOBuffers(runtime, site, donated, updated, list(outputs.values()), binding.capture)
     sigs = [sig(v.aval, device) for v in jaxpr.outs]
-    return CudaExecutable(program, binding, places, sigs, replaced, unused)
+    return CudaExecutable(program, binding, io, sigs, replaced, unused)
 
 
 def schedule(
@@ -98,25 +113,30 @@ def schedule(
     extra: dict[Var, int] | None = None,
     depth: int = 0,
 ) -> Schedule:
-    """The steps of a program between buffers; see `ProgramLowering` for what the arguments are.
-    Bodies of loops and branches go through the same passes where they are met."""
-    # Casts around functions that compute in float32 anyway become part of their kernels.
+    """Schedule one body: the whole program, or the body of a loop or branch. `ProgramLowering`
+    describes the arguments, and calls this function for the bodies that it meets."""
+    # Absorb casts into the kernels of fused functions that compute in float32 anyway.
     jaxpr = absorb_casts(jaxpr, table.target)
 
-    # Matrix products that are too small for the machine, or are summed, become one.
+    # Group matrix products that are too small to fill the GPU alone, or whose results are summed.
     jaxpr = group_matmuls(jaxpr, table.target)
 
-    # Equations form groups, each one kernel's loops; what stands only inside of one is not stored.
+    # Fuse equations into groups, each the loops of one kernel. A value that only its own group
+    # reads is never stored.
     fusion = fuse_jaxpr(jaxpr, table.target, placed)
 
-    # Loops become Triton source, other equations the plans of kernels, results get buffers.
+    # Lower groups to launches: loops become generated Triton source, other equations plans of
+    # hand-written kernels. Values get buffers, those that are updated in place the same one.
     base = table.new(0)
-    scope = ProgramLowering(table, jaxpr, fusion, inputs, targets, schedule, placed, extra, depth)
-    items, outputs = scope.lowered()
+    lowering = ProgramLowering(
+        table, jaxpr, fusion, inputs, targets, schedule, placed, extra, depth
+    )
+    items, outputs = lowering.lower()
 
-    # Small launches that do not wait for each other become one.
-    items = fuse_horizontally(items, table, scope.fixed)
+    # Fuse horizontally: small launches that do not depend on each other become one.
+    items = fuse_horizontally(items, table, lowering.fixed)
 
-    # Temporaries share an arena, each from its first step to its last.
-    arena = packed(items, outputs, table, scope.fixed, base)
+    # Pack temporaries into an arena, each alive from its first step to its last. Last, since the
+    # order of the steps is final only now.
+    arena = pack_arena(items, outputs, table, lowering.fixed, base)
     return Schedule(items, outputs, base, arena)

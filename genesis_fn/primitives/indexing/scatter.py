@@ -349,8 +349,8 @@ def _scatter_function(kind: str, doc: str) -> Callable[..., Any]:
     call.__name__ = call.__qualname__ = "scatter" if kind == "set" else f"scatter_{kind}"
     call.__doc__ = (
         f"{doc}\n\n"
-        "    `dimension_numbers` maps dimensions of windows and index vectors to those of the operand;\n"
-        "    see ScatterDimensionNumbers.\n"
+        "    `dimension_numbers` maps dimensions of windows and index vectors to those of the\n"
+        "    operand; see ScatterDimensionNumbers.\n"
         "    `mode` says what an index out of bounds does; None drops its window.\n"
         "    `unique_indices` promises that no two windows overlap.\n"
     )

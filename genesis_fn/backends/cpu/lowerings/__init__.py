@@ -1,7 +1,7 @@
-"""The torch functions of primitives, one module a family, as in `backends/cuda/lowerings`.
+"""The torch functions of primitives, one module for each family, as in `backends/cuda/lowerings`.
 
-Elementwise primitives have theirs in their definition where it is an expression. Importing this
-package registers all (see `lower`).
+Elementwise primitives whose function is an expression have it in their definition. Importing this
+package registers all others (see `backends/cpu/lower.py`).
 """
 
 from genesis_fn.backends.cpu.lowerings import (

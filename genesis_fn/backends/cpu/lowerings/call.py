@@ -39,9 +39,11 @@ def _fused(
 
 
 def _steps(body: Jaxpr, before: int, carry: int) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """(the first step, further steps) of a loop whose carry follows `before` other operands.
+    """(the body for the first iteration, for further ones) of a loop whose carry follows `before`
+    other operands.
 
-    A carry that the body makes itself is its own to write over from the second step on.
+    From the second iteration on, a carry that the body allocated itself is dead after the body has
+    read it, so further iterations may overwrite it. That of the first one is the caller's.
     """
     first = tensor_program(body)
     owned = [i < carry and first.owned[i] for i in range(len(body.outs))]
@@ -50,7 +52,7 @@ def _steps(body: Jaxpr, before: int, carry: int) -> tuple[Callable[..., Any], Ca
     rest = len(body.invars) - before - carry
     donated = (*[False] * before, *owned[:carry], *[False] * rest)
     further = tensor_program(body, donated)
-    # Writing over a donated carry must leave every carry in memory of its own.
+    # With donation, results may alias that did not without: every owned carry must stay so.
     if any(mine and not still for mine, still in zip(owned, further.owned)):
         return first.run, first.run
     return first.run, further.run

@@ -1,4 +1,4 @@
-"""The CPU lowering of contractions: one matrix product; reshapes mostly copy nothing."""
+"""The CPU lowering of contractions: one matrix product of reshaped operands, mostly views."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def _at_least_f32(d: DType) -> DType:
 
 
 def to_compute(kind: DType, target: torch.dtype) -> Callable[[torch.Tensor], torch.Tensor]:
-    """A function from storage of dtype `kind` to torch dtype `target`, by value."""
+    """A function that converts storage of dtype `kind` to torch dtype `target`, by value."""
     if kind in SIGNED_STORAGE:
         bits = 8 * kind.itemsize
         if bits == 64:
@@ -105,7 +105,7 @@ def to_compute(kind: DType, target: torch.dtype) -> Callable[[torch.Tensor], tor
 
 
 def from_compute(source: torch.dtype, kind: DType) -> Callable[[torch.Tensor], torch.Tensor]:
-    """The inverse: exact integers in a float type wrap into `kind` as integers do."""
+    """The inverse of `to_compute`: exact integers in a float dtype wrap into `kind`."""
     stored = TORCH_DTYPE[kind]
     if source is stored:
         return same

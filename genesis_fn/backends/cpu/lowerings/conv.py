@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from genesis_fn.backends.cpu.lower import lowers
 from genesis_fn.backends.cpu.lowerings.contraction import compute_dtype, from_compute, to_compute
 from genesis_fn.backends.cpu.storage import TORCH_DTYPE
+from genesis_fn.core.types.annotations import Scalar
 from genesis_fn.primitives.conv import conv_p
 
 _FORWARD = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
@@ -228,7 +229,7 @@ def _by_windows(
     return run
 
 
-def spread(x: torch.Tensor, axis: int, d: int, fill: Any = 0) -> torch.Tensor:
+def spread(x: torch.Tensor, axis: int, d: int, fill: Scalar = 0) -> torch.Tensor:
     """x with d - 1 elements `fill` between neighbours along `axis`."""
     shape = list(x.shape)
     shape[axis] = (shape[axis] - 1) * d + 1

@@ -1,4 +1,4 @@
-"""CPU lowerings of elementwise primitives that are longer than an expression, or take any dtype."""
+"""CPU lowerings of elementwise primitives that need more than an expression."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def _div(x: Any, y: Any) -> Any:
         if y in (0, -1):
             return torch.neg(x) if y else torch.full_like(x, low)
         return torch.div(x, y, rounding_mode="trunc")
-    # The processor would trap on division by zero and on the least number's by -1, which wraps.
+    # The processor may trap on both: division by zero, and of the least integer by -1.
     zero = torch.eq(y, 0)
     if kind is torch.uint8:
         quotient = torch.div(x, torch.where(zero, 1, y), rounding_mode="trunc")
@@ -167,8 +167,8 @@ def _unsigned(x: np.ndarray) -> np.ndarray:
 def _shift(
     prim: Primitive, op: Callable[..., Any], ufunc: Callable[..., Any], direct: Callable[..., Any]
 ) -> None:
-    """Register `ufunc(x, n, beyond, bits)` of NumPy arrays; torch's `op` for literal amounts inside
-    the width where it is right (`direct(dtype)`), which need no care."""
+    """Register `ufunc(x, n, beyond, bits)` of NumPy arrays, and torch's `op` for literal amounts
+    inside the width, in dtypes for which it is right (`direct(dtype)`)."""
 
     @lowers(prim)
     def lower(avals: Sequence[Any]) -> Callable[..., Any]:
@@ -185,7 +185,7 @@ def _shift(
             return host_tensor(np.asarray(shifted).astype(kind, copy=False), kind)
 
         if type(avals[1]) is int and direct(kind):
-            # The amount is the call's: eager calls with other amounts share this function.
+            # `n` is checked at each call: eager calls with other amounts share this function.
             return lambda x, n: op(x, n) if 0 <= n < bits else run(x, n)
         return run
 
@@ -309,7 +309,7 @@ def _convert(avals: Sequence[Any], *, dtype: DType) -> Callable[..., Any]:
 def _cast(x: np.ndarray, dtype: DType) -> np.ndarray:
     if dtypes.is_inexact(x.dtype) and dtypes.is_integer(dtype):
         info = np.iinfo(dtype)
-        wide = np.nan_to_num(x.real.astype(np.float64), nan=0.0)
+        wide = np.nan_to_num(np.real(x).astype(np.float64), nan=0.0)
         y = np.clip(wide, float(info.min), float(info.max)).astype(dtype)
         return np.where(wide >= float(info.max), info.max, y).astype(dtype)
     return x.astype(dtype)

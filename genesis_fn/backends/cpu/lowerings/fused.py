@@ -1,7 +1,7 @@
-"""Torch functions of fused functions, by name, where torch has this library's accuracy.
+"""Torch functions of fused functions, by name, where torch is as accurate as the reference.
 
-Each returns a list: what the reference does, in the order of its leaves. Where none fits, the
-reference runs.
+Each returns a list: the leaves of the reference's results. Where none supports the operands, the
+reference program runs.
 """
 
 from __future__ import annotations
@@ -154,12 +154,13 @@ def _loss_and_slope(
     low = label_smoothing / classes
     labels = _checked(labels, classes, ignore_index)
     logits = x @ weight.T
+    slope = lse = None
     if softcap:
         logits = torch.tanh_(logits.div_(softcap))
         slope = 1 - logits * logits
         logits = logits.mul_(softcap)
     index = labels.clamp(0, classes - 1).unsqueeze(-1)
-    # One pass over the logits; what it leaves is one more from their gradient.
+    # One pass over the logits; the gradient takes one more over its result.
     logs = torch.log_softmax(logits, -1)
     at_label = logs.gather(-1, index).squeeze(-1)
     if label_smoothing:
@@ -178,12 +179,12 @@ def _loss_and_slope(
     else:
         value = loss.sum()
     grad = logs.exp_()
-    if z_loss:
+    if lse is not None:
         grad.mul_((1 + 2 * z_loss * lse).unsqueeze(-1))
     if low:
         grad.sub_(low)
     grad.scatter_add_(-1, index, torch.full_like(index, -(1 - label_smoothing), dtype=x.dtype))
-    if softcap:
+    if slope is not None:
         grad.mul_(slope)
     return value, grad.mul_(row.unsqueeze(-1))
 
@@ -249,10 +250,11 @@ def _attention_forward(
 def _without_lost_rows(
     q: torch.Tensor, k: torch.Tensor, out: torch.Tensor, lse: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The kernel's results with NaN where every score of a row is NaN or -inf.
+    """The kernel's results with NaN in rows whose scores are all NaN or -inf.
 
-    It takes such a row for one that sees nothing, and returns zeros and a sum of exactly 0. Other
-    rows can have that sum: the first key, which every row sees, tells them apart.
+    torch's kernel treats such a row as fully masked and returns zeros with a log-sum of exactly 0.
+    Other rows can have that log-sum too: the score of the first key, which every row attends to,
+    tells them apart.
     """
     first = (q * k[:, :, :1]).sum(-1)
     lost = (lse == 0) & ~(first > -math.inf) & (first != math.inf)
@@ -268,7 +270,7 @@ def _attention_backward(
 
     def summed(g: torch.Tensor) -> torch.Tensor:
         if repeat > 1:
-            b, n, s, h = g.shape
+            b, _, s, h = g.shape
             g = g.reshape(b, kv, repeat, s, h).sum(2)
         return g.transpose(1, 2)
 
@@ -289,7 +291,7 @@ def _attention_backward(
 # ---- special functions ----
 
 
-# Opaque, since TorchInductor compiles no loop whose length depends on values, as the reference has.
+# Opaque: the reference loops until convergence, and TorchInductor compiles no such loop.
 @computes_fused("igamma", kinds=_SINGLE, opaque=True, f=torch.special.gammainc)
 @computes_fused("igammac", kinds=_SINGLE, opaque=True, f=torch.special.gammaincc)
 def _incomplete_gamma(

@@ -1,5 +1,5 @@
-"""CPU lowerings of code that is not the library's: host callbacks, assertions, torch functions
-of users, and their Triton kernels, which Triton interprets."""
+"""CPU lowerings of user code: host callbacks, assertions, torch functions, and Triton kernels
+(through Triton's interpreter)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from genesis_fn.transforms.staging.api_util import name_of
 
 
 def _host(x: Any, kind: Any) -> np.ndarray:
-    """A copy, since the callback may keep it and the program may reuse the memory."""
+    """A copy of an operand: the callback may keep it, and the program may reuse its memory."""
     return np.array(host_view(x, kind.dtype)) if type(kind) is Aval else np.asarray(x)
 
 

@@ -1,16 +1,15 @@
-"""CPU lowerings of gather, scatter, rows of a table and dynamic slices: common forms as the torch
-operator made for them, no loop over elements in any.
+"""CPU lowerings of gather, scatter, table rows and dynamic slices, without loops over elements.
 
-A `WindowLayout` looks at shapes only, and picks how the window positions reach memory:
+A `WindowLayout` chooses one of four forms by shapes alone:
 
-* "slice": one window, so plain slicing;
+* "slice": one window: slicing;
 * "axis": one indexed axis with windows of length 1: `index_select`, `index_add_`, ...;
-* "along": one indexed axis beside batching axes: `torch.gather`, `scatter_add_`, ...;
-* "rows": the indexed axes in front, flattened to one, and a linear index into it.
+* "along": one indexed axis and batching axes: `torch.gather`, `scatter_add_`, ...;
+* "rows": any other: the indexed axes moved to the front, flattened, and a linear index into them.
 
-Each form computes on a tensor whose axes are *groups* of labels, where a label is a batch dimension
-of the indices or a dimension of the window. The result of a gather, or the updates of a scatter,
-have the same labels in another order.
+A form computes on a tensor whose axes are *groups* of labels; a label is a batch dimension of the
+indices or a dimension of the window. The result of a gather, and the updates of a scatter, have the
+same labels in another order.
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 
 from genesis_fn.backends.cpu.lower import lowers
@@ -34,6 +32,7 @@ from genesis_fn.core import dtypes, errors
 from genesis_fn.core.aval import Aval
 from genesis_fn.core.dtypes import DType
 from genesis_fn.core.primitive import Primitive
+from genesis_fn.core.types.annotations import Scalar
 from genesis_fn.primitives.indexing.gather import gather_p, take_rows_p
 from genesis_fn.primitives.indexing.gather_dims import Numbers, window_sizes
 from genesis_fn.primitives.indexing.indexing import dynamic_slice_p, dynamic_update_slice_p
@@ -77,7 +76,8 @@ Starts = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor | None]]
 
 
 def starts_for(prim: Primitive, avals: Sequence[Aval], params: dict[str, Any]) -> Starts:
-    """A function: indices -> (window starts inside the operand, which are valid; None: all)."""
+    """A function: indices -> (starts of windows, moved inside the operand; which were inside, None
+    for all). In mode "check" it raises IndexOutOfRange instead."""
     operand, places = prim.visits(*avals, **params)  # pyright: ignore[reportOptionalCall]
     mode, rows = params["mode"], "dimension_numbers" not in params
     widen = as_int64(avals[1].dtype)
@@ -126,7 +126,7 @@ class WindowLayout:
         self.count = math.prod(self.batch)
         nb, dims = len(self.batch), range(operand.ndim)
 
-        # Axes with one possible position are taken whole, like those without an index.
+        # An axis on which a window has one possible position needs no index.
         self.along = {
             d: b for d, b in zip(batching, index_batching) if operand.shape[d] > 1
         }  # operand axis: batch dimension that runs along it
@@ -184,7 +184,7 @@ class WindowLayout:
         """From the form's axes to the result of a gather."""
         labels = [label for group in self.groups(form) for label in group]
         lengths = [self.lengths[label] for label in labels]
-        # Labels that the result lacks have length 1; they go last and vanish.
+        # Labels that the result does not have are of length 1: they go last and are reshaped away.
         order = [*self.order, *[label for label in labels if label not in self.order]]
         permutation = [labels.index(label) for label in order]
         result = self.result
@@ -267,16 +267,16 @@ class WindowLayout:
 # ---- gather ----
 
 
-def fill_tensor(value: Any, kind: DType) -> torch.Tensor:
+def fill_tensor(value: Scalar | None, kind: DType) -> torch.Tensor:
     """What an out-of-bounds gather reads: `value`, or if None the default for the dtype."""
-    if value is None:
-        if dtypes.is_inexact(kind):
-            value = np.nan
-        elif kind == dtypes.BOOL:
-            value = True
-        else:
-            value = dtypes.iinfo(kind).max if dtypes.is_unsigned(kind) else dtypes.iinfo(kind).min
-    return scalar(value, kind)
+    if value is not None:
+        return scalar(value, kind)
+    if dtypes.is_inexact(kind):
+        return scalar(math.nan, kind)
+    if kind == dtypes.BOOL:
+        return scalar(True, kind)
+    info = dtypes.iinfo(kind)
+    return scalar(int(info.max if dtypes.is_unsigned(kind) else info.min), kind)
 
 
 @lowers(gather_p)
@@ -295,7 +295,7 @@ def _gather(avals: Sequence[Aval], **params: Any) -> Callable[..., Any]:
         if indices.shape[-1] == 1 and indices.dtype not in SIGNED_STORAGE:
 
             def run_checked(x: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
-                # The operator checks the indices itself; look for the culprit when it objects.
+                # torch checks indices itself; find the one to report only when it raises.
                 try:
                     return finish(read(x, indices.to(torch.int64)))
                 except (IndexError, RuntimeError):
@@ -446,7 +446,7 @@ _WRITE = {"slice": _write_slice, "axis": _write_axis, "along": _write_along, "ro
 def combine_rows(
     op: str, place: torch.Tensor, axis: int, index: torch.Tensor, u: torch.Tensor
 ) -> None:
-    """Combine slices of `u` along `axis` into `place`, in place and in the order of `index`."""
+    """Combine slices of `u` along `axis` into `place`, in the order of `index`."""
     if op == "copy":
         place.index_copy_(axis, index, u)
     elif op == "sum":
@@ -518,7 +518,7 @@ def _take_rows(avals: Sequence[Aval], **params: Any) -> Callable[..., Any]:
         return out if valid is None else torch.where(valid.reshape(mask_shape), out, fill)  # pyright: ignore[reportCallIssue, reportArgumentType]
 
     def run_checked(x: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
-        # index_select checks the indices itself; look for the culprit only when it objects.
+        # index_select checks indices itself; find the one to report only when it raises.
         try:
             return select(x, indices.reshape(-1))
         except IndexError:
@@ -553,7 +553,7 @@ def _segment_sum(avals: Sequence[Aval], **params: Any) -> Callable[..., Any]:
             keep = valid.reshape(-1).nonzero().squeeze(1)
             index, x = index[keep], x[keep]
         if index.numel() and width and num_segments:
-            # One column of indices for all: torch sorts it and adds segment by segment.
+            # An expanded index: torch sorts one column of it and adds segment by segment.
             index = index.unsqueeze(1).expand(index.numel(), width)
             if op == "sum":
                 out.scatter_add_(0, index, x)

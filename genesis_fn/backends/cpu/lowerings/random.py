@@ -1,4 +1,7 @@
-"""CPU lowerings of random bits and key derivation; `primitives/random_bits.py` has the streams."""
+"""CPU lowerings of random bits and key derivation.
+
+`primitives/random_bits.py` defines the streams.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ from genesis_fn.primitives.random_bits import WIDTHS, key_hash_p, random_bits_p
 
 _LOW = np.uint64(0xFFFFFFFF)
 _32 = np.uint64(32)
-# Counters hashed at once: their working set stays in the second-level cache.
+# Counters hashed at once: their working set stays in the L2 cache.
 _CHUNK = 16384
 # Up to this many counters are hashed one by one.
 _FEW = 8

@@ -1,4 +1,4 @@
-"""CPU lowerings of sliding windows: reductions, and moves to and from their winners."""
+"""CPU lowerings of sliding windows: reductions, and gather and scatter at their extremes."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def _offset(avals: Sequence[Any], *, window: Window, greatest: bool) -> Callable
         if lost is not None and not bool(lost.any()):
             lost = None
         offset = torch.zeros(outputs, dtype=torch.int32)
-        # Backwards, so that the first of equal winners is what remains.
+        # Backwards, so that of equal extremes the first one stays.
         for j, part in reversed(list(enumerate(_places(v, window, outputs)))):
             wins = part == best
             if lost is not None:
@@ -177,7 +177,7 @@ def _put(avals: Sequence[Any], *, window: Window, shape: tuple[int, ...]) -> Cal
     def run(u: torch.Tensor, offset: torch.Tensor) -> torch.Tensor:
         u = load(u)
         total = torch.zeros(spans, dtype=u.dtype)
-        # One place at a time: there no two windows meet, so this is no scatter.
+        # For one offset within the window no two windows meet, so plain addition is safe.
         for j, part in enumerate(_places(total, window, outputs)):
             part += torch.where(offset == j, u, 0)
         if any(crop):

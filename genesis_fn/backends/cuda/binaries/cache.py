@@ -1,9 +1,9 @@
-"""Files that outlive the process: compiled kernels and tuned choices.
+"""The cache on disk: compiled kernels and tuning results.
 
 Every entry is one file, written under a temporary name and renamed, so that concurrent processes
-see whole entries or none. An entry carries a checksum; one that does not match is removed and
-counts as absent. What an entry holds runs on the GPU, so folders and files are for their owner
-only, and an entry that another user wrote, or could write, counts as absent too.
+see whole entries or none. An entry whose checksum does not match is removed and counts as absent.
+Entries are code that runs on the GPU, so folders and files are accessible to their owner only, and
+an entry that another user wrote, or could write to, counts as absent.
 """
 
 from __future__ import annotations

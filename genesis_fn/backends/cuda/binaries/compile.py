@@ -1,8 +1,9 @@
-"""Launches -> loaded-ready binaries: what a launch compiles to, its cache key, and the workers.
+"""Compiles launches to binaries: cache keys, the cache, and the processes that compile.
 
-`triton.compile` is given a signature and an explicit target, so no GPU, driver or torch takes part
-and Triton's own launcher is never built. Several kernels compile at once in worker processes, which
-never touch CUDA. With a warm cache neither Triton nor torch is imported for kernels given as text.
+`triton.compile` is called with a signature and an explicit target, so it needs no GPU, driver or
+torch, and Triton's launcher is never built. Kernels compile in parallel in worker processes
+(`compile_worker.py`), which never touch CUDA. With a warm cache neither Triton nor torch is
+imported for kernels given as text.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ import atexit
 import functools
 import hashlib
 import importlib
-import importlib.metadata
 import importlib.util
 import linecache
 import os
@@ -31,8 +31,8 @@ from genesis_fn.backends.cuda.binaries.cache import BinaryCache
 from genesis_fn.backends.cuda.binaries.triton_compile import (
     GENERATOR,
     CompileError,
-    Function,
-    Request,
+    CompileRequest,
+    FunctionReference,
     compile_request,
     function_from_text,
     is_gluon,
@@ -43,20 +43,20 @@ from genesis_fn.core.configuration import environment
 from genesis_fn.kernels.language.dtypes import DTYPES, TYPES
 from genesis_fn.kernels.plan import Argument, BufferArg, Descriptor, Launch, Scalar
 
-_FORMAT = 5
+_FORMAT = 5  # of cache entries and what they hold: part of the key
 _MOST_REMEMBERED = 2048
 _MOST_WORKERS = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Compiled:
-    """One kernel for one architecture.
+class CompiledKernel:
+    """The binary of one kernel for one architecture, and what a launch needs to know of it.
 
-    `parameters` are the types of the run-time parameters in order, as in `Request.types`; `layout`
-    the sizes in bytes of what the binary takes for them, scratch pointers included.
-    `descriptors` holds for each host TMA descriptor what its encoding needs, and is empty where
-    the compiler replaced descriptors by pointers. `scratch` is bytes for each
-    program.
+    * `parameters`: the types of the run-time parameters in order, as in `CompileRequest.types`.
+    * `layout`: the sizes in bytes of the binary's parameters, scratch pointers included.
+    * `descriptors`: for each host TMA descriptor what its encoding needs; empty where the compiler
+      replaced descriptors by pointers.
+    * `shared`: bytes of shared memory; `scratch`: bytes of global scratch memory, per program.
     """
 
     key: str
@@ -110,14 +110,14 @@ class SourceKernel:
 
 def compile_launches(
     launches: Sequence[Launch], target: Target, cache: BinaryCache | None = None
-) -> list[Compiled]:
+) -> list[CompiledKernel]:
     """The compiled kernel of each launch, from the cache or compiled in parallel.
 
     Launches that differ only in grid, addresses and scalar values share one. Raises `CompileError`.
     """
     cache = cache or BinaryCache()
     keys = [launch_key(launch, target) for launch in launches]
-    ready: dict[str, Compiled] = {}
+    ready: dict[str, CompiledKernel] = {}
     missing: dict[str, Launch] = {}
     for key, launch in zip(keys, launches, strict=True):
         if key in ready or key in missing:
@@ -127,7 +127,8 @@ def compile_launches(
             missing[key] = launch
         else:
             ready[key] = held
-    # Those with most parameters, such as grouped products, compile for longest: they begin.
+    # Longest first: kernels with most parameters, such as grouped products, take up to 5 s, most
+    # others 1.3 s or less (docs/cuda.md, "The first call").
     first = sorted(missing, key=lambda key: -_parameters(missing[key]))
     requests = {key: request(missing[key], target) for key in first}
     for key, (metadata, binary) in _compile_all(requests) if requests else ():
@@ -141,7 +142,7 @@ def compile_launches(
     return [ready[key] for key in keys]
 
 
-_memory: dict[str, Compiled] = {}
+_memory: dict[str, CompiledKernel] = {}
 
 
 def _parameters(launch: Launch) -> int:
@@ -149,7 +150,7 @@ def _parameters(launch: Launch) -> int:
 
 
 def launch_key(launch: Launch, target: Target) -> str:
-    """The digest of all that determines a launch's binary."""
+    """The cache key of a launch: a digest of everything that determines its binary."""
     types, divisible = signature(launch)
     parts = (
         _FORMAT,
@@ -166,7 +167,7 @@ def launch_key(launch: Launch, target: Target) -> str:
 
 
 def _options(launch: Launch, target: Target) -> dict[str, Any]:
-    """The compiler's options for the launch on a GPU that may not start kernels early."""
+    """The compiler's options for a launch, without programmatic launch where the GPU has none."""
     options = launch.options
     if not target.programmatic_launch:
         options.pop("launch_pdl", None)
@@ -206,7 +207,7 @@ def tile_layout(argument: Descriptor) -> Any:
 
 
 def _divisible(argument: Argument) -> bool:
-    # Buffers are 16-byte aligned by contract, so only the offset decides.
+    # Buffers are aligned to 16 bytes by contract (`Plan`), so only the offset decides.
     if isinstance(argument, BufferArg):
         return argument.offset % 16 == 0
     return (
@@ -214,7 +215,7 @@ def _divisible(argument: Argument) -> bool:
     )
 
 
-def kernel_digest(kernel: Any) -> str:
+def kernel_digest(kernel: object) -> str:
     """The digest of a kernel's source and of every function that it calls."""
     if isinstance(kernel, SourceKernel):
         return kernel.digest
@@ -227,7 +228,7 @@ def kernel_digest(kernel: Any) -> str:
     return key
 
 
-def request(launch: Launch, target: Target) -> Request:
+def request(launch: Launch, target: Target) -> CompileRequest:
     """What a worker needs to compile the launch."""
     types, divisible = signature(launch)
     kernel = launch.kernel
@@ -239,7 +240,7 @@ def request(launch: Launch, target: Target) -> Request:
     if any(not _travels(value) for _, value in constants):
         where = ("object", kernel.function if isinstance(kernel, SourceKernel) else kernel)
         constants = tuple(launch.constants.items())
-    return Request(
+    return CompileRequest(
         where,
         tuple(types.items()),
         divisible,
@@ -263,14 +264,14 @@ def _where(kernel: Any) -> tuple[Any, ...]:
 def _portable(value: Any) -> Any:
     if hasattr(value, "cache_key"):
         place = _where(value)
-        return Function(place[1], place[2]) if place[0] == "module" else value
+        return FunctionReference(place[1], place[2]) if place[0] == "module" else value
     return value
 
 
 def _travels(value: Any) -> bool:
     if isinstance(value, tuple):
         return all(map(_travels, value))
-    plain = isinstance(value, (int, float, str, Function)) or value is None
+    plain = isinstance(value, (int, float, str, FunctionReference)) or value is None
     return plain or type(value).__module__ == "triton.language.core"
 
 
@@ -295,7 +296,7 @@ def _module_digest(name: str) -> str:
     return hashlib.sha256(Path(spec.origin).read_bytes()).hexdigest()
 
 
-def _from_entry(key: str, entry: tuple[Mapping[str, Any], bytes] | None) -> Compiled | None:
+def _from_entry(key: str, entry: tuple[Mapping[str, Any], bytes] | None) -> CompiledKernel | None:
     if entry is None:
         return None
     metadata, binary = entry
@@ -303,17 +304,17 @@ def _from_entry(key: str, entry: tuple[Mapping[str, Any], bytes] | None) -> Comp
     fields["parameters"] = tuple(fields["parameters"])
     fields["layout"] = tuple(fields["layout"])
     fields["descriptors"] = tuple(fields["descriptors"])
-    return Compiled(key=key, binary=binary, **fields)
+    return CompiledKernel(key=key, binary=binary, **fields)
 
 
 # Compiling in worker processes.
 
 
 def _compile_all(
-    requests: Mapping[str, Request],
+    requests: Mapping[str, CompileRequest],
 ) -> Iterable[tuple[str, tuple[dict[str, Any], bytes]]]:
-    # One kernel goes to a process, too: Triton's import and the digest that it makes of its
-    # installation take longer here than a process takes to start.
+    # A single kernel goes to a worker too: importing Triton, and the digest that it makes of its
+    # installation, would take longer in this process than a worker takes to start.
     interpreted = os.environ.get("TRITON_INTERPRET") == "1"
     remote = {key: r for key, r in requests.items() if r.where[0] != "object"}
     if not interpreted and not worker_count():
@@ -327,7 +328,7 @@ def _compile_all(
 
 
 class _Worker:
-    """One compiling process, asked over its standard input and output."""
+    """One compiling process; requests and answers are pickles on its standard input and output."""
 
     def __init__(self) -> None:
         # A script run by its path, not a multiprocessing child: the user's main module must not
@@ -342,7 +343,7 @@ class _Worker:
         )
         self._send({"path": list(sys.path), "package": sys.modules["genesis_fn"].__path__[0]})
 
-    def compile(self, wanted: Request) -> tuple[dict[str, Any], bytes]:
+    def compile(self, wanted: CompileRequest) -> tuple[dict[str, Any], bytes]:
         self._send(wanted)
         answer = self._receive()
         if "error" in answer:
@@ -391,9 +392,9 @@ def _worker() -> _Worker:
 
 
 def worker_count() -> int:
-    """How many processes compile: `GENESIS_COMPILE_WORKERS`, else one for each core up to 16.
+    """How many processes compile: `GENESIS_COMPILE_WORKERS`, else one for each core, at most 16.
 
-    With 0 the process compiles by itself, for where many such processes share the cores.
+    With 0 this process compiles by itself, which is better where many such processes share cores.
     """
     named = environment.text("GENESIS_COMPILE_WORKERS")
     return int(named) if named else min(_MOST_WORKERS, len(os.sched_getaffinity(0)))
@@ -409,7 +410,7 @@ def _pool() -> ThreadPoolExecutor:
         return _workers
 
 
-def _ask(wanted: Request) -> tuple[dict[str, Any], bytes]:
+def _ask(wanted: CompileRequest) -> tuple[dict[str, Any], bytes]:
     try:
         worker = _idle.get_nowait()
     except queue.Empty:
@@ -419,7 +420,7 @@ def _ask(wanted: Request) -> tuple[dict[str, Any], bytes]:
     except OSError as error:
         raise CompileError(f"a compiling process died: {error}") from error
     finally:
-        # One that died (killed for memory, say) serves no further request.
+        # A worker that died (killed for its memory use, say) gets no further request.
         if worker.alive:
             _idle.put(worker)
 
@@ -439,7 +440,8 @@ def stop_workers() -> None:
 
 
 def _after_fork() -> None:
-    # The child shares the parent's pipes, and must not speak on them.
+    # The child shares the pipes of the parent's workers, and must not use them: requests of both
+    # would mix. The lock may have been held by another thread.
     global _workers, _idle, _lock
     _workers, _idle, _lock = None, queue.SimpleQueue(), threading.Lock()
     _started.clear()

@@ -1,7 +1,8 @@
-"""The program of a compiling process: requests come on standard input, binaries leave on output.
+"""The program of a compiling process: it reads requests from standard input and writes binaries to
+standard output.
 
-It is run by its path. The package's `__init__` is not executed: only the modules that kernels need
-are imported, so that a worker starts in a fraction of a second and never loads torch or CUDA.
+It is run by its path, and does not execute the package's `__init__`: it imports only the modules
+that kernels need, so that it starts in a fraction of a second and never loads torch or CUDA.
 """
 
 from __future__ import annotations

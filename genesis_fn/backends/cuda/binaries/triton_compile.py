@@ -1,6 +1,6 @@
-"""One kernel through Triton: from a request, which travels to compiling processes, to its binary.
+"""Compiles one kernel with Triton: from a request, which can be pickled, to its binary.
 
-Compiling processes import this module and what the kernel stands in, and nothing else: sixteen of
+Worker processes import this module and the kernel's own module, and nothing else: up to sixteen of
 them start at once, and a program's first call waits for them.
 """
 
@@ -23,7 +23,7 @@ class CompileError(RuntimeError):
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class CompileRequest:
     """What a worker needs to compile one kernel; `where` is ("text", name, text), ("generated",
     text) for `kernels/language/source.py`, ("module", module, qualified name) for the library's
     own, or ("object", function) for a user's, which is compiled in this process."""
@@ -37,7 +37,7 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
-class Function:
+class FunctionReference:
     """A Triton function as the value of a constexpr parameter, by name."""
 
     module: str
@@ -57,7 +57,7 @@ def function_from_text(name: str, text: str) -> Any:
     return space[name]
 
 
-def is_gluon(kernel: Any) -> bool:
+def is_gluon(kernel: object) -> bool:
     """Whether a kernel is written in Gluon, Triton's language of explicit layouts."""
     test = getattr(kernel, "is_gluon", None)
     return bool(test and test())
@@ -69,7 +69,7 @@ def triton_version() -> str:
     return importlib.metadata.version("triton")
 
 
-def compiled_by_triton(wanted: Request) -> Any:
+def compiled_by_triton(wanted: CompileRequest) -> Any:
     """What Triton makes of one kernel, here: `asm` holds its PTX and cubin."""
     import triton
     from triton.backends.compiler import GPUTarget
@@ -114,7 +114,7 @@ def compiled_by_triton(wanted: Request) -> Any:
         ) from error
 
 
-def compile_request(wanted: Request) -> tuple[dict[str, Any], bytes]:
+def compile_request(wanted: CompileRequest) -> tuple[dict[str, Any], bytes]:
     """(metadata, cubin) of one kernel, compiled here."""
     result = compiled_by_triton(wanted)
     found = result.metadata
@@ -138,17 +138,18 @@ def compile_request(wanted: Request) -> tuple[dict[str, Any], bytes]:
 
 
 def _waiting(ptx: str) -> str:
-    """The PTX of a kernel that begins with a wait for the kernels before it.
+    """The PTX with a wait for the preceding grid at the kernel's entry, for a programmatic launch
+    of a kernel whose source has none.
 
-    Once all of its blocks have started, the next kernel's may come to wait in the room that is
-    left: nothing is done by then but starting.
+    `launch_dependents` right behind it lets the next grid start once all blocks of this one have
+    started, so that its blocks cannot take the processors that blocks of this one need.
     """
     start = ptx.index("{", ptx.index(")", ptx.index(".entry")))
     wait = "\n\tgriddepcontrol.wait;\n\tgriddepcontrol.launch_dependents;"
     return ptx[: start + 1] + wait + ptx[start + 1 :]
 
 
-def _assembled(ptx: str, wanted: Request) -> bytes:
+def _assembled(ptx: str, wanted: CompileRequest) -> bytes:
     from triton.backends.compiler import GPUTarget
     from triton.compiler.compiler import make_backend
 
@@ -181,7 +182,7 @@ def _resolve(where: tuple[Any, ...]) -> Any:
 
 
 def _load(value: Any) -> Any:
-    if isinstance(value, Function):
+    if isinstance(value, FunctionReference):
         return _resolve(("module", value.module, value.name))
     if isinstance(value, tuple):
         return tuple(map(_load, value))

@@ -1,13 +1,12 @@
-"""The text of a kernel's instructions, loads and stores."""
+"""Emits the Triton text of a kernel's instructions, loads and stores."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from typing import Any
 
-from genesis_fn.backends.cuda.codegen.loops import Loops, Store, dtype_of, is_wide
-from genesis_fn.backends.cuda.codegen.tiling import Form
+from genesis_fn.backends.cuda.codegen.loops import Loops, Pointee, Store, dtype_of, is_wide
+from genesis_fn.backends.cuda.codegen.tiling import Tiling
 from genesis_fn.compiler.loop_ir.kernel import Instr
 from genesis_fn.core import dtypes
 from genesis_fn.core.aval import aval
@@ -26,9 +25,9 @@ from genesis_fn.kernels.language.expressions import (
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """A pointer to `target`, a value in memory or a `Part`, that is read or `written`."""
+    """A pointer parameter to `target`. A target that is both read and `written` has two."""
 
-    target: Any
+    target: Pointee
     written: bool
 
     @property
@@ -37,35 +36,38 @@ class Parameter:
         return NAMES[dtype_of(self.target)]
 
 
-class Text:
-    """The lines of one kernel while they are written.
+class KernelWriter:
+    """Writes the lines of one kernel.
 
-    `value[n]` is the text of instruction n: a literal, or a name, `letter` and n, that a line has
-    defined. `masks` are the conditions under which loop variables are in bounds; where the kernel
-    works on tiles, `p` is the expression `tiled` in `i` and `j`.
+    * `value[n]`: the text of instruction n: a literal, or a name that a line has defined.
+    * `masks`: the conditions under which loop variables are in bounds; none where all values are.
+    * `tiled`: the expression of `p` in `i` and `j`, in a kernel that works on tiles.
+
+    Loop variables: `p` counts rows, `r` elements of a row, `q` the rows that are loaded ahead.
     """
 
-    def __init__(self, loops: Loops, form: Form, letter: str = "v", depth: int = 1) -> None:
-        self.loops, self.form, self.letter, self.depth = loops, form, letter, depth
-        self.partial = form.partial
+    def __init__(self, loops: Loops, tiling: Tiling, letter: str = "v", depth: int = 1) -> None:
+        self.loops, self.tiling, self.letter, self.depth = loops, tiling, letter, depth
+        self.partial = tiling.partial
         self.lines: list[str] = []
         self.parameters: dict[str, Parameter] = {}
         self.value: dict[int, str] = {}
         self.masks: dict[str, str] = {}
         self.tiled: Expr | None = None
-        self._names: dict[tuple[Any, bool], str] = {}
+        self._names: dict[tuple[Pointee, bool], str] = {}
 
     def line(self, text: str) -> None:
-        """A line at the present depth of indentation."""
+        """Append a line at the current indentation."""
         self.lines.append("    " * self.depth + text)
 
     def bounded(self, name: str, size: int, exact: bool) -> None:
-        """Give a loop variable of `size` values a mask unless all that it takes are in bounds."""
+        """Define the mask of a loop variable of `size` values, unless `exact`: it never exceeds
+        them."""
         if not exact:
             self.masks[name] = f"{name}_in"
             self.line(f"{name}_in = {name} < {size}")
 
-    def pointer(self, target: Any, written: bool) -> str:
+    def pointer(self, target: Pointee, written: bool) -> str:
         """The parameter for a buffer."""
         key = target, written
         if key not in self._names:
@@ -74,7 +76,8 @@ class Text:
         return self._names[key]
 
     def emit(self, n: int) -> None:
-        """The line of instruction n; none where what it needs is known in another kernel only."""
+        """Write instruction n. The first kernel of a split reduction skips instructions that need
+        a complete reduction (`level` above 0)."""
         i = self.loops.instrs[n]
         if self.partial and i.level:
             return
@@ -86,55 +89,60 @@ class Text:
         self.line(f"{self.value[n]} = {text}")
 
     def store(self, store: Store) -> None:
-        """The line of a store."""
+        """Write a store."""
         target, offset, n = store
         names = offset.names
         pointer, address = self.pointer(target, True), self.address(offset, names)
-        if self.form.kind == "tiled":
+        # Pointer and value of a store must have one shape: an address that does not vary along an
+        # axis of the tile gets that axis by `+ p * 0`.
+        if self.tiling.kind == "tiled":
             address += "" if "p" in names else " + i * 0"
-        elif names.isdisjoint("p" if self.form.kind == "flat" else "pr"):
+        elif names.isdisjoint("p" if self.tiling.kind == "flat" else "pr"):
             address += " + p * 0"
             names = names | {"p"}
         self.put(pointer, address, stored(self.value[n], dtype_of(target)), self.mask(names))
 
     def put(self, pointer: str, address: str, value: str, mask: str = "") -> None:
-        """The line of a store of this text."""
+        """Write a store of `value` at an address."""
         condition = f", {mask}" if mask else ""
         self.line(f"tl.store({pointer} + ({address}), {value}{condition})")
 
-    def get(self, target: Any, offset: Expr, names: Collection[str], guards: Any) -> str:
-        """The text of a load, as it lies in memory, whose values vary along all of `names`."""
+    def get(
+        self, target: Pointee, offset: Expr, names: Collection[str], guards: Collection[Guard]
+    ) -> str:
+        """The text of a load, in the dtype of memory, whose shape has the axes of all `names`."""
         pointer, mask = self.pointer(target, False), self.mask(names, guards)
+        # Without `other`, masked elements would be undefined.
         zero = "0.0" if dtypes.is_float(dtype_of(target)) else "0"
         condition = f", {mask}, other={zero}" if mask else ""
         return f"tl.load({pointer} + ({self.address(offset, names)}){condition})"
 
-    # Addresses and conditions.
+    # Addresses and masks.
 
     def address(self, offset: Expr, names: Collection[str]) -> str:
-        """The text of an element offset that varies along all of `names`."""
-        offset = self._untiled(offset)
+        """The text of an element offset whose shape has the axes of all `names`."""
+        offset = self.untiled(offset)
         text = offset.text("_wide" if is_wide(offset) else "")
         missing = [x for x in self._variables(names) if x not in offset.names]
         return text + "".join([f" + {x} * 0" for x in missing if x in ("p", "q", "r", "i", "j")])
 
     def mask(self, names: Collection[str], guards: Collection[Guard] = ()) -> str:
-        """Whether the loop variables `names` are in bounds and `guards` hold; "" if always."""
+        """The mask: the loop variables `names` are in bounds and `guards` hold; "" if always."""
         parts = [self.masks[x] for x in self._variables(names) if x in self.masks]
         parts += sorted([self.condition(g) for g in guards])
         return " & ".join(parts)
 
     def condition(self, g: Guard) -> str:
-        """Whether a guard holds."""
-        return f"({Guard(self._untiled(g.expr), g.lo, g.hi).text() or 'True'})"
+        """The text of a guard."""
+        return f"({Guard(self.untiled(g.expr), g.lo, g.hi).text() or 'True'})"
 
     def wide_names(self, p: bool = True, r: bool = True) -> None:
-        """64-bit versions of the variables that offsets need so: of `r`, and with `p` of the
-        others."""
+        """Define 64-bit copies of the loop variables in offsets beyond 32 bits: of `r` if `r`, of
+        the others if `p`."""
         offsets = [i.meta[1] for i in self.loops.instrs if i.op == "load"]
         used: set[str] = set()
         for e in [*offsets, *[e for _, e, _ in self.loops.stores]]:
-            e = self._untiled(e)
+            e = self.untiled(e)
             if is_wide(e):
                 used |= e.names
         for name in sorted(used):
@@ -146,45 +154,54 @@ class Text:
             return sorted(names)
         return sorted({*names} - {"p"} | ({"i", "j"} if "p" in names else set()))
 
-    def _untiled(self, e: Expr) -> Expr:
+    def untiled(self, e: Expr) -> Expr:
+        """`e` with `p` replaced by its expression in `i` and `j`, in a kernel of tiles."""
         return ix.substitute(e, "p", self.tiled) if self.tiled is not None else e
 
-    # Instructions.
 
-    def _load(self, i: Instr) -> str:
-        target, offset, guards = i.meta
-        return loaded(self.get(target, offset, i.names, guards), dtype_of(target))
-
-    def _index(self, i: Instr) -> str:
-        e = self._untiled(i.meta)
-        if not e.names:
-            return literal(e.const, i.dtype)
-        return rounded(f"({e.text()}).to({register(i.dtype)})", i.dtype)
-
-    def _const(self, i: Instr) -> str:
-        return rounded(literal(i.meta.value, i.dtype), i.dtype)
-
-    def _where(self, i: Instr) -> str:
-        a, b = [self.value[x] for x in i.args]
-        guards = " & ".join(sorted([self.condition(g) for g in i.meta]))
-        return f"tl.where({guards}, {a}, {b})"
-
-    def _round(self, i: Instr) -> str:
-        return rounded(self.value[i.args[0]], i.dtype)
-
-    def _map(self, i: Instr) -> str:
-        instrs = self.loops.instrs
-        operands = [aval((), instrs[a].dtype) if type(a) is int else a.value for a in i.args]
-        names = [self.value[a] if type(a) is int else "" for a in i.args]
-        return expression(i.meta[0], names, operands, dict(i.meta[1]), i.approximate)
-
-    def _join(self, i: Instr) -> str:
-        a, b = [self.value[x] for x in i.args]
-        combine = i.meta[0].combine
-        return f"({a} + {b})" if combine == "add" else f"{combine}({a}, {b})"
+# ---- instructions ----
 
 
-_MAKERS: dict[str, Callable[[Text, Instr], str]] = {
-    "load": Text._load, "index": Text._index, "const": Text._const, "where": Text._where,
-    "round": Text._round, "map": Text._map, "combine": Text._join,
+def _load(t: KernelWriter, i: Instr) -> str:
+    target, offset, guards = i.meta
+    return loaded(t.get(target, offset, i.names, guards), dtype_of(target))
+
+
+def _index(t: KernelWriter, i: Instr) -> str:
+    e = t.untiled(i.meta)
+    if not e.names:
+        return literal(e.const, i.dtype)
+    return rounded(f"({e.text()}).to({register(i.dtype)})", i.dtype)
+
+
+def _const(t: KernelWriter, i: Instr) -> str:
+    return rounded(literal(i.meta.value, i.dtype), i.dtype)
+
+
+def _where(t: KernelWriter, i: Instr) -> str:
+    a, b = [t.value[x] for x in i.args]
+    guards = " & ".join(sorted([t.condition(g) for g in i.meta]))
+    return f"tl.where({guards}, {a}, {b})"
+
+
+def _round(t: KernelWriter, i: Instr) -> str:
+    return rounded(t.value[i.args[0]], i.dtype)
+
+
+def _map(t: KernelWriter, i: Instr) -> str:
+    instrs = t.loops.instrs
+    operands = [aval((), instrs[a].dtype) if type(a) is int else a.value for a in i.args]
+    names = [t.value[a] if type(a) is int else "" for a in i.args]
+    return expression(i.meta[0], names, operands, dict(i.meta[1]), i.approximate)
+
+
+def _join(t: KernelWriter, i: Instr) -> str:
+    a, b = [t.value[x] for x in i.args]
+    combine = i.meta[0].combine
+    return f"({a} + {b})" if combine == "add" else f"{combine}({a}, {b})"
+
+
+_MAKERS: dict[str, Callable[[KernelWriter, Instr], str]] = {
+    "load": _load, "index": _index, "const": _const, "where": _where, "round": _round, "map": _map,
+    "combine": _join,
 }  # fmt: skip

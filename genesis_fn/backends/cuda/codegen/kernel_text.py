@@ -1,4 +1,4 @@
-"""Kernels written as text: element kernels, coordinates, copies between strided views."""
+"""Kernels written as text, for lowerings: elementwise kernels and copies between strided views."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _START = PRELUDE.replace("\n\n\n@", f"\nfrom {_ERROR_WORD} import flag_error\n\n
 
 @functools.lru_cache(maxsize=4096)
 def source_kernel(name: str, parameters: str, body: str) -> SourceKernel:
-    """The kernel of this text; equal texts are one kernel."""
+    """The kernel of this text; equal texts give the same object."""
     text = f"{_START}def {name}({parameters}):\n{body}"
     return SourceKernel(name, text, (*MODULES, _ERROR_WORD))
 
@@ -34,9 +34,10 @@ def add_elements(
     scalars: Mapping[str, Scalar] | None = None,
     wide: bool = False,
 ) -> None:
-    """Append a kernel that runs `lines` for each `i` in range(count), where `inside`.
+    """Append an elementwise kernel: it runs `lines` for blocks of indices `i`; `inside` is the mask
+    of those below `count`.
 
-    `buffers` and `scalars` are its pointers and numbers by name; indices have 64 bits if `wide`.
+    `buffers` and `scalars` are its parameters by name; indices have 64 bits if `wide`.
     """
     wide = wide or count > INT32_MAX - BLOCK
     start = "tl.program_id(0).to(tl.int64)" if wide else "tl.program_id(0)"
@@ -50,12 +51,12 @@ def add_elements(
 
 
 def indented(lines: Sequence[str]) -> str:
-    """Lines as the body of a function."""
+    """The lines as the body of a function."""
     return "".join([f"    {line}\n" for line in lines])
 
 
 def coordinates(index: str, shape: Sequence[int], prefix: str) -> tuple[list[str], list[str]]:
-    """(lines, names): the coordinates in `shape` of a row-major position `index`."""
+    """(lines, names): the coordinates in `shape` of the row-major index `index`."""
     names, lines = ["0"] * len(shape), []
     axes = [d for d, n in enumerate(shape) if n != 1]
     rest = index
@@ -79,7 +80,7 @@ def offset(names: Sequence[str], strides: Sequence[int]) -> str:
 
 
 def collapsed(shape: Sequence[int], *strides: Sequence[int]) -> tuple[list[int], list[list[int]]]:
-    """`shape` and strides over it with as few axes as describe the same positions in order."""
+    """`shape` and strides over it with adjacent axes merged where all strides allow."""
     sizes: list[int] = []
     steps: list[list[int]] = [[] for _ in strides]
     for d, n in enumerate(shape):
@@ -97,18 +98,19 @@ def collapsed(shape: Sequence[int], *strides: Sequence[int]) -> tuple[list[int],
 
 
 def extent(shape: Sequence[int], strides: Sequence[int]) -> int:
-    """How far from the first element the farthest one of a view lies."""
+    """The largest offset of an element of a view from its first."""
     return sum([abs(s) * (n - 1) for n, s in zip(shape, strides)])
 
 
 class Strided:
-    """Text and numbers of positions in a view whose sizes and strides are run-time numbers."""
+    """Text and scalars that compute offsets in views whose sizes and strides are run-time numbers,
+    so that one kernel serves all shapes of a rank."""
 
     def __init__(self, prefix: str, sizes: Sequence[int], *strides: Sequence[int]) -> None:
         self.prefix, self.sizes, self.strides = prefix, list(sizes), [list(s) for s in strides]
 
     def scalars(self, kind: str) -> dict[str, Scalar]:
-        """The numbers, by parameter name: sizes but the first, strides that are not 1."""
+        """The scalars by parameter name: all sizes but the first, strides other than 1."""
         found = {f"{self.prefix}n{d}": Scalar(n, kind) for d, n in enumerate(self.sizes) if d}
         for k, steps in enumerate(self.strides):
             for d, s in enumerate(steps):
@@ -117,7 +119,7 @@ class Strided:
         return found
 
     def lines(self, index: str) -> list[str]:
-        """`{prefix}o{k}`, the offset of position `index` in each list of strides."""
+        """Lines that define `{prefix}o{k}`: the offset of element `index` by strides k."""
         p, lines, rest = self.prefix, [], index
         for d in range(len(self.sizes) - 1, -1, -1):
             if d == 0:
@@ -146,8 +148,8 @@ def _add_tiled_copy(
     place: int,
     kind: str,
 ) -> None:
-    """A copy whose source is contiguous along axis `turned` and its target along the last one: by
-    square tiles, which change their layout on chip."""
+    """A transposing copy: the source is contiguous along axis `turned`, the target along the last
+    one. Square tiles keep both sides' accesses consecutive."""
     axes = [d for d in range(len(sizes) - 1) if d != turned]
     rest = Strided("v", [sizes[d] for d in axes], [read[d] for d in axes], [write[d] for d in axes])
     rows, columns = sizes[turned], sizes[-1]

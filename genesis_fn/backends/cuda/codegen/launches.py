@@ -1,4 +1,4 @@
-"""Bodies as plans: the launches of their kernels, and what each of them reads and writes."""
+"""From a body to a plan: the launches of its kernels, and what each of them reads and writes."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 from genesis_fn.backends.cuda.codegen.emit import Parameter
-from genesis_fn.backends.cuda.codegen.loop_nests import written
-from genesis_fn.backends.cuda.codegen.loops import Loops, Part, needed
-from genesis_fn.backends.cuda.codegen.split_reduction import kernels_of
-from genesis_fn.backends.cuda.codegen.tiling import PERSISTENT, Form, tile_columns
+from genesis_fn.backends.cuda.codegen.loop_nests import write_kernel
+from genesis_fn.backends.cuda.codegen.loops import Loops, PartialResult, needed
+from genesis_fn.backends.cuda.codegen.split_reduction import plan_kernels
+from genesis_fn.backends.cuda.codegen.tiling import PERSISTENT, Tiling, tile_columns
 from genesis_fn.compiler.loop_ir import reindex
 from genesis_fn.compiler.loop_ir.kernel import KernelIR
 from genesis_fn.compiler.options import enabled
@@ -21,9 +21,9 @@ from genesis_fn.kernels.plan import BufferArg, Launch, Plan, Workspace
 
 
 @dataclass(frozen=True, slots=True)
-class Use:
-    """What a step of a plan reads and writes, as numbers of the plan's buffers; `looped` if it may
-    write an element before all that read it have."""
+class BufferUse:
+    """What a launch reads and writes, as numbers of the plan's buffers. `looped`: it makes several
+    passes, and may write an element before all that read it have."""
 
     reads: frozenset[int]
     writes: frozenset[int]
@@ -31,19 +31,19 @@ class Use:
 
 
 @dataclass(slots=True)
-class Generated:
-    """The plan of a body; `reads` and `writes` are what its buffers are, in order, and `uses` what
-    each step does with them."""
+class GeneratedKernels:
+    """The plan of a body. Its buffers are the values `reads`, then `writes`, then workspaces;
+    `uses` is what each launch does with them."""
 
     plan: Plan
     reads: list[Var]
     writes: list[Var]
     sources: list[str]
-    uses: list[Use]
+    uses: list[BufferUse]
 
     def elementwise(self, body: KernelIR, v: Var, u: Var) -> bool:
-        """Whether `v` may be written over `u`: every step reads `u` before, or reads the very
-        elements that it writes."""
+        """Whether `v` may be written over `u`: each launch that reads `u` comes before the one that
+        writes `v`, or reads exactly the elements that it writes."""
         out, source = len(self.reads) + self.writes.index(v), self.reads.index(u)
         if v.aval.dtype.itemsize != u.aval.dtype.itemsize:
             return False
@@ -70,12 +70,12 @@ class Generated:
         return not self.uses[n].looped and all(offset == places[0] for offset in loads)
 
 
-Known: TypeAlias = dict[Any, tuple[list[Var], Generated]]
+KernelCache: TypeAlias = dict[Any, tuple[list[Var], GeneratedKernels]]
 
 
-def generate_once(body: KernelIR, target: Target, known: Known) -> Generated:
-    """`generate(body, target)`, unless `known` holds what was generated for one that is alike, as
-    those of repeated layers are."""
+def generate_once(body: KernelIR, target: Target, known: KernelCache) -> GeneratedKernels:
+    """`generate(body, target)`, or from `known` the kernels of a body that differs in its values
+    only, as those of repeated layers do."""
     values, key = body.shape()
     if key not in known:
         known[key] = values, generate(body, target)
@@ -84,60 +84,65 @@ def generate_once(body: KernelIR, target: Target, known: Known) -> Generated:
     return replace(made, reads=[now[v] for v in made.reads], writes=[now[v] for v in made.writes])
 
 
-def generate(body: KernelIR, target: Target) -> Generated:
-    """The launches that compute a body's stores on `target`."""
+def generate(body: KernelIR, target: Target) -> GeneratedKernels:
+    """Generate the launches that compute a body's stores on `target`."""
     over = body.domain
     split = over.wants_split(target)
-    loops = _respelled(
+    loops = _reindexed(
         Loops(over.kept, over.reduced, over.inner, body.instrs, body.stores, body.counters), split
     )
-    kernels, partial = kernels_of(loops, split, target)
+    kernels, partial = plan_kernels(loops, split, target)
     loads = [loops.instrs[n].meta[0] for n in loops.of("load")]
     reads = list(dict.fromkeys([*loads, *loops.counters]))
     writes = list(dict.fromkeys([v for v, _, _ in loops.stores]))
     number = {Parameter(v, False): n for n, v in enumerate(reads)}
     number |= {Parameter(v, True): len(number) + n for n, v in enumerate(writes)}
     steps, sources, uses = [], [], []
-    for part, form in kernels:
-        function, parameters = written(part, form)
+    for part, tiling in kernels:
+        function, parameters = write_kernel(part, tiling)
         at = {name: _buffer(p, number) for name, p in parameters.items()}
         arguments = {name: BufferArg(at[name], p.kind) for name, p in parameters.items()}
         steps.append(
             Launch(
                 function,
-                form.grid,
+                tiling.grid,
                 arguments,
                 {},
-                form.warps,
+                tiling.warps,
                 3,
-                max_registers=_most_registers(form, target),
+                max_registers=_register_cap(tiling, target),
             )
         )
         sources.append(function.text.removeprefix(PRELUDE))
         uses.append(
-            Use(
+            BufferUse(
                 frozenset([at[name] for name, p in parameters.items() if not p.written]),
                 frozenset([at[name] for name, p in parameters.items() if p.written]),
-                form.kind == "looped",
+                tiling.kind == "looped",
             )
         )
     spaces = tuple([Workspace(max(16, size)) for size in partial])
     plan = Plan(len(reads), len(writes), tuple(steps), spaces)
-    return Generated(plan, reads, writes, sources, uses)
+    return GeneratedKernels(plan, reads, writes, sources, uses)
 
 
 def _buffer(p: Parameter, number: Mapping[Parameter, int]) -> int:
-    """The number of a parameter's buffer in the plan: partial results come last."""
-    return len(number) + p.target.number if type(p.target) is Part else number[p]
+    """The number of a parameter's buffer in the plan. Partial results are workspaces, so last."""
+    return len(number) + p.target.number if type(p.target) is PartialResult else number[p]
 
 
-def _most_registers(form: Form, target: Target) -> int | None:
-    """The cap that keeps 16 warps of slabs on a processor."""
-    return target.registers // (32 * max(form.warps, 16)) if form.kind == "slab" else None
+def _register_cap(tiling: Tiling, target: Target) -> int | None:
+    """The cap on registers per thread with which 16 warps of slabs fit on a processor."""
+    return target.registers // (32 * max(tiling.warps, 16)) if tiling.kind == "slab" else None
 
 
-def _respelled(loops: Loops, split: bool) -> Loops:
-    """The loops with rows where a flat kernel has some, and rows cut where conditions cut them."""
+def _reindexed(loops: Loops, split: bool) -> Loops:
+    """Reindex loops for cheaper index arithmetic: a flat kernel over rows becomes one of rows, and
+    rows that conditions cut into equal parts are computed part beside part.
+
+    On an H200 the rotated norms of queries and keys took a third of the instructions so, which were
+    33 an element, most of them index arithmetic (docs/cuda.md, "Generated kernels").
+    """
     rows, depth, inner = loops.rows, loops.depth, loops.inner
     instrs, stores = loops.instrs, loops.stores
     if not enabled("split_rows"):

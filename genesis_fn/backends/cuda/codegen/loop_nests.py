@@ -1,26 +1,26 @@
-"""The text of a whole kernel: the loops around its instructions, by the form of the kernel."""
+"""Writes whole kernels: the loops around the instructions, for each kind of tiling."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
 from genesis_fn.backends.cuda.binaries.compile import SourceKernel
-from genesis_fn.backends.cuda.codegen.emit import Parameter, Text
+from genesis_fn.backends.cuda.codegen.emit import KernelWriter, Parameter
 from genesis_fn.backends.cuda.codegen.loops import INT32, Loops, Store, is_wide, needed
 from genesis_fn.backends.cuda.codegen.reductions import accumulate, finish, finish_row, start, step
 from genesis_fn.backends.cuda.codegen.source import kernel
-from genesis_fn.backends.cuda.codegen.tiling import Form
+from genesis_fn.backends.cuda.codegen.tiling import Tiling
 from genesis_fn.core.backend import index as ix
 from genesis_fn.kernels.language.expressions import loaded
 from genesis_fn.kernels.plan_builder import cdiv
 
 
-def written(loops: Loops, form: Form) -> tuple[SourceKernel, Mapping[str, Parameter]]:
-    """(the kernel that computes `loops`, its parameters by name)."""
-    t = Text(loops, form)
+def write_kernel(loops: Loops, tiling: Tiling) -> tuple[SourceKernel, Mapping[str, Parameter]]:
+    """Write the kernel that computes `loops`: (kernel, its parameters by name)."""
+    t = KernelWriter(loops, tiling)
     for counter, name in loops.counters.items():
         t.line(f"{name} = tl.load({t.pointer(counter, False)})")
-    name, write = _NESTS[form.kind]
+    name, write = _NESTS[tiling.kind]
     write(t)
     body = "".join([f"{line}\n" for line in t.lines or ["    pass"]])
     return kernel(name, ", ".join(t.parameters), body), t.parameters
@@ -29,28 +29,32 @@ def written(loops: Loops, form: Form) -> tuple[SourceKernel, Mapping[str, Parame
 # ---- pointwise ----
 
 
-def _flat(t: Text) -> None:
-    """Program i covers the i-th `block` elements."""
-    n, block = t.loops.rows, t.form.block
+def _flat(t: KernelWriter) -> None:
+    """Program i computes the i-th block of elements."""
+    n, block = t.loops.rows, t.tiling.block
     t.line(f"p = tl.program_id(0){_cast(n, block)} * {block} + tl.arange(0, {block})")
     t.bounded("p", n, n % block == 0)
     _all_of_them(t)
 
 
-def _tiled(t: Text) -> None:
-    """Programs cover tiles of `block` by `chunk`, in rows of tiles."""
-    form = t.form
-    rows, columns = t.loops.rows // form.columns, form.columns
-    across = cdiv(columns, form.chunk)
-    t.line(f"i = tl.program_id(0) // {across} * {form.block} + tl.arange(0, {form.block})[:, None]")
-    t.line(f"j = tl.program_id(0) % {across} * {form.chunk} + tl.arange(0, {form.chunk})[None, :]")
-    t.bounded("i", rows, rows % form.block == 0)
-    t.bounded("j", columns, columns % form.chunk == 0)
+def _tiled(t: KernelWriter) -> None:
+    """Programs compute tiles of `block` by `chunk`, in row-major order of tiles."""
+    tiling = t.tiling
+    rows, columns = t.loops.rows // tiling.columns, tiling.columns
+    across = cdiv(columns, tiling.chunk)
+    t.line(
+        f"i = tl.program_id(0) // {across} * {tiling.block} + tl.arange(0, {tiling.block})[:, None]"
+    )
+    t.line(
+        f"j = tl.program_id(0) % {across} * {tiling.chunk} + tl.arange(0, {tiling.chunk})[None, :]"
+    )
+    t.bounded("i", rows, rows % tiling.block == 0)
+    t.bounded("j", columns, columns % tiling.chunk == 0)
     t.tiled = ix.add(ix.scale(ix.var("i", rows), columns), ix.var("j", columns))
     _all_of_them(t)
 
 
-def _all_of_them(t: Text) -> None:
+def _all_of_them(t: KernelWriter) -> None:
     t.wide_names()
     for n in range(len(t.loops.instrs)):
         t.emit(n)
@@ -61,8 +65,8 @@ def _all_of_them(t: Text) -> None:
 # ---- rows on chip ----
 
 
-def _row(t: Text) -> None:
-    """Program i covers the i-th `block` rows, whole."""
+def _row(t: KernelWriter) -> None:
+    """Program i computes the i-th block of rows, each whole."""
     _rows(t)
     _whole_row(t)
     t.wide_names()
@@ -72,30 +76,35 @@ def _row(t: Text) -> None:
         t.store(store)
 
 
-def _rows(t: Text) -> None:
-    """The line of `p`, and of its mask."""
-    rows, block = t.loops.rows, t.form.block
+def _rows(t: KernelWriter) -> None:
+    """Define `p` and its mask."""
+    rows, block = t.loops.rows, t.tiling.block
     t.line(f"p = tl.program_id(0){_cast(rows, block)} * {block} + tl.arange(0, {block})[:, None]")
     t.bounded("p", rows, rows % block == 0)
 
 
-def _whole_row(t: Text) -> None:
-    """The line of `r` where a row is one chunk, and of its mask."""
-    t.line(f"r = tl.arange(0, {t.form.chunk})[None, :]")
-    t.bounded("r", t.loops.depth, t.loops.depth == t.form.chunk)
+def _whole_row(t: KernelWriter) -> None:
+    """Define `r` and its mask, where a row is one chunk."""
+    t.line(f"r = tl.arange(0, {t.tiling.chunk})[None, :]")
+    t.bounded("r", t.loops.depth, t.loops.depth == t.tiling.chunk)
 
 
 def _cast(n: int, block: int, beyond: int = 0) -> str:
-    """What makes a program's number wide enough for `n` elements in blocks, and some `beyond`."""
+    """The cast that a program's number needs so that `n` elements in blocks, and `beyond` more, do
+    not overflow int32."""
     return ".to(tl.int64)" if cdiv(n, block) * block + beyond > INT32 else ""
 
 
 # ---- slabs ----
 
 
-def _slab(t: Text) -> None:
-    """Every `parts`-th block of rows, columns accumulated on the way."""
-    loops, form, instrs = t.loops, t.form, t.loops.instrs
+def _slab(t: KernelWriter) -> None:
+    """Program i computes every `splits`-th block of rows, and accumulates their columns.
+
+    Software pipelining: the loads of the next block are issued before the present one is computed.
+    The partial sums of columns go to a workspace that a second kernel combines.
+    """
+    loops, tiling, instrs = t.loops, t.tiling, t.loops.instrs
     folds = loops.of("column_reduce")
     roots = [n for _, _, n in loops.stores] + [instrs[n].args[0] for n in folds]
     used = needed(instrs, roots)
@@ -106,23 +115,24 @@ def _slab(t: Text) -> None:
             step(t, n)
     for n in folds:
         start(t, n)
-    ahead = [n for n in used if form.ahead and loops.streams(n)]
-    stride = form.parts * form.block
-    block = f"tl.arange(0, {form.block})[:, None]"
-    t.line(f"first = tl.program_id(0){_cast(loops.rows, form.block, stride)} * {form.block}")
+    # Only these read new memory with every row; the others read what earlier rows have read.
+    ahead = [n for n in used if tiling.ahead and loops.streams(n)]
+    stride = tiling.splits * tiling.block
+    block = f"tl.arange(0, {tiling.block})[:, None]"
+    t.line(f"first = tl.program_id(0){_cast(loops.rows, tiling.block, stride)} * {tiling.block}")
     if ahead:
         t.line(f"q = first + {block}")
         _load_ahead(t, ahead)
     t.line(f"for start in range(first, {loops.rows}, {stride}):")
     t.depth += 1
     t.line(f"p = start + {block}")
-    t.bounded("p", loops.rows, loops.rows % form.block == 0)
+    t.bounded("p", loops.rows, loops.rows % tiling.block == 0)
     t.wide_names(r=False)
     for n in ahead:
         t.value[n] = f"v{n}"
         t.line(f"v{n} = {loaded(f'n{n}', instrs[n].meta[0].aval.dtype)}")
     if ahead:
-        # The next rows are under way while these are worked on.
+        # Rows `q` of the last round are beyond the end, and masked.
         t.line(f"q = p + {stride}")
         _load_ahead(t, ahead)
     for n in used:
@@ -134,14 +144,14 @@ def _slab(t: Text) -> None:
         t.store(store)
     t.depth -= 1
     t.masks.pop("p", None)
-    for n, (part,) in loops.parts("column_reduce").items():
+    for n, (part,) in loops.partial_results("column_reduce").items():
         finish(t, n, f"a{n}", axis=0, whole=True)
         place = f"tl.program_id(0) * {loops.depth} + r"
         t.put(t.pointer(part, True), place, f"v{n}", t.masks.get("r", ""))
 
 
-def _load_ahead(t: Text, loads: Sequence[int]) -> None:
-    """n{i}: what the loads find at rows `q`."""
+def _load_ahead(t: KernelWriter, loads: Sequence[int]) -> None:
+    """Write loads of rows `q`, as n{i}: those of the next round."""
     rows, instrs = t.loops.rows, t.loops.instrs
     before, t.masks = t.masks, {k: v for k, v in t.masks.items() if k != "p"}
     t.bounded("q", rows, exact=False)
@@ -158,8 +168,12 @@ def _load_ahead(t: Text, loads: Sequence[int]) -> None:
 # ---- rows in a loop ----
 
 
-def _looped(t: Text) -> None:
-    """One pass over r for each level of reductions, and one for stores that need the last."""
+def _looped(t: KernelWriter) -> None:
+    """One pass over r for each level of reductions, and one for stores that need the last.
+
+    An instruction's level is the number of reductions that it needs one after the other (a softmax
+    has 0, 1 and 2), so that each pass may use the results of those before.
+    """
     loops, instrs = t.loops, t.loops.instrs
     _rows(t)
     t.wide_names(r=False)
@@ -181,27 +195,28 @@ def _looped(t: Text) -> None:
         t.store(store)
 
 
-def _fixed(t: Text, instrs: Sequence[int]) -> None:
-    """Those of the instructions that no line stands for yet."""
+def _fixed(t: KernelWriter, instrs: Sequence[int]) -> None:
+    """Write those of the instructions that are not written yet."""
     for n in instrs:
         if n not in t.value:
             t.emit(n)
 
 
-def _pass(t: Text, reductions: Sequence[int], stores: Sequence[Store]) -> None:
-    """A loop over r that makes some reductions and stores."""
-    loops, form, instrs = t.loops, t.form, t.loops.instrs
+def _pass(t: KernelWriter, reductions: Sequence[int], stores: Sequence[Store]) -> None:
+    """Write a loop over r that computes some reductions and stores."""
+    loops, tiling, instrs = t.loops, t.tiling, t.loops.instrs
     for n in reductions:
         start(t, n)
-    exact = loops.depth % form.chunk == 0
+    exact = loops.depth % tiling.chunk == 0
     if t.partial:
-        t.line(f"first = tl.program_id(1) * {form.length}")
-        t.line(f"for start in range(first, first + {form.length}, {form.chunk}):")
-        exact = exact and loops.depth == form.length * form.parts
+        t.line(f"first = tl.program_id(1) * {tiling.length}")
+        t.line(f"for start in range(first, first + {tiling.length}, {tiling.chunk}):")
+        exact = exact and loops.depth == tiling.length * tiling.splits
     else:
-        t.line(f"for start in range(0, {loops.depth}, {form.chunk}):")
+        t.line(f"for start in range(0, {loops.depth}, {tiling.chunk}):")
     t.depth += 1
-    t.line(f"r = start + tl.arange(0, {form.chunk})[None, :]")
+    t.line(f"r = start + tl.arange(0, {tiling.chunk})[None, :]")
+    # Values along `r` exist inside the loop only.
     before = dict(t.value), dict(t.masks)
     t.bounded("r", loops.depth, exact)
     t.wide_names(p=False)
@@ -219,22 +234,22 @@ def _pass(t: Text, reductions: Sequence[int], stores: Sequence[Store]) -> None:
         finish_row(t, n)
 
 
-def _store_parts(t: Text, stores: Sequence[Store]) -> None:
-    """Stores of partial results, and of what needs none."""
+def _store_parts(t: KernelWriter, stores: Sequence[Store]) -> None:
+    """Write stores of partial results, and of values that need no reduction."""
     place = f"tl.program_id(1) * {t.loops.rows} + p"
-    for n, parts in t.loops.parts("reduce").items():
+    for n, parts in t.loops.partial_results("reduce").items():
         values = [f"m{n}", t.value[n]] if len(parts) == 2 else [t.value[n]]
         for part, value in zip(parts, values, strict=True):
             t.put(t.pointer(part, True), place, value, t.masks.get("p", ""))
     for store in stores:
-        # Every part computes it alike; one of them writes.
+        # Every split computes the same value; one of them stores it.
         t.line("if tl.program_id(1) == 0:")
         t.depth += 1
         t.store(store)
         t.depth -= 1
 
 
-_NESTS: dict[str, tuple[str, Callable[[Text], None]]] = {
+_NESTS: dict[str, tuple[str, Callable[[KernelWriter], None]]] = {
     "flat": ("pointwise", _flat), "tiled": ("tiles", _tiled), "row": ("rows", _row),
     "slab": ("slabs", _slab), "looped": ("loop", _looped),
 }  # fmt: skip

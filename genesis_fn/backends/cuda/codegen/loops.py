@@ -1,11 +1,14 @@
-"""What one generated kernel computes: instructions over rows `p` of elements `r`, and stores."""
+"""What one generated kernel computes: instructions over rows `p` of elements `r`, and stores.
+
+Pointwise kernels have one axis only, `p`; reductions run along `r`, and folds (columns) along `p`.
+"""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from genesis_fn.compiler.loop_ir.kernel import Instr
 from genesis_fn.core import dtypes
@@ -15,21 +18,26 @@ from genesis_fn.core.jaxpr import Var
 
 INT32 = 2**31 - 1  # the largest offset that takes 32 bits
 
-Store: TypeAlias = tuple[Any, Expr, int]  # what is written, where in it, the instruction
-
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """A workspace of partial results: number `number`, [parts, rows] of `dtype`."""
+class PartialResult:
+    """Workspace `number`: the partial results [splits, rows] of a reduction, in `dtype`."""
 
     number: int
     dtype: DType
 
 
+Pointee: TypeAlias = Var | PartialResult  # what a kernel's pointer is to
+Store: TypeAlias = tuple[Var, Expr, int]  # what is written, at which offset, the instruction
+
+
 @dataclass(slots=True)
 class Loops:
-    """A kernel's instructions and stores; what one Triton function computes. There are `rows`
-    values of `p` and `depth` of `r`, which is the variable of the fastest axis if `inner`."""
+    """The instructions and stores of one kernel.
+
+    `p` takes `rows` values and `r` `depth` values; `inner` says that `r` runs along the fastest
+    axis in memory. `counters` are the loop counters of scans around it, by name.
+    """
 
     rows: int
     depth: int
@@ -43,27 +51,27 @@ class Loops:
         self.largest = max([dtypes.widened(i.dtype).itemsize for i in self.instrs], default=4)
 
     def of(self, op: str) -> list[int]:
-        """The instructions of an operation."""
+        """The numbers of the instructions of an operation."""
         return [n for n, i in enumerate(self.instrs) if i.op == op]
 
     def accumulator(self, n: int) -> DType:
-        """The dtype that reduction or fold n is kept in."""
+        """The dtype in which reduction or fold n accumulates."""
         return accumulator(self.instrs[self.instrs[n].args[0]].dtype)
 
-    def parts(self, op: str) -> dict[int, list[Part]]:
-        """What each reduction or fold leaves behind in parts: extremes with their positions, sums
-        and the like."""
+    def partial_results(self, op: str) -> dict[int, list[PartialResult]]:
+        """The partial results of each reduction or fold: its accumulator, and for an argmax or
+        argmin the positions."""
         count = itertools.count()
         found = {}
         for n in self.of(op):
             kinds = [self.accumulator(n)]
             if self.instrs[n].meta[0].position:
                 kinds.append(self.instrs[n].dtype)
-            found[n] = [Part(next(count), kind) for kind in kinds]
+            found[n] = [PartialResult(next(count), kind) for kind in kinds]
         return found
 
     def streams(self, n: int) -> bool:
-        """Whether instruction n is a load that brings new memory with every row."""
+        """Whether instruction n is a load that reads new memory with every row."""
         i = self.instrs[n]
         if i.op != "load" or "p" not in i.names:
             return False
@@ -75,23 +83,23 @@ class Loops:
 
 
 def accumulator(d: DType) -> DType:
-    """The dtype that reductions of dtype `d` are kept in."""
+    """The dtype in which reductions of dtype `d` accumulate."""
     d = dtypes.widened(d)
     if d == dtypes.BOOL or (dtypes.is_integer(d) and d.itemsize < 4):
         return dtypes.U32 if d.kind == "u" else dtypes.I32
     return d
 
 
-def dtype_of(target: Any) -> DType:
-    """The dtype of what is loaded or stored: of a value in memory, or of a `Part`."""
-    return target.dtype if type(target) is Part else target.aval.dtype
+def dtype_of(target: Pointee) -> DType:
+    """The dtype of what is loaded or stored: of a value in memory, or of a `PartialResult`."""
+    return target.dtype if isinstance(target, PartialResult) else target.aval.dtype
 
 
 def needed(
     instrs: Sequence[Instr], roots: Sequence[int], stop: str = "", made: Collection[int] = ()
 ) -> list[int]:
-    """The instructions that `roots` take, themselves included, in order; those of op `stop` end the
-    walk, and what is `made` is left out."""
+    """The instructions that `roots` depend on, themselves included, in order. The walk ends at
+    instructions of op `stop`; those in `made` are left out."""
     found: set[int] = set()
     todo = list(roots)
     while todo:

@@ -1,12 +1,12 @@
-"""The text of reductions: of whole tiles, and of tiles that accumulate in a loop.
+"""Emits reductions: of whole tiles, and of tiles that accumulate in a loop.
 
-Of reduction n, `a{n}` is what has accumulated and `w{n}` where it was found, `m{n}` the extreme of
-a row and `v{n}` the result.
+Names of reduction n: `a{n}` the accumulator, `w{n}` the position of its value, `m{n}` the extreme
+of a row, `v{n}` the result.
 """
 
 from __future__ import annotations
 
-from genesis_fn.backends.cuda.codegen.emit import Text
+from genesis_fn.backends.cuda.codegen.emit import KernelWriter
 from genesis_fn.backends.cuda.codegen.loops import INT32, accumulator
 from genesis_fn.core import dtypes
 from genesis_fn.core.dtypes import DType
@@ -16,15 +16,15 @@ from genesis_fn.kernels.language.expressions import literal
 _EXTREME = ("maximum", "minimum")
 
 
-def step(t: Text, n: int) -> None:
-    """The lines of instruction n of a kernel with whole rows on chip."""
+def step(t: KernelWriter, n: int) -> None:
+    """Write instruction n of a kernel with whole rows in registers."""
     if t.loops.instrs[n].op == "reduce":
         _reduce_row(t, n)
     else:
         t.emit(n)
 
 
-def _reduce_row(t: Text, n: int) -> None:
+def _reduce_row(t: KernelWriter, n: int) -> None:
     i, kind = t.loops.instrs[n], t.loops.accumulator(n)
     x, how = _tile(t, i.args[0], kind), i.meta[0]
     if "r" in t.masks:
@@ -39,23 +39,25 @@ def _reduce_row(t: Text, n: int) -> None:
     _position(t, n, here)
 
 
-def start(t: Text, n: int) -> None:
-    """The lines that give reduction n what it accumulates in."""
-    shape, kind = f"({t.form.block}, {t.form.chunk})", t.loops.accumulator(n)
+def start(t: KernelWriter, n: int) -> None:
+    """Define the accumulator of reduction n."""
+    shape, kind = f"({t.tiling.block}, {t.tiling.chunk})", t.loops.accumulator(n)
     how = t.loops.instrs[n].meta[0]
     t.line(f"a{n} = tl.zeros({shape}, {MEMORY[kind]}) + {literal(how.identity(kind), kind)}")
     if how.position:
         t.line(f"w{n} = tl.full({shape}, {t.loops.depth}, tl.int32)")
 
 
-def accumulate(t: Text, n: int, over: str) -> None:
-    """The lines that take this round's tile into reduction n over the variable `over`."""
+def accumulate(t: KernelWriter, n: int, over: str) -> None:
+    """Accumulate this round's tile into reduction n over the variable `over`."""
     i, kind = t.loops.instrs[n], t.loops.accumulator(n)
     x, how = _tile(t, i.args[0], kind), i.meta[0]
     if over in t.masks:
         x = f"tl.where({t.masks[over]}, {x}, {literal(how.identity(kind), kind)})"
     if how.position:
         t.line(f"x{n} = {x}")
+        # `w == depth`: nothing was found yet, so that a row of identities has a position too. Of
+        # equal values the first stays; the first NaN wins over everything after it.
         sign = ">" if how.combine == "maximum" else "<"
         better = f"(x{n} {sign} a{n}) | (w{n} == {t.loops.depth})"
         if dtypes.is_float(kind):
@@ -75,16 +77,16 @@ def accumulate(t: Text, n: int, over: str) -> None:
         t.line(f"a{n} = {how.combine}(a{n}, {x})")
 
 
-def finish_row(t: Text, n: int) -> None:
-    """The lines that make the result of what reduction n has accumulated over `r`."""
+def finish_row(t: KernelWriter, n: int) -> None:
+    """Define the result of reduction n from its accumulator over `r`."""
     if t.loops.instrs[n].meta[0].position:
         _position(t, n, f"w{n}")
     else:
         finish(t, n, f"a{n}")
 
 
-def finish(t: Text, n: int, x: str, axis: int = 1, whole: bool = False) -> None:
-    """v{n}: tile `x` reduced along an axis, `whole` in the accumulator's dtype."""
+def finish(t: KernelWriter, n: int, x: str, axis: int = 1, whole: bool = False) -> None:
+    """Define v{n}: tile `x` reduced along an axis; if `whole`, in the accumulator's dtype."""
     i, kind = t.loops.instrs[n], t.loops.accumulator(n)
     combine = i.meta[0].combine
     if combine == "add":
@@ -102,8 +104,8 @@ def finish(t: Text, n: int, x: str, axis: int = 1, whole: bool = False) -> None:
     t.value[n] = f"v{n}"
 
 
-def _position(t: Text, n: int, here: str) -> None:
-    """v{n}: the least of the positions `here` at which a{n} is its row's extreme."""
+def _position(t: KernelWriter, n: int, here: str) -> None:
+    """Define v{n}: the least of the positions `here` at which a{n} is its row's extreme."""
     i, kind = t.loops.instrs[n], t.loops.accumulator(n)
     t.line(f"m{n} = {_extreme(f'a{n}', i.meta[0].combine == 'maximum', kind)}")
     hit = f"a{n} == m{n}"
@@ -114,20 +116,21 @@ def _position(t: Text, n: int, here: str) -> None:
     t.value[n] = f"v{n}"
 
 
-def _tile(t: Text, n: int, kind: DType) -> str:
-    """Value n as a whole tile of dtype `kind`."""
+def _tile(t: KernelWriter, n: int, kind: DType) -> str:
+    """The text of value n, broadcast to a whole tile of dtype `kind`."""
     i, text = t.loops.instrs[n], t.value[n]
     if dtypes.widened(i.dtype) != kind:
         text = f"{text}.to({MEMORY[kind]})"
-    if "r" in i.names and ("p" in i.names or t.form.block == 1):
+    if "r" in i.names and ("p" in i.names or t.tiling.block == 1):
         return text
     if not i.names:
         text = f"({text} + tl.zeros((1, 1), {MEMORY[accumulator(i.dtype)]}))"
-    return f"tl.broadcast_to({text}, ({t.form.block}, {t.form.chunk}))"
+    return f"tl.broadcast_to({text}, ({t.tiling.block}, {t.tiling.chunk}))"
 
 
 def _extreme(x: str, greatest: bool, kind: DType, axis: int = 1) -> str:
-    """Text of the extremes of tile `x`, a name, along an axis; NaN where there is one."""
+    """The text of the extremes of tile `x`, a name, along an axis; NaN where there is one, which
+    `tl.max` and `tl.min` would drop."""
     f = "max" if greatest else "min"
     if not dtypes.is_float(kind):
         return f"tl.{f}({x}, {axis}, keep_dims=True)"

@@ -1,4 +1,4 @@
-"""Kernels of generated text, and kernels that do the work of several."""
+"""Kernels from generated text, and the multi-tensor and combo kernels of horizontal fusion."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import ast
 import functools
 import linecache
 from collections.abc import Mapping
-from typing import Any
 
 from genesis_fn.backends.cuda.binaries.compile import SourceKernel
 from genesis_fn.kernels.language.dtypes import DTYPES, MEMORY
@@ -20,15 +19,15 @@ def kernel(name: str, parameters: str, body: str) -> SourceKernel:
     return SourceKernel(name, f"{PRELUDE}def {name}({parameters}):\n{body}", MODULES)
 
 
-def definition(function: Any) -> str | None:
-    """The definition of a kernel that was made from text and uses nothing but `tl` and the
-    functions of `MODULES`; None for other kernels, and those that report errors."""
+def definition(function: object) -> str | None:
+    """The source of a kernel that can stand in another one: it was made from text, uses only `tl`
+    and the functions of `MODULES`, and has no error word. None for other kernels."""
     if isinstance(function, SourceKernel):
         head, _, text = function.text.partition("@triton.jit\n")
         known = head.startswith(PRELUDE.partition("@triton.jit\n")[0].rstrip())
         return text if known and "flag_error" not in text else None
     inner = getattr(function, "fn", None)
-    if getattr(inner, "__module__", None) != "genesis_fn.kernels.language.source":
+    if inner is None or getattr(inner, "__module__", None) != "genesis_fn.kernels.language.source":
         return None
     return "".join(linecache.getlines(inner.__code__.co_filename))
 
@@ -36,25 +35,29 @@ def definition(function: Any) -> str | None:
 def multi_tensor_kernel(
     function: SourceKernel, arguments: Mapping[str, Argument], width: int
 ) -> SourceKernel:
-    """The kernel with its arguments, all of them pointers, taken from row `program_id(2)` of a
-    table whose rows are `width` addresses long."""
+    """The multi-tensor form of a kernel whose arguments are all pointers: they are loaded from row
+    `program_id(2)` of a table with `width` addresses a row."""
     head, body = function.text.removeprefix(PRELUDE).split("\n", 1)
     lines = [f"    row = table + tl.program_id(2) * {width}\n"]
     for name, argument in arguments.items():
         assert type(argument) is BufferArg
         kind = MEMORY[DTYPES[argument.dtype]]
-        place = f"tl.multiple_of(tl.load(row + {argument.index}), 16)"
-        lines.append(f"    {name} = {place}.to(tl.pointer_type({kind}))\n")
+        # Divisibility is lost in the table; without it Triton does not vectorise the accesses.
+        address = f"tl.multiple_of(tl.load(row + {argument.index}), 16)"
+        lines.append(f"    {name} = {address}.to(tl.pointer_type({kind}))\n")
     name = head.removeprefix("def ").split("(", 1)[0]
     return kernel(f"{name}_of_many", "table", "".join(lines) + body)
 
 
 @functools.lru_cache(maxsize=1024)
-def joint_kernel(
+def combo_kernel(
     definitions: tuple[str, ...], grids: tuple[int, ...]
 ) -> tuple[SourceKernel, tuple[str, ...]]:
-    """(the kernel whose program i does the work of program i - (those before) of one of the
-    definitions, its parameters: those of definition k end in _k)."""
+    """Fuse kernels horizontally: (kernel, its parameters), where those of definition k end in _k.
+
+    The programs of the fused grid are those of the first kernel, then those of the second one, and
+    so on: a chain of `if`s on the program's number chooses the body.
+    """
     parameters: list[str] = []
     lines: list[str] = []
     names: list[str] = []
@@ -63,7 +66,7 @@ def joint_kernel(
     for k, (text, grid) in enumerate(zip(definitions, grids, strict=True)):
         (found,) = ast.parse(text).body
         assert isinstance(found, ast.FunctionDef)
-        _Apart(found, k, before).visit(found)
+        _RenameLocals(found, k, before).visit(found)
         parameters += [ast.unparse(a) for a in found.args.args]
         order += [a.arg for a in found.args.args]
         names.append(found.name)
@@ -78,8 +81,9 @@ def joint_kernel(
     return made, tuple(order)
 
 
-class _Apart(ast.NodeTransformer):
-    """Gives a kernel's own names a suffix, and its programs their numbers."""
+class _RenameLocals(ast.NodeTransformer):
+    """Adds a suffix to a kernel's local names, and subtracts the programs before its own from
+    `program_id(0)`."""
 
     def __init__(self, definition: ast.FunctionDef, number: int, before: int) -> None:
         self.number, self.before = number, before

@@ -1,8 +1,10 @@
-"""How the loops of a kernel are cut up among programs.
+"""Tilings: how the loops of a kernel are divided among programs. Five kinds:
 
-Five forms: pointwise over a flat index; pointwise over tiles, where a load runs across the order of
-the stores; rows on chip, reduced or not; reductions in a loop, one pass for each reduction that
-needs an earlier one; slabs of rows, whose columns are reduced too.
+* "flat": pointwise, over a flat index.
+* "tiled": pointwise, over two-dimensional tiles, where a load is transposed to the stores.
+* "row": whole rows in registers, reduced or not.
+* "looped": reductions in a loop over the row, with a pass for each that needs an earlier one.
+* "slab": slabs of rows whose columns are reduced too (a norm's backward pass).
 """
 
 from __future__ import annotations
@@ -14,16 +16,18 @@ from genesis_fn.compiler.target import Target
 from genesis_fn.core.backend.index import Expr
 from genesis_fn.kernels.plan_builder import cdiv, next_power_of_two
 
-PERSISTENT = 16384  # the longest row that stays on chip
-_REGISTERS = 136  # of a thread that the values of a slab are thought to take at most
+PERSISTENT = 16384  # the longest row that stays in registers, in elements
+_REGISTERS = 136  # per thread, the most that a slab's tiles are estimated to take
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
-    """How the loops are cut up: `kind` is "flat", "tiled", "row", "looped" or "slab". A program
-    covers `block` rows (of "tiled": rows of `columns`), and `chunk` elements of r at a time. With
-    `parts` above 1, program axis 1 says which `length` elements of r are its own; of a slab, a
-    program's rows are every `parts`-th block."""
+class Tiling:
+    """How loops are divided: `kind` is one of the five above.
+
+    A program covers `block` rows (of "tiled": rows of `columns` elements), and `chunk` elements of
+    r at a time. With `splits` above 1 program axis 1 counts splits, of `length` elements of r each;
+    in a slab, a program's rows are every `splits`-th block.
+    """
 
     kind: str
     grid: tuple[int, int, int]
@@ -31,36 +35,37 @@ class Form:
     chunk: int = 1
     columns: int = 1
     warps: int = 4
-    parts: int = 1
+    splits: int = 1
     length: int = 0
-    final: bool = True  # whether it stores results; else partial ones
-    ahead: bool = False  # whether the next rows are loaded while these are worked on
+    final: bool = True  # False: it stores partial results only
+    ahead: bool = False  # the next rows are loaded while the present ones are computed
 
     @property
     def partial(self) -> bool:
-        """Whether its reductions are those of a part of the row."""
-        return self.kind != "slab" and (self.parts > 1 or not self.final)
+        """Whether its reductions cover only a part of the row."""
+        return self.kind != "slab" and (self.splits > 1 or not self.final)
 
 
-def form_of(loops: Loops, target: Target) -> Form:
-    """The form of a kernel that computes its loops alone."""
+def choose_tiling(loops: Loops, target: Target) -> Tiling:
+    """The tiling of a kernel whose reductions are not split."""
     if loops.depth > 1:
-        return _reduction_form(loops, target)
+        return _reduction_tiling(loops, target)
     n = loops.rows
     columns = tile_columns(loops)
     if columns:
         rows = n // columns
         grid = (cdiv(rows, 32) * cdiv(columns, 32), 1, 1)
-        return Form("tiled", grid, 32, 32, columns)
+        return Tiling("tiled", grid, 32, 32, columns)
+    # Two programs for each processor at least, if there are elements enough.
     block = 2048 if len({i.meta[0] for i in loops.instrs if i.op == "load"}) > 2 else 1024
     while block > 128 and cdiv(n, block) < 2 * target.processors:
         block //= 2
     block = min(block, next_power_of_two(n))
-    return Form("flat", (cdiv(n, block), 1, 1), block, warps=8 if block > 1024 else 4)
+    return Tiling("flat", (cdiv(n, block), 1, 1), block, warps=8 if block > 1024 else 4)
 
 
 def tile_columns(loops: Loops) -> int:
-    """The length of rows such that tiles serve loads that run across them; 0 if flat is as good."""
+    """The row length for which tiles make transposed loads consecutive; 0 if flat is as good."""
     across = [
         i
         for i in loops.instrs
@@ -69,7 +74,7 @@ def tile_columns(loops: Loops) -> int:
     if not across or loops.rows < 4096:
         return 0
     for i in across:
-        # The variable's smallest period, p % n, is the row that the load leaves.
+        # A transposed load contains p % n and p // n: its smallest period n is the row length.
         periods = sorted(_periods(i.meta[1]))
         for n in periods:
             if n >= 8 and loops.rows % n == 0 and loops.rows // n >= 8:
@@ -93,7 +98,7 @@ def _periods(e: Expr) -> set[int]:
     return found
 
 
-def _reduction_form(loops: Loops, target: Target) -> Form:
+def _reduction_tiling(loops: Loops, target: Target) -> Tiling:
     rows, depth = loops.rows, loops.depth
     live = max(1, sum(1 for i in loops.instrs if i.op == "load" and "r" in i.names))
     budget = 4096 if loops.largest <= 4 and live <= 6 else 2048
@@ -103,16 +108,16 @@ def _reduction_form(loops: Loops, target: Target) -> Form:
         while block > 1 and cdiv(rows, block) < 2 * target.processors:
             block //= 2
         warps = warps_for(block * padded, 16 if live <= 6 else 8)
-        return Form("row", (cdiv(rows, block), 1, 1), block, padded, warps=warps)
+        return Tiling("row", (cdiv(rows, block), 1, 1), block, padded, warps=warps)
     if not loops.inner and padded <= 64:
         block = max(1, min(max(16, budget // padded), next_power_of_two(rows)))
-        return Form("row", (cdiv(rows, block), 1, 1), block, padded)
+        return Tiling("row", (cdiv(rows, block), 1, 1), block, padded)
     block, chunk = looped_tile(loops)
-    return Form("looped", (cdiv(rows, block), 1, 1), block, chunk, warps=warps_for(block * chunk))
+    return Tiling("looped", (cdiv(rows, block), 1, 1), block, chunk, warps=warps_for(block * chunk))
 
 
 def looped_tile(loops: Loops) -> tuple[int, int]:
-    """(rows, elements of r) that a program of a reduction in a loop works on at once."""
+    """(rows, elements of r) of one tile of a reduction in a loop."""
     if loops.inner:
         return 1, min(4096 if loops.largest <= 4 else 2048, next_power_of_two(loops.depth))
     block = min(64, next_power_of_two(loops.rows))
@@ -120,30 +125,33 @@ def looped_tile(loops: Loops) -> tuple[int, int]:
 
 
 def warps_for(elements: int, per_thread: int = 16) -> int:
-    """The warps of a program that works on so many elements."""
+    """The number of warps of a program whose tile has so many elements."""
     return min(16, max(1, elements // (32 * per_thread)))
 
 
-def joining_form(rows: int, parts: int) -> Form:
-    """The form of a kernel that joins `parts` partial results of each of `rows` rows."""
+def combine_tiling(rows: int, parts: int) -> Tiling:
+    """The tiling of the kernel that combines `parts` partial results of each of `rows` rows."""
     padded = next_power_of_two(parts)
     most = 4096 // padded if parts > 1 else 1024
     block = max(1, min(most, next_power_of_two(rows)))
-    return Form("row", (cdiv(rows, block), 1, 1), block, padded)
+    return Tiling("row", (cdiv(rows, block), 1, 1), block, padded)
 
 
-def slab_form(loops: Loops, target: Target) -> Form:
-    """Tiles for 128 registers of 512 threads, by an estimate that compiled kernels bear out:
-    the next rows under way, what is worked on, and the folds' accumulators."""
+def slab_tiling(loops: Loops, target: Target) -> Tiling:
+    """The tiling of a slab: tiles that fit 128 registers of 512 threads.
+
+    Registers are estimated as those of the rows that are being loaded, those being computed, and
+    the accumulators of folds; compiled kernels agree with the estimate.
+    """
     instrs = loops.instrs
     padded = next_power_of_two(loops.depth)
     tiles = [n for n in loops.of("load") if instrs[n].names >= {"p", "r"}]
     streams = [n for n in tiles if loops.streams(n)]
     ahead = sum([instrs[n].dtype.itemsize for n in streams]) / 4
     kept = len(loops.of("column_reduce")) + sum(
-        [instrs[n].names == {"r"} for n in loops.of("load")]
+        [instrs[n].names == frozenset("r") for n in loops.of("load")]
     )
-    # Four more for what is computed from them; other tiles are used up as they come.
+    # Four registers for intermediate values; a tile that does not stream dies early.
     each = ahead + kept + len(streams) + (len(tiles) - len(streams)) / 4 + 4
     each *= loops.largest // 4 or 1
     elements = 32
@@ -154,4 +162,4 @@ def slab_form(loops: Loops, target: Target) -> Form:
     resident = max(1, 16 // warps)
     count = min(target.processors * resident, cdiv(loops.rows, block))
     early = block * padded // (32 * warps) * each <= 2 * _REGISTERS
-    return Form("slab", (count, 1, 1), block, padded, warps=warps, parts=count, ahead=early)
+    return Tiling("slab", (count, 1, 1), block, padded, warps=warps, splits=count, ahead=early)

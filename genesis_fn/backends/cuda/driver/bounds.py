@@ -1,14 +1,15 @@
-"""Triton's interpreter with bounds: a kernel that touches memory beyond its buffers is an error.
+"""Bounds checks for Triton's interpreter: a kernel that accesses memory outside of its buffers
+raises.
 
-The interpreter itself reads and writes whatever host memory an address names, where a GPU would
-fault, or worse, not fault.
+The interpreter itself would read and write any host memory that an address points to, where a GPU
+faults (or does not).
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,9 +21,10 @@ _kernel: tuple[str, np.ndarray, np.ndarray] | None = None  # name, starts, ends 
 
 
 @contextlib.contextmanager
-def kept(name: str, ranges: Sequence[tuple[int, int]]) -> Iterator[None]:
-    """Inside, accesses outside of `ranges`, each [first address, address after the last), raise
-    CudaError; none are checked if there are no ranges. For one kernel at a time."""
+def checked(name: str, ranges: Sequence[tuple[int, int]]) -> Generator[None]:
+    """Check the accesses of kernel `name` while the context is entered: those outside of `ranges`,
+    each [first address, one past the last), raise CudaError. Without ranges nothing is checked. One
+    kernel at a time."""
     global _kernel
     _watch()
     _kernel = (name, *_joined(ranges)) if ranges else None

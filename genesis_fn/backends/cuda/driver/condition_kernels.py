@@ -1,7 +1,7 @@
-"""The kernels that decide conditional graph nodes.
+"""The kernels that set the conditions of conditional graph nodes.
 
 Triton has no operation for `cudaGraphSetConditional`, so they are PTX, which the driver compiles
-for its device. The function is a system call of the driver and needs no device runtime library.
+for its device. That function is provided by the driver and needs no device runtime library.
 """
 
 from __future__ import annotations
@@ -87,5 +87,5 @@ def ptx() -> str:
 
 
 def cuda_source() -> str:
-    """All of them in CUDA C, for a driver that refuses the PTX."""
+    """All of them in CUDA C, for a driver that rejects the PTX."""
     return _SOURCE

@@ -12,12 +12,17 @@ from typing import Any
 
 from cuda.bindings import driver as cu
 
-from genesis_fn.backends.cuda.binaries.compile import Compiled, compile_launches
+from genesis_fn.backends.cuda.binaries.compile import CompiledKernel, compile_launches
 from genesis_fn.backends.cuda.driver import condition_kernels
 from genesis_fn.backends.cuda.driver.driver import (
     ConditionalKind,
+    ConditionHandle,
     DeviceInfo,
+    EventHandle,
+    GraphHandle,
+    MemoryHandle,
     PredicateMode,
+    StreamHandle,
     check_fork,
 )
 from genesis_fn.backends.cuda.driver.errors import CudaError, DeviceMemoryExhausted
@@ -38,9 +43,9 @@ _SET_DEPENDENCIES = int(
 )
 _CUDA_KIND = 2  # DLPack's kDLCUDA
 _DEFAULT_SHARED = 48 << 10
-_CONDITIONAL_DRIVER = 12080  # switch nodes
+_CONDITIONAL_DRIVER = 12080  # 12.8, the first driver with switch nodes
 
-# Version 13 gave the plain names what 12.9 has as newer variants.
+# What version 12.9 has as `_v2` and `_v3` variants has the plain name in version 13.
 _add_node = getattr(cu, "cuGraphAddNode_v2", cu.cuGraphAddNode)
 _capture_info = getattr(cu, "cuStreamGetCaptureInfo_v3", cu.cuStreamGetCaptureInfo)
 _update_dependencies = getattr(
@@ -63,7 +68,7 @@ def device_count() -> int:
 
 
 def _check(result: tuple[Any, ...]) -> Any:
-    """What a driver call returned, without its code; raises `CudaError`."""
+    """The results of a driver call without its code. Raises CudaError."""
     code = result[0]
     if code != _SUCCESS:
         _fail(code)
@@ -80,9 +85,9 @@ def _fail(code: Any) -> None:
 
 
 class _Module:
-    """A loaded binary and its function; unloaded when no launch refers to it any more."""
+    """A loaded binary and its function, unloaded when no launch refers to it any more."""
 
-    def __init__(self, driver: CudaDriver, compiled: Compiled) -> None:
+    def __init__(self, driver: CudaDriver, compiled: CompiledKernel) -> None:
         driver.activate()
         self._driver = driver
         self.handle = _check(cu.cuModuleLoadData(compiled.binary))
@@ -100,7 +105,7 @@ class _Module:
         if compiled.num_ctas > 8:
             attribute = cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED
             _check(cu.cuFuncSetAttribute(self.function, attribute, 1))
-        # Lazily loaded code would otherwise be loaded by the first launch, maybe within a capture.
+        # Lazily loaded code would otherwise be loaded by the first launch, maybe during a capture.
         if hasattr(cu, "cuFuncLoad"):
             _check(cu.cuFuncLoad(self.function))
 
@@ -113,11 +118,15 @@ class _Module:
                 return
 
 
-class PreparedLaunch:
-    """A launch with its module loaded and its parameters in one block."""
+class CudaLaunch:
+    """A launch with its module loaded and its parameters packed.
+
+    The launch configuration is made once and reused, so two threads must not enqueue one launch at
+    the same time.
+    """
 
     def __init__(
-        self, driver: CudaDriver, launch: Launch, compiled: Compiled, module: _Module
+        self, driver: CudaDriver, launch: Launch, compiled: CompiledKernel, module: _Module
     ) -> None:
         self._activate = driver.activate
         self.module = module
@@ -131,7 +140,7 @@ class PreparedLaunch:
         self.scratch_bytes = programs * compiled.scratch
         self._early = launch.programmatic and driver.info.target.programmatic_launch
         self._config = _launch_config(launch, compiled, self._early)
-        self._stream: Any = None
+        self._stream: StreamHandle = None
         self._attributes = self._config.numAttrs
 
     def bind(
@@ -139,11 +148,11 @@ class PreparedLaunch:
     ) -> None:
         self._block.bind(addresses, scratch)
 
-    def launch(self, stream: Any, early: bool = True) -> None:
+    def launch(self, stream: StreamHandle, early: bool = True) -> None:
         if self._empty:
             return
         if self._early:
-            # The attribute that lets it start early is the last one.
+            # Programmatic serialisation is the last attribute: drop it for this launch.
             self._config.numAttrs = self._attributes - (not early)
         if stream is not self._stream:
             self._config.hStream = stream
@@ -154,7 +163,7 @@ class PreparedLaunch:
             _fail(code)
 
 
-def _launch_config(launch: Launch, compiled: Compiled, early: bool) -> Any:
+def _launch_config(launch: Launch, compiled: CompiledKernel, early: bool) -> Any:
     config = cu.CUlaunchConfig()
     config.gridDimX = launch.grid[0] * compiled.num_ctas
     config.gridDimY, config.gridDimZ = launch.grid[1], launch.grid[2]
@@ -189,7 +198,7 @@ def _launch_config(launch: Launch, compiled: Compiled, early: bool) -> Any:
 
 
 class CudaDriver:
-    """The driver interface on one GPU, in its primary context (shared with torch and CuPy)."""
+    """The driver of one GPU, in the device's primary context, which torch and CuPy share."""
 
     def __init__(self, index: int) -> None:
         if not 0 <= index < device_count():
@@ -209,7 +218,7 @@ class CudaDriver:
 
     def activate(self) -> None:
         """Makes the device's context current in this thread."""
-        # With several devices another library may have changed it since.
+        # With several devices another library may have made another context current since.
         if self._several or getattr(_current, "context", None) is not self.context:
             _check(cu.cuCtxSetCurrent(self.context))
             _current.context = self.context
@@ -264,14 +273,14 @@ class CudaDriver:
     def release(self, address: int, size: int) -> None:
         _check(cu.cuMemAddressFree(address, size))
 
-    def create(self, size: int) -> Any:
+    def create(self, size: int) -> MemoryHandle:
         self.activate()
         return _check(cu.cuMemCreate(size, self._property, 0))
 
-    def destroy(self, handle: Any) -> None:
+    def destroy(self, handle: MemoryHandle) -> None:
         _check(cu.cuMemRelease(handle))
 
-    def map(self, address: int, size: int, handle: Any) -> None:
+    def map(self, address: int, size: int, handle: MemoryHandle) -> None:
         self.activate()
         _check(cu.cuMemMap(address, size, 0, handle, 0))
         _check(cu.cuMemSetAccess(address, size, [self._access], 1))
@@ -291,13 +300,13 @@ class CudaDriver:
 
     # Work in stream order.
 
-    def copy(self, destination: int, source: int, size: int, stream: Any) -> None:
+    def copy(self, destination: int, source: int, size: int, stream: StreamHandle) -> None:
         if size:
             self.activate()
             _check(cu.cuMemcpyAsync(destination, source, size, stream))
 
     def copy_peer(
-        self, destination: int, source: int, size: int, peer: CudaDriver, stream: Any
+        self, destination: int, source: int, size: int, peer: CudaDriver, stream: StreamHandle
     ) -> None:
         if size:
             self.activate()
@@ -305,54 +314,54 @@ class CudaDriver:
                 cu.cuMemcpyPeerAsync(destination, peer.context, source, self.context, size, stream)
             )
 
-    def fill(self, address: int, byte: int, size: int, stream: Any) -> None:
+    def fill(self, address: int, byte: int, size: int, stream: StreamHandle) -> None:
         if size:
             self.activate()
             _check(cu.cuMemsetD8Async(address, byte, size, stream))
 
-    def fill_words(self, address: int, value: int, count: int, stream: Any) -> None:
+    def fill_words(self, address: int, value: int, count: int, stream: StreamHandle) -> None:
         if count:
             self.activate()
             _check(cu.cuMemsetD32Async(address, value & 0xFFFFFFFF, count, stream))
 
-    def new_stream(self) -> Any:
+    def new_stream(self) -> StreamHandle:
         self.activate()
         flags = int(cu.CUstream_flags.CU_STREAM_NON_BLOCKING)
         return _check(cu.cuStreamCreate(flags))
 
-    def destroy_stream(self, stream: Any) -> None:
+    def destroy_stream(self, stream: StreamHandle) -> None:
         self.activate()
         _check(cu.cuStreamDestroy(stream))
 
-    def stream_handle(self, stream: Any) -> int:
+    def stream_handle(self, stream: StreamHandle) -> int:
         return int(stream)
 
-    def foreign_stream(self, handle: int) -> Any:
+    def foreign_stream(self, handle: int) -> StreamHandle:
         return cu.CUstream(handle)
 
-    def synchronize(self, stream: Any | None = None) -> None:
+    def synchronize(self, stream: StreamHandle | None = None) -> None:
         self.activate()
         _check(cu.cuStreamSynchronize(self.compute if stream is None else stream))
 
-    def new_event(self, timing: bool = False) -> Any:
+    def new_event(self, timing: bool = False) -> EventHandle:
         self.activate()
         flags = cu.CUevent_flags
         kind = flags.CU_EVENT_DEFAULT if timing else flags.CU_EVENT_DISABLE_TIMING
         return _check(cu.cuEventCreate(int(kind)))
 
-    def destroy_event(self, event: Any) -> None:
+    def destroy_event(self, event: EventHandle) -> None:
         self.activate()
         _check(cu.cuEventDestroy(event))
 
-    def record(self, event: Any, stream: Any) -> None:
+    def record(self, event: EventHandle, stream: StreamHandle) -> None:
         self.activate()
         _check(cu.cuEventRecord(event, stream))
 
-    def wait(self, stream: Any, event: Any) -> None:
+    def wait(self, stream: StreamHandle, event: EventHandle) -> None:
         self.activate()
         _check(cu.cuStreamWaitEvent(stream, event, 0))
 
-    def done(self, event: Any) -> bool:
+    def done(self, event: EventHandle) -> bool:
         self.activate()
         (code,) = cu.cuEventQuery(event)
         if code == _NOT_READY:
@@ -360,29 +369,30 @@ class CudaDriver:
         _check((code,))
         return True
 
-    def wait_host(self, event: Any) -> None:
+    def wait_host(self, event: EventHandle) -> None:
         self.activate()
         _check(cu.cuEventSynchronize(event))
 
-    def elapsed(self, start: Any, end: Any) -> float:
+    def elapsed(self, start: EventHandle, end: EventHandle) -> float:
         self.activate()
         return float(_check(cu.cuEventElapsedTime(start, end)))
 
     # Kernels.
 
-    def prepare(self, launches: Sequence[Launch]) -> list[PreparedLaunch]:
+    def prepare(self, launches: Sequence[Launch]) -> list[CudaLaunch]:
         compiled = compile_launches(launches, self.info.target)
         modules = self._load(compiled)
         return [
-            PreparedLaunch(self, launch, one, modules[one.key])
+            CudaLaunch(self, launch, one, modules[one.key])
             for launch, one in zip(launches, compiled, strict=True)
         ]
 
-    def _load(self, compiled: Sequence[Compiled]) -> dict[str, _Module]:
+    def _load(self, compiled: Sequence[CompiledKernel]) -> dict[str, _Module]:
         wanted = {one.key: one for one in compiled}
         with self._lock:
             loaded = {k: m for k in wanted if (m := self._modules.get(k)) is not None}
             missing = [one for key, one in wanted.items() if key not in loaded]
+            # Modules load in parallel; a few are not worth the threads.
             if len(missing) > 8:
                 with ThreadPoolExecutor(8) as pool:
                     modules = list(pool.map(lambda one: _Module(self, one), missing))
@@ -419,42 +429,49 @@ class CudaDriver:
 
     # Graphs.
 
-    def begin_capture(self, stream: Any) -> None:
+    def begin_capture(self, stream: StreamHandle) -> None:
         self.activate()
+        # Relaxed: other threads may allocate or synchronise while this one captures.
         _check(cu.cuStreamBeginCapture(stream, _RELAXED))
 
-    def end_capture(self, stream: Any) -> Any:
+    def end_capture(self, stream: StreamHandle) -> GraphHandle:
         self.activate()
         graph = _check(cu.cuStreamEndCapture(stream))
         try:
             executable = _check(cu.cuGraphInstantiate(graph, 0))
         finally:
             cu.cuGraphDestroy(graph)
+        # Otherwise the first launch uploads the graph.
         _check(cu.cuGraphUpload(executable, stream))
         return executable
 
-    def abandon_capture(self, stream: Any) -> None:
+    def abandon_capture(self, stream: StreamHandle) -> None:
         self.activate()
         code, graph = cu.cuStreamEndCapture(stream)
         if code == _SUCCESS:
             cu.cuGraphDestroy(graph)
 
-    def launch_graph(self, graph: Any, stream: Any) -> None:
+    def launch_graph(self, graph: GraphHandle, stream: StreamHandle) -> None:
         self.activate()
         (code,) = cu.cuGraphLaunch(graph, stream)
         if code != _SUCCESS:
             _fail(code)
 
-    def destroy_graph(self, graph: Any) -> None:
+    def destroy_graph(self, graph: GraphHandle) -> None:
         self.activate()
         _check(cu.cuGraphExecDestroy(graph))
 
-    def new_condition(self, stream: Any) -> Any:
+    def new_condition(self, stream: StreamHandle) -> ConditionHandle:
         graph, _ = self._captured(stream)
         return _check(cu.cuGraphConditionalHandleCreate(graph, self.context, 0, 0))
 
     def set_condition(
-        self, stream: Any, condition: Any, address: int, mode: PredicateMode, limit: int
+        self,
+        stream: StreamHandle,
+        condition: ConditionHandle,
+        address: int,
+        mode: PredicateMode,
+        limit: int,
     ) -> None:
         setter = self._setter(mode)
         block = ctypes.create_string_buffer(struct.pack("<QQi", int(condition), address, limit))
@@ -464,8 +481,8 @@ class CudaDriver:
         _check(cu.cuLaunchKernel(setter, 1, 1, 1, 1, 1, 1, 0, stream, array, 0))
 
     def add_conditional(
-        self, stream: Any, condition: Any, kind: ConditionalKind, branches: int
-    ) -> list[Any]:
+        self, stream: StreamHandle, condition: ConditionHandle, kind: ConditionalKind, branches: int
+    ) -> list[StreamHandle]:
         graph, dependencies = self._captured(stream)
         parameters = cu.CUgraphNodeParams()
         parameters.type = cu.CUgraphNodeType.CU_GRAPH_NODE_TYPE_CONDITIONAL
@@ -477,6 +494,8 @@ class CudaDriver:
         }[kind]
         parameters.conditional.size = branches
         parameters.conditional.ctx = self.context
+        # Stream capture has no conditional nodes: the node is added to the graph being captured by
+        # hand, after the nodes that the next one would depend on, and made the stream's dependency.
         node = _check(_add_node(graph, dependencies, None, len(dependencies), parameters))
         _check(_update_dependencies(stream, [node], None, 1, _SET_DEPENDENCIES))
         streams = []
@@ -486,13 +505,13 @@ class CudaDriver:
             streams.append(inner)
         return streams
 
-    def end_branch(self, stream: Any) -> None:
+    def end_branch(self, stream: StreamHandle) -> None:
         self.activate()
         _check(cu.cuStreamEndCapture(stream))
         self.destroy_stream(stream)
 
-    def _captured(self, stream: Any) -> tuple[Any, list[Any]]:
-        """The graph that a stream is recording and the nodes that its next one depends on."""
+    def _captured(self, stream: StreamHandle) -> tuple[Any, list[Any]]:
+        """(the graph that a stream is capturing, the nodes that its next node will depend on)."""
         self.activate()
         found = _check(_capture_info(stream))
         graph, dependencies, count = found[2], found[3], found[-1]
@@ -508,6 +527,7 @@ class CudaDriver:
 
     def _load_setters(self) -> dict[str, Any]:
         self.activate()
+        # Where the driver rejects the PTX, NVRTC compiles the same kernels from CUDA C.
         code, module = cu.cuModuleLoadData(condition_kernels.ptx().encode() + b"\0")
         if code != _SUCCESS:
             module = _check(cu.cuModuleLoadData(self._compile_setters()))
@@ -520,7 +540,7 @@ class CudaDriver:
         return functions
 
     def _compile_setters(self) -> bytes:
-        """The condition kernels through NVRTC."""
+        """The binary of the condition kernels, compiled by NVRTC."""
         from cuda.bindings import nvrtc
 
         def check(result: tuple[Any, ...]) -> Any:

@@ -1,10 +1,11 @@
-"""The driver interface: everything the CUDA backend asks of a device.
+"""The driver interface: everything that the CUDA backend does with a device.
 
-Two implementations exist. `cuda` drives a GPU through cuda-python; `interpret` keeps "device"
-memory on the host and runs Triton functions through Triton's interpreter, so that the allocator,
-planning and launch order are exercised without a GPU. `drivers.py` chooses.
+There are two implementations. `cuda.py` drives a GPU through cuda-python. `interpret.py` keeps
+"device" memory on the host and runs kernels through Triton's interpreter, so that allocation,
+planning and the order of launches are tested without a GPU. `drivers.py` chooses.
 
-Addresses are plain integers everywhere. Streams, events, graphs and memory handles are opaque.
+Addresses are plain integers everywhere. Streams, events, graphs, conditions and memory handles are
+opaque to everything but their driver.
 """
 
 from __future__ import annotations
@@ -12,17 +13,17 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, Literal, Protocol, Self, TypeAlias
 
 from genesis_fn.backends.cuda.driver.errors import ForkedProcessError
 from genesis_fn.compiler.target import Target
 from genesis_fn.kernels.plan import Launch
 
-Stream: TypeAlias = Any
-Event: TypeAlias = Any
-Graph: TypeAlias = Any
-Condition: TypeAlias = Any
-Handle: TypeAlias = Any
+StreamHandle: TypeAlias = Any
+EventHandle: TypeAlias = Any
+GraphHandle: TypeAlias = Any
+ConditionHandle: TypeAlias = Any
+MemoryHandle: TypeAlias = Any
 
 ConditionalKind: TypeAlias = Literal["while", "switch"]
 PredicateMode: TypeAlias = Literal["flag", "index", "count"]
@@ -30,7 +31,7 @@ PredicateMode: TypeAlias = Literal["flag", "index", "count"]
 
 @dataclass(frozen=True, slots=True)
 class DeviceInfo:
-    """What a device is. `granularity` is the unit of physical memory in bytes, `target` what
+    """A device's properties: `granularity` is the unit of physical memory in bytes, `target` what
     programs are compiled for, `kind` the DLPack device type of its addresses."""
 
     index: int
@@ -41,11 +42,11 @@ class DeviceInfo:
     kind: int
 
 
-class Prepared(Protocol):
-    """One launch, compiled, loaded and with its parameter block packed.
+class PreparedLaunch(Protocol):
+    """One launch: its kernel compiled and loaded, its parameter block packed.
 
-    It is bound to addresses and then launched any number of times. Binding and launching from
-    several threads at once must be serialised by the owner.
+    It is bound to addresses, then launched any number of times. The owner serialises binding and
+    launching from several threads.
     """
 
     scratch_bytes: int
@@ -53,13 +54,13 @@ class Prepared(Protocol):
     def bind(
         self, addresses: Sequence[int], scratch: int = 0, within: Sequence[tuple[int, int]] = ()
     ) -> None:
-        """Points the launch at the plan's buffers (by buffer number) and at scratch memory. All
-        that it touches lies in the ranges `within`, which a driver may check."""
+        """Sets the addresses of the plan's buffers (by buffer number) and of scratch memory. The
+        kernel accesses the ranges `within` only, which a driver may check."""
         ...
 
-    def launch(self, stream: Stream, early: bool = True) -> None:
-        """Enqueues the kernel on a stream, or records it if the stream is capturing; not `early`
-        means only when what it depends on has ended, also if it can wait for that itself."""
+    def launch(self, stream: StreamHandle, early: bool = True) -> None:
+        """Enqueues the kernel on a stream, or records it if the stream is capturing. A programmatic
+        launch may start before its predecessor has ended, unless `early` is False."""
         ...
 
 
@@ -67,40 +68,40 @@ class Driver(Protocol):
     """One device. Every method may be called from any thread."""
 
     info: DeviceInfo
-    compute: Stream
+    compute: StreamHandle
 
-    # Memory: a range of addresses is reserved once, physical memory comes and goes behind it.
+    # Memory: addresses are reserved once, and physical memory is mapped behind parts of them.
 
     def memory_info(self) -> tuple[int, int]:
         """(free, total) bytes of the device, over all processes."""
         ...
 
     def reserve(self, size: int) -> int:
-        """The start of `size` bytes of address space with nothing behind it."""
+        """Reserves `size` bytes of addresses without memory behind them; their start."""
         ...
 
     def release(self, address: int, size: int) -> None:
-        """Gives a reserved range back; nothing may be mapped in it."""
+        """Frees a reserved range, in which nothing may be mapped."""
         ...
 
-    def create(self, size: int) -> Handle:
-        """Physical memory, a multiple of the granularity; raises `DeviceMemoryExhausted`."""
+    def create(self, size: int) -> MemoryHandle:
+        """Allocates physical memory, in units of the granularity. Raises DeviceMemoryExhausted."""
         ...
 
-    def destroy(self, handle: Handle) -> None:
-        """Returns unmapped physical memory to the device."""
+    def destroy(self, handle: MemoryHandle) -> None:
+        """Frees physical memory, which must be unmapped."""
         ...
 
-    def map(self, address: int, size: int, handle: Handle) -> None:
-        """Puts physical memory behind reserved addresses, readable and writable."""
+    def map(self, address: int, size: int, handle: MemoryHandle) -> None:
+        """Maps physical memory at reserved addresses, readable and writable."""
         ...
 
     def unmap(self, address: int, size: int) -> None:
-        """Takes the physical memory away; no queued work may still use it."""
+        """Unmaps physical memory, which no queued work may still use."""
         ...
 
     def pin(self, size: int) -> int:
-        """The address of page-locked host memory that the device can copy to and from."""
+        """Allocates page-locked host memory, which the device can copy to and from; its address."""
         ...
 
     def unpin(self, address: int) -> None:
@@ -109,108 +110,113 @@ class Driver(Protocol):
 
     # Work in stream order.
 
-    def copy(self, destination: int, source: int, size: int, stream: Stream) -> None:
+    def copy(self, destination: int, source: int, size: int, stream: StreamHandle) -> None:
         """Copies between any two of device, pinned and host memory."""
         ...
 
     def copy_peer(
-        self, destination: int, source: int, size: int, peer: Any, stream: Stream
+        self, destination: int, source: int, size: int, peer: Self, stream: StreamHandle
     ) -> None:
         """Copies `size` bytes from this device to `destination` on `peer`."""
         ...
 
-    def fill(self, address: int, byte: int, size: int, stream: Stream) -> None:
+    def fill(self, address: int, byte: int, size: int, stream: StreamHandle) -> None:
         """Sets `size` bytes."""
         ...
 
-    def fill_words(self, address: int, value: int, count: int, stream: Stream) -> None:
+    def fill_words(self, address: int, value: int, count: int, stream: StreamHandle) -> None:
         """Sets `count` int32 to `value`."""
         ...
 
-    def new_stream(self) -> Stream:
-        """A stream that does not synchronise with the legacy default stream."""
+    def new_stream(self) -> StreamHandle:
+        """A non-blocking stream: one that does not synchronise with the legacy default stream."""
         ...
 
-    def destroy_stream(self, stream: Stream) -> None:
+    def destroy_stream(self, stream: StreamHandle) -> None:
         """Destroys a stream once its work is done."""
         ...
 
-    def stream_handle(self, stream: Stream) -> int:
-        """The stream as other libraries name it."""
+    def stream_handle(self, stream: StreamHandle) -> int:
+        """The stream as the integer that other libraries know it by."""
         ...
 
-    def foreign_stream(self, handle: int) -> Stream:
-        """Another library's stream, for `record` and `wait`."""
+    def foreign_stream(self, handle: int) -> StreamHandle:
+        """Another library's stream, from that integer, for `record` and `wait`."""
         ...
 
-    def synchronize(self, stream: Stream | None = None) -> None:
-        """Blocks until the work of a stream, or of both of the driver's own, is done."""
+    def synchronize(self, stream: StreamHandle | None = None) -> None:
+        """Blocks until the work of a stream (default: the compute stream) is done."""
         ...
 
-    def new_event(self, timing: bool = False) -> Event:
+    def new_event(self, timing: bool = False) -> EventHandle:
         """An event that has not been recorded."""
         ...
 
-    def destroy_event(self, event: Event) -> None:
+    def destroy_event(self, event: EventHandle) -> None:
         """Destroys an event."""
         ...
 
-    def record(self, event: Event, stream: Stream) -> None:
+    def record(self, event: EventHandle, stream: StreamHandle) -> None:
         """Makes the event complete when the stream's work so far does."""
         ...
 
-    def wait(self, stream: Stream, event: Event) -> None:
+    def wait(self, stream: StreamHandle, event: EventHandle) -> None:
         """Makes the stream's later work wait for the event."""
         ...
 
-    def done(self, event: Event) -> bool:
+    def done(self, event: EventHandle) -> bool:
         """Whether the event is complete."""
         ...
 
-    def wait_host(self, event: Event) -> None:
+    def wait_host(self, event: EventHandle) -> None:
         """Blocks until the event is complete."""
         ...
 
-    def elapsed(self, start: Event, end: Event) -> float:
+    def elapsed(self, start: EventHandle, end: EventHandle) -> float:
         """Milliseconds between two complete timing events."""
         ...
 
     # Kernels.
 
-    def prepare(self, launches: Sequence[Launch]) -> Sequence[Prepared]:
-        """The launches, compiled in parallel and loaded."""
+    def prepare(self, launches: Sequence[Launch]) -> Sequence[PreparedLaunch]:
+        """Compiles the kernels of the launches in parallel, and loads them."""
         ...
 
     # Graphs: a capture records what is enqueued on a stream instead of running it.
 
-    def begin_capture(self, stream: Stream) -> None:
+    def begin_capture(self, stream: StreamHandle) -> None:
         """Starts recording what is enqueued on the stream."""
         ...
 
-    def end_capture(self, stream: Stream) -> Graph:
-        """Ends the recording; the result is launched with `launch_graph`."""
+    def end_capture(self, stream: StreamHandle) -> GraphHandle:
+        """Ends the recording and instantiates it; `launch_graph` launches the result."""
         ...
 
-    def abandon_capture(self, stream: Stream) -> None:
-        """Ends a recording that failed and drops what it holds."""
+    def abandon_capture(self, stream: StreamHandle) -> None:
+        """Ends a recording that failed, and discards it."""
         ...
 
-    def launch_graph(self, graph: Graph, stream: Stream) -> None:
+    def launch_graph(self, graph: GraphHandle, stream: StreamHandle) -> None:
         """Enqueues a whole graph."""
         ...
 
-    def destroy_graph(self, graph: Graph) -> None:
+    def destroy_graph(self, graph: GraphHandle) -> None:
         """Frees a graph that is not running."""
         ...
 
-    def new_condition(self, stream: Stream) -> Condition:
-        """A value that decides a conditional node of the graph the stream is capturing."""
+    def new_condition(self, stream: StreamHandle) -> ConditionHandle:
+        """The condition of a future conditional node in the graph that the stream is capturing."""
         ...
 
     def set_condition(
-        self, stream: Stream, condition: Condition, address: int, mode: PredicateMode, limit: int
+        self,
+        stream: StreamHandle,
+        condition: ConditionHandle,
+        address: int,
+        mode: PredicateMode,
+        limit: int,
     ) -> None:
-        """Records a kernel that sets the condition from device memory.
+        """Records a kernel that sets the condition from device memory at `address`.
 
         "flag": byte at `address` is not zero. "index": the int32 there, clamped to [0, limit).
         "count": the int32 there, increased by one, is less than `limit`.
@@ -218,12 +224,12 @@ class Driver(Protocol):
         ...
 
     def add_conditional(
-        self, stream: Stream, condition: Condition, kind: ConditionalKind, branches: int
-    ) -> list[Stream]:
-        """Records a conditional node; returns a capturing stream for each of its bodies."""
+        self, stream: StreamHandle, condition: ConditionHandle, kind: ConditionalKind, branches: int
+    ) -> list[StreamHandle]:
+        """Records a conditional node; a capturing stream for each of its bodies."""
         ...
 
-    def end_branch(self, stream: Stream) -> None:
+    def end_branch(self, stream: StreamHandle) -> None:
         """Ends the recording of one body."""
         ...
 
@@ -239,6 +245,7 @@ def check_fork() -> None:
 
 
 def _after_fork() -> None:
+    # The child inherits the parent's handles, but a CUDA context does not survive a fork.
     global _forked
     _forked = bool(opened)
 

@@ -1,4 +1,4 @@
-"""Which driver answers, and one of it per device."""
+"""Chooses the driver implementation, and opens it once per device."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _lock = threading.Lock()
 
 
 def implementation() -> str:
-    """ "cuda" or "interpret", from `GENESIS_CUDA_DRIVER`; anything else raises ValueError."""
+    """ "cuda" or "interpret", from `GENESIS_CUDA_DRIVER`. Raises ValueError for anything else."""
     name = environment.text("GENESIS_CUDA_DRIVER") or "cuda"
     if name not in ("cuda", "interpret"):
         raise ValueError(f'GENESIS_CUDA_DRIVER must be "cuda" or "interpret", not {name!r}')
@@ -20,7 +20,7 @@ def implementation() -> str:
 
 
 def device_count() -> int:
-    """How many devices the chosen driver has; 0 where there is no usable one."""
+    """How many devices the chosen driver has; 0 if none can be used."""
     if implementation() == "interpret":
         from genesis_fn.backends.cuda.driver import interpret
 

@@ -17,7 +17,7 @@ class CudaError(errors.BackendError):
 
 
 class DeviceMemoryExhausted(CudaError):
-    """The device has no physical memory left for a request; the allocator answers it."""
+    """The device has no physical memory left for a request. The allocator handles it."""
 
 
 class ForkedProcessError(errors.BackendError):

@@ -1,9 +1,9 @@
 """The interpreting driver: "device" memory on the host, kernels through Triton's interpreter.
 
-It behaves as a device does towards the rest of the backend: memory is reserved, mapped and
-exhausted, work is captured into graphs and replayed, conditional nodes are decided by device
-memory. Everything runs at once, in the order in which it is enqueued. Touching addresses without
-memory behind them raises, as a fault on a device would be reported.
+To the rest of the backend it behaves like a device: memory is reserved, mapped and exhausted, work
+is captured into graphs and replayed, and device memory decides conditional nodes. Work runs at
+once, in the order in which it is enqueued. An access to addresses without memory raises the error
+that a fault on a device is reported by.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def device_count() -> int:
 
 
 class _Recording:
-    """A graph: the work of its nodes, in order."""
+    """A captured graph: the work of its nodes, in order."""
 
     __slots__ = ("work",)
 
@@ -50,13 +50,13 @@ class _Recording:
 
 
 class _Stream:
-    """Runs work at once, one piece after another, or appends it to a recording."""
+    """Runs work at once, one item at a time, or appends it to a recording."""
 
     __slots__ = ("recording", "lock")
 
     def __init__(self) -> None:
         self.recording: _Recording | None = None
-        self.lock = threading.RLock()  # a graph is one piece, and launches kernels
+        self.lock = threading.RLock()  # re-entrant: a graph is one item, and launches kernels
 
     def enqueue(self, work: Callable[[], None]) -> None:
         if self.recording is None:
@@ -67,7 +67,7 @@ class _Stream:
 
 
 class _Event:
-    """When it was recorded, in seconds of the host's clock."""
+    """The time at which it was recorded, in seconds of the host's clock."""
 
     __slots__ = ("time",)
 
@@ -84,10 +84,11 @@ class _Condition:
         self.value = 0
 
 
-class _Prepared:
+class _InterpretedLaunch:
     """A launch whose arguments are tensors over device memory.
 
-    Graphs do not keep it alive: as on a device, its code is gone with the last reference to it.
+    Recordings refer to it weakly, so that replaying a graph whose module is unloaded fails here as
+    it does on a device.
     """
 
     scratch_bytes = 0
@@ -118,7 +119,7 @@ class _Prepared:
                     "a launch", "CUDA_ERROR_ILLEGAL_INSTRUCTION", "its code is unloaded"
                 )
             if 0 not in launch.grid:
-                with _KERNEL_LOCK, bounds.kept(repr(launch.kernel), self._within):
+                with _KERNEL_LOCK, bounds.checked(repr(launch.kernel), self._within):
                     function[launch.grid](**arguments, **launch.constants)
 
         stream.enqueue(run)
@@ -317,8 +318,8 @@ class InterpretDriver:
 
     # Kernels.
 
-    def prepare(self, launches: Sequence[Launch]) -> list[_Prepared]:
-        return [_Prepared(self, launch) for launch in launches]
+    def prepare(self, launches: Sequence[Launch]) -> list[_InterpretedLaunch]:
+        return [_InterpretedLaunch(self, launch) for launch in launches]
 
     # Graphs.
 

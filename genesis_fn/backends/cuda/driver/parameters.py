@@ -1,11 +1,11 @@
 """The parameter block of a launch, in the layout that Triton's binaries expect.
 
 In order: the run-time parameters, then pointers to global scratch and profile scratch. A host TMA
-descriptor is a 128-byte tensor map passed by value, its shape as int32 and its strides as int64;
-where the compiler replaced descriptors by pointers (before sm_90), it is a pointer, shape and
-strides as int64, one flag for the padding (two from Triton 3.7 on), then shape and strides again.
-The layout read from the compiled code is compared with what is packed, so that a compiler with
-another convention is refused instead of reading wrong memory.
+descriptor is a 128-byte tensor map passed by value, then its shape as int32 and its strides as
+int64; where the compiler replaced descriptors by pointers (before sm_90), it is a pointer, shape
+and strides as int64, one flag for the padding (two from Triton 3.7 on), then shape and strides
+again. The sizes that the compiled code declares are compared with those that are packed, so that a
+Triton with another convention is refused instead of reading wrong memory.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import struct
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from genesis_fn.backends.cuda.binaries.compile import Compiled
+from genesis_fn.backends.cuda.binaries.compile import CompiledKernel
 from genesis_fn.kernels.plan import BufferArg, Descriptor, Launch, Scalar
 
 _MAP_BYTES = 128
@@ -27,7 +27,7 @@ Encoder = Callable[[Descriptor, dict[str, Any], int], bytes]
 
 
 def _packed(scalar: Scalar) -> bytes:
-    """The bytes of a scalar; a number beyond float32 is an infinity, as everywhere else."""
+    """The bytes of a scalar; numbers beyond float32 become infinities, as in NumPy and torch."""
     try:
         return struct.pack(_SCALAR_FORMATS[scalar.dtype], scalar.value)
     except OverflowError:
@@ -43,23 +43,23 @@ class ParameterBlock:
     descriptor, its metadata and an address.
     """
 
-    def __init__(self, launch: Launch, compiled: Compiled, encode: Encoder) -> None:
+    def __init__(self, launch: Launch, compiled: CompiledKernel, encode: Encoder) -> None:
         self._encode = encode
         self._pointers: list[tuple[int, int]] = []
         self._maps: list[tuple[int, Descriptor, dict[str, Any]]] = []
         self._encoded: list[int] = []
         fixed: list[tuple[int, bytes]] = []
-        # Where each parameter lives: ("pointer", number), ("map", number) or ("fixed", number).
-        places: list[tuple[str, int]] = []
+        # The slot of each parameter: ("pointer", number), ("map", number) or ("fixed", number).
+        slots: list[tuple[str, int]] = []
         sizes: list[int] = []
 
         def pointer(buffer: BufferArg) -> None:
-            places.append(("pointer", len(self._pointers)))
+            slots.append(("pointer", len(self._pointers)))
             self._pointers.append((buffer.index, buffer.offset))
             sizes.append(8)
 
         def value(content: bytes) -> None:
-            places.append(("fixed", len(fixed)))
+            slots.append(("fixed", len(fixed)))
             fixed.append((len(content), content))
             sizes.append(len(content))
 
@@ -74,7 +74,7 @@ class ParameterBlock:
                 assert isinstance(argument, Descriptor)
                 long = struct.Struct("<q").pack
                 if compiled.descriptors:
-                    places.append(("map", len(self._maps)))
+                    slots.append(("map", len(self._maps)))
                     self._maps.append((0, argument, next(described)))
                     sizes.append(_MAP_BYTES)
                 else:
@@ -93,20 +93,20 @@ class ParameterBlock:
                 f"kernel {compiled.name} compiled by Triton {compiled.triton} takes parameters of "
                 f"{list(compiled.layout)} bytes, not {sizes}: this version's convention is unknown"
             )
-        self._allocate(places, fixed)
+        self._allocate(slots, fixed)
 
     def bind(self, addresses: Sequence[int], scratch: int) -> None:
-        """Writes the addresses of buffers, by number, and of scratch memory."""
+        """Writes the addresses of buffers (by number) and of scratch memory."""
         self._slots[:] = [
             *[addresses[index] + offset for index, offset in self._pointers],
             scratch,
             0,
         ]
-        for number, (place, descriptor, meta) in enumerate(self._maps):
+        for number, (slot, descriptor, meta) in enumerate(self._maps):
             address = addresses[descriptor.buffer.index] + descriptor.buffer.offset
             if address != self._encoded[number]:
                 content = self._encode(descriptor, meta, address)
-                ctypes.memmove(place, content, _MAP_BYTES)
+                ctypes.memmove(slot, content, _MAP_BYTES)
                 self._encoded[number] = address
 
     def values(self) -> list[bytes]:
@@ -116,30 +116,30 @@ class ParameterBlock:
             for pointer, size in zip(self._array, self._sizes, strict=True)
         ]
 
-    def _allocate(self, places: list[tuple[str, int]], fixed: list[tuple[int, bytes]]) -> None:
+    def _allocate(self, slots: list[tuple[str, int]], fixed: list[tuple[int, bytes]]) -> None:
         maps, pointers = len(self._maps), len(self._pointers) + 2
         total = 64 + maps * _MAP_BYTES + 8 * pointers + 8 * len(fixed)
         self._memory = ctypes.create_string_buffer(total)
         start = -(-ctypes.addressof(self._memory) // 64) * 64
-        map_places = [start + i * _MAP_BYTES for i in range(maps)]
-        slots = start + maps * _MAP_BYTES
-        values = slots + 8 * pointers
+        map_slots = [start + i * _MAP_BYTES for i in range(maps)]
+        pointer_slots = start + maps * _MAP_BYTES
+        values = pointer_slots + 8 * pointers
         self._maps = [
-            (place, descriptor, meta)
-            for place, (_, descriptor, meta) in zip(map_places, self._maps, strict=True)
+            (slot, descriptor, meta)
+            for slot, (_, descriptor, meta) in zip(map_slots, self._maps, strict=True)
         ]
         self._encoded = [-1] * maps
-        self._slots = (ctypes.c_uint64 * pointers).from_address(slots)
+        self._slots = (ctypes.c_uint64 * pointers).from_address(pointer_slots)
         for number, (size, content) in enumerate(fixed):
             ctypes.memmove(values + 8 * number, content, size)
-        where = {"map": (map_places[:1] or [0])[0], "pointer": slots, "fixed": values}
+        where = {"map": (map_slots[:1] or [0])[0], "pointer": pointer_slots, "fixed": values}
         stride = {"map": _MAP_BYTES, "pointer": 8, "fixed": 8}
         width = {
             "map": lambda n: _MAP_BYTES,
             "pointer": lambda n: 8,
             "fixed": lambda n: fixed[n][0],
         }
-        listed = [*places, ("pointer", pointers - 2), ("pointer", pointers - 1)]
+        listed = [*slots, ("pointer", pointers - 2), ("pointer", pointers - 1)]
         self._sizes = [width[kind](number) for kind, number in listed]
         self._array = (ctypes.c_void_p * len(listed))(
             *[where[kind] + number * stride[kind] for kind, number in listed]
@@ -147,8 +147,8 @@ class ParameterBlock:
         self.address = ctypes.addressof(self._array)
 
 
-def _decomposed_flags(launch: Launch, compiled: Compiled) -> int:
-    """How many one-byte flags a descriptor that became a pointer has in this Triton."""
+def _decomposed_flags(launch: Launch, compiled: CompiledKernel) -> int:
+    """How many one-byte flags this Triton passes for a descriptor that it made a pointer."""
     count = sum(isinstance(a, Descriptor) for a in launch.arguments.values())
     return compiled.layout.count(1) // count if count and not compiled.descriptors else 0
 

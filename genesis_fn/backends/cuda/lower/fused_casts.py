@@ -1,7 +1,8 @@
-"""Casts around fused functions that compute in float32 whatever they read become part of them.
+"""Absorbs casts into fused functions whose kernels compute in float32 whatever they read.
 
-`loss(logits.astype("float32"), labels)` would write the logits again, twice as wide, and read them
-back, and its gradient likewise: for the classes of a language model most of the time of the loss.
+`loss(logits.astype("float32"), labels)` would write the logits a second time, twice as wide, and
+read them back, and so would its gradient: for the vocabulary of a language model that is most of
+the time of the loss.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from genesis_fn.transforms.custom.fused_functions import fused_p
 
 
 def absorb_casts(jaxpr: Jaxpr, target: Target) -> Jaxpr:
-    """`jaxpr` with wider casts of operands, and narrower ones of results that nothing else reads,
-    inside of the functions whose kernels take `casts` and serve these dtypes."""
+    """`jaxpr` with widening casts of operands, and narrowing casts of results that nothing else
+    reads, moved into the fused functions whose kernels take `casts` and support the dtypes."""
     if not any(map(_takes_casts, jaxpr.eqns)):
         return jaxpr
     uses = use_counts(jaxpr.eqns, jaxpr.outs)
@@ -65,8 +66,8 @@ def _planned(e: Eqn, target: Target) -> bool:
 def _with_casts(
     e: Eqn, ins: Sequence[Atom], outs: Sequence[Var], uses: dict[Var, int]
 ) -> Eqn | None:
-    """The call on `ins` for `outs`, of other dtypes than its own; None where these are its own, or
-    an operand that it hands through is read as its result."""
+    """The call on `ins` for `outs`, which may differ in dtype. None if nothing differs, or if a
+    result that is one of its operands is read (its dtype would change)."""
     body = e.params["jaxpr"]
     if all([x is y for x, y in zip((*ins, *outs), (*e.ins, *e.outs))]):
         return None

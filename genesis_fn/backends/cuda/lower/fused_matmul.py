@@ -1,14 +1,19 @@
-"""Plans of products of few rows with what is computed before and after them in their kernel."""
+"""Plans of matrix products with a fused prologue or epilogue.
+
+Products of few rows (GEMV, decoding) compute their left operand in the kernel (a norm) and finish
+their result there (a residual, a gate); other products have an epilogue only. Instructions of the
+fused bodies become lines of the product's kernel, its hooks.
+"""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import Any
 
-from genesis_fn.backends.cuda.codegen.emit import Text
+from genesis_fn.backends.cuda.codegen.emit import KernelWriter
 from genesis_fn.backends.cuda.codegen.loops import Loops, needed
 from genesis_fn.backends.cuda.codegen.reductions import step
-from genesis_fn.backends.cuda.codegen.tiling import Form
+from genesis_fn.backends.cuda.codegen.tiling import Tiling
 from genesis_fn.backends.cuda.lowerings.call import Call
 from genesis_fn.backends.cuda.lowerings.contraction import matmul_spec
 from genesis_fn.compiler.fusion.gemv_fusion import FusedMatmul, gemv_sizes
@@ -23,13 +28,14 @@ from genesis_fn.kernels.plan import Plan
 from genesis_fn.kernels.plan_builder import next_power_of_two
 
 
-def plan_product(
+def plan_fused_gemv(
     product: FusedMatmul, result: Var, steady: bool, target: Target
 ) -> tuple[Plan, list[Any]]:
-    """(the plan that computes `result`, the values that its inputs are).
+    """(the plan that computes `result`, the values of its inputs), for a product of few rows.
 
-    Where the left operand is made by the kernel, the first input stands in its place and is not
-    read. `steady` right operands are written by nothing that may run when the product is started.
+    With a prologue the first input is not read: it stands for the left operand, which the kernel
+    computes. `steady`: nothing in the program writes the right operands, so that the kernel may
+    load them before it waits for the one ahead of it.
     """
     first = product.eqns[0]
     found = gemv_sizes(first)
@@ -42,26 +48,28 @@ def plan_product(
     operands: list[Any] = [left, *[e.ins[1] for e in product.eqns]]
     hooks = Hooks()
     if product.prologue is not None:
-        setup, lhs, inputs = prologue_text(product.prologue, depth)
+        setup, lhs, inputs = gemv_prologue_text(product.prologue, depth)
         hooks = Hooks(setup=setup, lhs=lhs, inputs=_types(inputs))
         operands += inputs.values()
     if product.epilogue is not None:
         values = [e.outs[0] for e in product.eqns]
-        text, inputs = epilogue_text(product.epilogue, values, columns)
+        text, inputs = gemv_epilogue_text(product.epilogue, values, columns)
         hooks = replace(hooks, epilogue=text, inputs=hooks.inputs + _types(inputs))
         operands += inputs.values()
     spec = replace(spec, hooks=hooks, gated=len(product.eqns) == 2, steady=steady)
     return plan_matmul(spec, target), operands
 
 
-def plan_wide(product: FusedMatmul, results: list[Var], target: Target) -> tuple[Plan, list[Any]]:
-    """(the plan that computes `results` tile by tile, the values that its inputs are)."""
+def plan_matmul_epilogue(
+    product: FusedMatmul, results: list[Var], target: Target
+) -> tuple[Plan, list[Any]]:
+    """(the plan that computes `results` tile by tile, the values of its inputs)."""
     (e,) = product.eqns
     assert product.epilogue is not None
     spec, copies = matmul_spec(Call(e.prim, _avals(e), dict(e.params), target))
     assert not any(copies)
     spec = replace(spec, out_dtype=NAMES[results[0].aval.dtype])
-    text, inputs, outputs = wide_epilogue_text(product.epilogue, e.outs[0], results, spec.n)
+    text, inputs, outputs = matmul_epilogue_text(product.epilogue, e.outs[0], results, spec.n)
     hooks = Hooks(epilogue=text, inputs=_types(inputs), outputs=_types(outputs))
     return plan_matmul(replace(spec, hooks=hooks), target), [*e.ins, *inputs.values()]
 
@@ -74,14 +82,14 @@ def _types(inputs: dict[str, Var]) -> tuple[tuple[str, str], ...]:
     return tuple([(name, NAMES[v.aval.dtype]) for name, v in inputs.items()])
 
 
-class _Lines(Text):
-    """Instructions of a body as lines of another kernel; values and pointers are called
-    `letter`1, `letter`2, ..."""
+class _InlinedKernel(KernelWriter):
+    """Writes instructions of a body as lines of another kernel. The names of values and pointers
+    begin with `letter`, so that several bodies can stand in one kernel."""
 
-    def __init__(self, body: KernelIR, letter: str, form: Form, inputs: dict[str, Var]) -> None:
+    def __init__(self, body: KernelIR, letter: str, tiling: Tiling, inputs: dict[str, Var]) -> None:
         over = body.domain
         loops = Loops(over.kept, over.reduced, over.inner, body.instrs, body.stores, {})
-        super().__init__(loops, form, letter, depth=0)
+        super().__init__(loops, tiling, letter, depth=0)
         self.inputs = inputs
         self.outputs: dict[str, Var] = {}
 
@@ -101,11 +109,13 @@ class _Lines(Text):
         return "\n".join(self.lines)
 
 
-def epilogue_text(body: KernelIR, values: list[Var], columns: int) -> tuple[str, dict[str, Var]]:
+def gemv_epilogue_text(
+    body: KernelIR, values: list[Var], columns: int
+) -> tuple[str, dict[str, Var]]:
     """(lines that turn `acc` (and `acc1`), the results `values`, into the body's root, the
     pointers they use)."""
     inputs: dict[str, Var] = {}
-    part = _Lines(body, "e", Form("flat", (1, 1, 1), 1), inputs)
+    part = _InlinedKernel(body, "e", Tiling("flat", (1, 1, 1), 1), inputs)
     part.masks = {"p": "inside"}
     part.line(f"p = rm * {columns} + rn")
     accumulators = dict(zip(values, ("acc", "acc1")))
@@ -119,13 +129,13 @@ def epilogue_text(body: KernelIR, values: list[Var], columns: int) -> tuple[str,
     return part.text, inputs
 
 
-def wide_epilogue_text(
+def matmul_epilogue_text(
     body: KernelIR, value: Var, results: list[Var], columns: int
 ) -> tuple[str, dict[str, Var], dict[str, Var]]:
     """(lines that turn `acc`, the product `value`, into the first of `results` and store the
     others, the pointers that they read, those that they write)."""
     inputs: dict[str, Var] = {}
-    part = _Lines(body, "e", Form("flat", (1, 1, 1), 1), inputs)
+    part = _InlinedKernel(body, "e", Tiling("flat", (1, 1, 1), 1), inputs)
     part.masks = {"p": "inside"}
     part.line(f"p = rm * {columns} + rn")
     for n, i in enumerate(body.instrs):
@@ -144,15 +154,15 @@ def wide_epilogue_text(
     return part.text, inputs, part.outputs
 
 
-def prologue_text(body: KernelIR, depth: int) -> tuple[str, str, dict[str, Var]]:
+def gemv_prologue_text(body: KernelIR, depth: int) -> tuple[str, str, dict[str, Var]]:
     """(lines that run once for each row, lines that make `a` at the places `rk_row` of row `rm`,
     the pointers that both use)."""
     inputs: dict[str, Var] = {}
     padded = next_power_of_two(depth)
-    form = Form("row", (1, 1, 1), 1, padded)
+    tiling = Tiling("row", (1, 1, 1), 1, padded)
     instrs = body.instrs
     ((_, _, root),) = body.stores
-    part = _Lines(body, "v", form, inputs)
+    part = _InlinedKernel(body, "v", tiling, inputs)
     reductions = [n for n, i in enumerate(instrs) if i.op == "reduce"]
     if reductions:
         part.line("p = rm")
@@ -161,7 +171,7 @@ def prologue_text(body: KernelIR, depth: int) -> tuple[str, str, dict[str, Var]]
         fixed = [n for n in needed(instrs, [root]) if "r" not in instrs[n].names]
         for n in needed(instrs, [*reductions, *fixed]):
             step(part, n)
-    again = _Lines(body, "w", form, inputs)
+    again = _InlinedKernel(body, "w", tiling, inputs)
     pointwise = body.domain.reduced == 1
     again.line(f"p = rm * {depth} + rk_row" if pointwise else "p = rm")
     again.line("r = rk_row")

@@ -1,15 +1,17 @@
-"""Horizontal fusion: launches that do not wait for each other become one.
+"""Horizontal fusion: launches that do not depend on each other become one.
 
-What limits small kernels is not bandwidth but one launch waiting for the one before, so fewer
-launches are faster even if nothing is shared. Two passes join what has been scheduled:
+Small kernels are limited not by bandwidth but by each launch waiting for the one before, so fewer
+launches are faster even if they share no data. Two passes work on scheduled steps:
 
-* Launches of one kernel on many tensors (optimizer updates, sums of squares) move to the last of
-  them. Pointers come from a table in device memory, a row for each tensor: program axis 2.
-* Launches of different kernels (the products of query, key and value of a decoded token) move to
-  the first of them, and each program finds from its number whose work it does.
+* Multi-tensor kernels: launches of one kernel on many tensors (optimizer updates, sums of squares)
+  move to the last of them. Pointers come from a table in device memory, one row for each tensor;
+  program axis 2 is the row.
+* Combo kernels (Inductor's term): launches of different kernels (the products of query, key and
+  value of a decoded token) move to the first of them. A range of program numbers belongs to each.
 
-Loops cannot be joined any earlier: products, which are what most needs company, have none, and that
-kernels are alike is known once each is generated. So texts are joined, in `codegen/source.py`.
+The pass is this late because matrix products, which gain most, have no loops that an earlier pass
+could fuse, and because two kernels are known to be equal only once they are generated. It joins
+their source texts (`codegen/source.py`).
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from genesis_fn.backends.cuda.codegen.source import definition, joint_kernel, multi_tensor_kernel
+from genesis_fn.backends.cuda.codegen.source import combo_kernel, definition, multi_tensor_kernel
 from genesis_fn.backends.cuda.lower.steps import BufferTable, ScheduledStep
 from genesis_fn.backends.cuda.run.graph import SubProgram
 from genesis_fn.compiler.options import enabled
@@ -26,77 +28,80 @@ from genesis_fn.compiler.target import Target
 from genesis_fn.kernels.language.expressions import PRELUDE
 from genesis_fn.kernels.plan import BufferArg, Launch, Scalar
 
-# Of one kernel:
+# Multi-tensor kernels:
 _MOST_TENSORS = 512
-# Of different kernels:
-_TINY = 1 << 20  # bytes of the operands of a step whose number of warps does not matter
+# Combo kernels:
+_TINY = 1 << 20  # a step with operands of so few bytes may run with another's number of warps
 _MOST_KERNELS = 6
-_WINDOW = 12  # steps that are looked at for company
+_WINDOW = 12  # following steps that are tried as members
 
 
 def fuse_horizontally(
     items: list[ScheduledStep], table: BufferTable, fixed: set[int]
 ) -> list[ScheduledStep]:
-    """`items` with launches joined that may run at once; `table` gets the tables of addresses.
-    `fixed` are the buffers from outside: what reads only those may run early."""
+    """`items` with independent launches fused; `table` gets the pointer tables. `fixed` are the
+    buffers of inputs and targets: a step that only reads inputs may run early."""
     if not enabled("horizontal"):
         return items
-    return _different(_alike(_hoisted(items, table, fixed), table), table)
+    return _fuse_different_kernels(_fuse_same_kernel(_hoist(items, table, fixed), table), table)
 
 
 @dataclass(slots=True)
-class _Touched:
-    """The roots of the buffers that steps read and write."""
+class _Accesses:
+    """The buffers that steps read and write, as roots: views of one buffer count as it."""
 
     reads: set[int] = field(default_factory=set)
     writes: set[int] = field(default_factory=set)
 
     @staticmethod
-    def by(item: ScheduledStep, table: BufferTable) -> _Touched:
-        """What one item touches."""
-        return _Touched({table.root(b) for b in item.reads}, {table.root(b) for b in item.writes})
+    def by(item: ScheduledStep, table: BufferTable) -> _Accesses:
+        """The accesses of one item."""
+        return _Accesses({table.root(b) for b in item.reads}, {table.root(b) for b in item.writes})
 
-    def apart(self, other: _Touched) -> bool:
-        """Whether these steps and others may change places."""
+    def commutes_with(self, other: _Accesses) -> bool:
+        """Whether the steps may be exchanged with others: no write meets a read or a write."""
         return (
             self.writes.isdisjoint(other.reads)
             and self.writes.isdisjoint(other.writes)
             and self.reads.isdisjoint(other.writes)
         )
 
-    def add(self, other: _Touched) -> None:
-        """Count another step in."""
+    def add(self, other: _Accesses) -> None:
+        """Add the accesses of another step."""
         self.reads |= other.reads
         self.writes |= other.writes
 
 
-def _of_all(
+def _merged(
     at: ScheduledStep, members: Sequence[ScheduledStep], child: SubProgram
 ) -> ScheduledStep:
-    """The item that does the work of all members, in the place of one of them."""
+    """The item that does the work of all members, at the position of `at`."""
     return replace(
         at,
         steps=[child],
         reads=[b for item in members for b in item.reads],
         writes=[b for item in members for b in item.writes],
         scratch=[b for item in members for b in item.scratch],
-        plan=None,
+        launch=None,
     )
 
 
-# Launches of one kernel.
+# ---- multi-tensor kernels ----
 
 
-def _alike(items: list[ScheduledStep], table: BufferTable) -> list[ScheduledStep]:
-    """`items` with batches of alike steps joined at the place of the last, unless something between
-    them is in the way."""
+def _fuse_same_kernel(items: list[ScheduledStep], table: BufferTable) -> list[ScheduledStep]:
+    """`items` with launches of equal kernels fused at the position of the last of a batch.
+
+    Members move *back*, so each must commute with everything between itself and the last one: a
+    step that does not commute with a batch's accesses closes it.
+    """
     last: dict[Any, _Batch] = {}
     batches: list[_Batch] = []
     for n, item in enumerate(items):
-        touched = _Touched.by(item, table)
-        key = _key(item, table.target)
+        accesses = _Accesses.by(item, table)
+        key = _kernel_key(item, table.target)
         for batch in batches:
-            if batch.open and not batch.touched.apart(touched):
+            if batch.open and not batch.accesses.commutes_with(accesses):
                 batch.open = False
         if key is None:
             continue
@@ -105,11 +110,11 @@ def _alike(items: list[ScheduledStep], table: BufferTable) -> list[ScheduledStep
             mine = last[key] = _Batch()
             batches.append(mine)
         mine.members.append(n)
-        mine.touched.add(touched)
+        mine.accesses.add(accesses)
     result: list[ScheduledStep | None] = list(items)
     for batch in batches:
         if len(batch.members) > 1:
-            result[batch.members[-1]] = _over_tensors([items[n] for n in batch.members], table)
+            result[batch.members[-1]] = _multi_tensor_step([items[n] for n in batch.members], table)
             for n in batch.members[:-1]:
                 result[n] = None
     return [item for item in result if item is not None]
@@ -117,25 +122,26 @@ def _alike(items: list[ScheduledStep], table: BufferTable) -> list[ScheduledStep
 
 @dataclass(slots=True)
 class _Batch:
-    """Alike steps, which wait for the place of the last one while the batch is open."""
+    """Items with equal kernels, by position. An open batch takes further members."""
 
     members: list[int] = field(default_factory=list)
-    touched: _Touched = field(default_factory=_Touched)
+    accesses: _Accesses = field(default_factory=_Accesses)
     open: bool = True
 
 
-def _hoisted(
-    items: list[ScheduledStep], table: BufferTable, fixed: set[int]
-) -> list[ScheduledStep]:
-    """`items` with those that read inputs only next to the first one like them."""
+def _hoist(items: list[ScheduledStep], table: BufferTable, fixed: set[int]) -> list[ScheduledStep]:
+    """`items` with steps that depend on inputs only moved ahead, to the first one with an equal
+    kernel: later writes to those inputs would otherwise keep their batch apart."""
     written: set[int] = set()
     groups: dict[Any, list[ScheduledStep]] = {}
     place: dict[int, Any] = {}
     for n, item in enumerate(items):
-        touched = _Touched.by(item, table)
-        early = touched.reads <= fixed and touched.reads.isdisjoint(written)
-        key = _key(item, table.target) if early and touched.writes.isdisjoint(fixed) else None
-        written |= touched.writes
+        accesses = _Accesses.by(item, table)
+        early = accesses.reads <= fixed and accesses.reads.isdisjoint(written)
+        key = (
+            _kernel_key(item, table.target) if early and accesses.writes.isdisjoint(fixed) else None
+        )
+        written |= accesses.writes
         if key is not None:
             groups.setdefault(key, []).append(item)
             place[n] = key
@@ -148,49 +154,45 @@ def _hoisted(
     return result
 
 
-def _key(item: ScheduledStep, target: Target) -> Any:
-    """What two steps share if one kernel can do both; None for a step that shares nothing, or moves
-    (reads and writes) too much to gain."""
-    plan = item.plan
-    if plan is None or item.traffic > 2 * target.launch_bytes:
+def _kernel_key(item: ScheduledStep, target: Target) -> Any:
+    """Equal for two items that one kernel can compute; None for an item that is not one generated
+    launch, or moves so many bytes that its launch does not matter."""
+    launch = item.launch
+    if launch is None or item.traffic > 2 * target.launch_bytes:
         return None
-    return (
-        plan.inputs,
-        plan.outputs,
-        plan.workspaces,
-        *[(s.kernel, s.grid, s.num_warps, tuple(s.arguments.items())) for s in plan.steps],
-    )
+    return launch.kernel, launch.grid, launch.num_warps, tuple(launch.arguments.items())
 
 
-def _over_tensors(items: Sequence[ScheduledStep], table: BufferTable) -> ScheduledStep:
-    rows = [[b for b, _ in item.steps[0].buffers] for item in items]
+def _multi_tensor_step(items: Sequence[ScheduledStep], table: BufferTable) -> ScheduledStep:
+    children = [item.steps[0] for item in items]
+    rows = [[b for b, _ in c.buffers] for c in children if isinstance(c, SubProgram)]
     width = len(rows[0])
     pointers = table.new(8 * width * len(rows))
     table.pointers[pointers] = rows
-    steps = []
-    for s in items[0].plan.steps:
-        function = multi_tensor_kernel(s.kernel, s.arguments, width)
-        grid, table_of = (*s.grid[:2], len(rows)), {"table": BufferArg(0, "i64")}
-        steps.append(replace(s, kernel=function, grid=grid, arguments=table_of))
+    launch = items[0].launch
+    assert launch is not None
+    kernel = multi_tensor_kernel(launch.kernel, launch.arguments, width)
+    grid, arguments = (*launch.grid[:2], len(rows)), {"table": BufferArg(0, "i64")}
+    launch = replace(launch, kernel=kernel, grid=grid, arguments=arguments)
     reached = [b for item in items for b in (*item.reads, *item.writes, *item.scratch)]
-    made = _of_all(items[-1], items, SubProgram(tuple(steps), ((pointers, 0),), tuple(reached)))
-    kept = made.described
+    made = _merged(items[-1], items, SubProgram((launch,), ((pointers, 0),), tuple(reached)))
+    kept = made.summary
     if kept is not None:
-        gone = [item.described for item in items[:-1]]
-        table.described[:] = [d for d in table.described if not any(d is x for x in gone)]
+        gone = [item.summary for item in items[:-1] if item.summary is not None]
+        table.summaries[:] = [d for d in table.summaries if not any(d is x for x in gone)]
         kept.traffic += sum(d.traffic for d in gone)
         kept.operations += sum(d.operations for d in gone)
         kept.name = f"{len(items)} x {kept.name}"
-        kept.sources = [s.kernel.text.removeprefix(PRELUDE) for s in steps]
+        kept.sources = [kernel.text.removeprefix(PRELUDE)]
     return made
 
 
-# Launches of different kernels.
+# ---- combo kernels ----
 
 
 @dataclass(frozen=True, slots=True)
-class _Small:
-    """An item of one launch that may share it: the kernel's definition, the bytes it touches."""
+class _Candidate:
+    """An item of one small launch, with its kernel's definition and the bytes it accesses."""
 
     item: ScheduledStep
     launch: Launch
@@ -198,10 +200,15 @@ class _Small:
     bytes: int
 
 
-def _different(items: Sequence[ScheduledStep], table: BufferTable) -> list[ScheduledStep]:
-    """`items` with small steps joined to an earlier one that they do not depend on."""
-    small = [_small(item, table) for item in items]
-    touched = [_Touched.by(item, table) for item in items]
+def _fuse_different_kernels(
+    items: Sequence[ScheduledStep], table: BufferTable
+) -> list[ScheduledStep]:
+    """`items` with small steps fused into an earlier one that they do not depend on.
+
+    Members move *forward* to the first one, so each must commute with everything in between.
+    """
+    small = [_candidate(item, table) for item in items]
+    accesses = [_Accesses.by(item, table) for item in items]
     taken: set[int] = set()
     result: list[ScheduledStep] = []
     for n, item in enumerate(items):
@@ -210,22 +217,26 @@ def _different(items: Sequence[ScheduledStep], table: BufferTable) -> list[Sched
             result += [] if n in taken else [item]
             continue
         members = [first]
-        between = _Touched({*touched[n].reads}, {*touched[n].writes})
+        between = _Accesses({*accesses[n].reads}, {*accesses[n].writes})
         for m in range(n + 1, min(n + 1 + _WINDOW, len(items))):
             other = small[m]
             if m in taken or len(members) == _MOST_KERNELS:
                 continue
-            if other is not None and _fit(first, other) and between.apart(touched[m]):
+            if (
+                other is not None
+                and _compatible(first, other)
+                and between.commutes_with(accesses[m])
+            ):
                 members.append(other)
                 taken.add(m)
-            # What stays in its place is in the way of what follows, as the members are.
-            between.add(touched[m])
-        result.append(_in_one_grid(members) if len(members) > 1 else item)
+            # Later candidates must pass this step too, whether it stays or moves.
+            between.add(accesses[m])
+        result.append(_combo_step(members) if len(members) > 1 else item)
     return result
 
 
-def _small(item: ScheduledStep, table: BufferTable) -> _Small | None:
-    """An item that may share its launch, whose latency matters."""
+def _candidate(item: ScheduledStep, table: BufferTable) -> _Candidate | None:
+    """`item` as a candidate: one small launch on a one-dimensional grid whose kernel is text."""
     if (
         len(item.steps) != 1
         or type(item.steps[0]) is not SubProgram
@@ -235,30 +246,31 @@ def _small(item: ScheduledStep, table: BufferTable) -> _Small | None:
     (launch,) = item.steps[0].steps
     if type(launch) is not Launch or launch.grid[1:] != (1, 1):
         return None
-    if launch.max_registers is not None or table.word in item.writes:
+    if launch.max_registers is not None or table.error_word in item.writes:
         return None
     if any(type(a) not in (BufferArg, Scalar) for a in launch.arguments.values()):
         return None
-    # Of what it updates in place it touches little.
+    # Buffers that are both read and written do not count: an in-place update accesses few bytes.
     size = sum([table.bytes[b] for b in {*item.reads} ^ {*item.writes}])
     text = definition(launch.kernel) if size <= table.target.launch_bytes else None
-    return None if text is None else _Small(item, launch, text, size)
+    return None if text is None else _Candidate(item, launch, text, size)
 
 
-def _fit(one: _Small, other: _Small) -> bool:
-    """Whether two kernels may be parts of one."""
+def _compatible(one: _Candidate, other: _Candidate) -> bool:
+    """Whether two kernels may be fused."""
     a, b = one.launch, other.launch
-    # Either all parts of a kernel wait for the one before it, or it is made to at its start.
+    # A kernel waits for its predecessor either in its source (EARLY) or at its very start
+    # (programmatic): a fused one cannot do both.
     if a.programmatic != b.programmatic or ("EARLY" in a.constants) != ("EARLY" in b.constants):
         return False
     alike = (a.num_warps, a.num_stages) == (b.num_warps, b.num_stages)
     return alike or max(one.bytes, other.bytes) <= _TINY
 
 
-def _in_one_grid(members: Sequence[_Small]) -> ScheduledStep:
+def _combo_step(members: Sequence[_Candidate]) -> ScheduledStep:
     launches = [x.launch for x in members]
     texts, grids = tuple([x.definition for x in members]), tuple([x.grid[0] for x in launches])
-    function, order = joint_kernel(texts, grids)
+    function, order = combo_kernel(texts, grids)
     arguments: dict[str, Any] = {}
     constants: dict[str, Any] = {}
     buffers: list[tuple[int, int]] = []
@@ -281,4 +293,4 @@ def _in_one_grid(members: Sequence[_Small]) -> ScheduledStep:
         num_stages=max([x.num_stages for x in launches]),
     )
     items = [x.item for x in members]
-    return _of_all(items[0], items, SubProgram((launch,), tuple(buffers)))
+    return _merged(items[0], items, SubProgram((launch,), tuple(buffers)))

@@ -1,7 +1,9 @@
-"""A program as steps over numbered buffers: kernels, copies, control flow.
+"""Lowers the groups of a fused program to steps over numbered buffers.
 
-Every value in memory is a buffer. Buffers of an inner program lie in one buffer of the program
-around it, so that the whole needs one arena; views lie in the buffer that they are part of.
+Every value in memory is a buffer. `ProgramLowering` gives each group its launches and each value
+its buffer; `pack_arena` then assigns offsets. The temporaries of a loop's or branch's body are one
+buffer of the program around it, so that a whole program needs one arena. A view is a buffer inside
+of another one.
 """
 
 from __future__ import annotations
@@ -9,15 +11,21 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from genesis_fn.backends.cuda import lowerings
-from genesis_fn.backends.cuda.codegen import Generated, Known, generate_once
-from genesis_fn.backends.cuda.lower.fused_matmul import plan_product, plan_wide
+from genesis_fn.backends.cuda.codegen import GeneratedKernels, KernelCache, generate_once
+from genesis_fn.backends.cuda.lower.fused_matmul import plan_fused_gemv, plan_matmul_epilogue
 from genesis_fn.backends.cuda.lowerings import HostCall, Views, checks, plan_for
-from genesis_fn.backends.cuda.run.graph import Copy, ForLoop, Host, Step, SubProgram, Switch, While
+from genesis_fn.backends.cuda.run.graph import (
+    Copy,
+    ForLoop,
+    HostStep,
+    Step,
+    SubProgram,
+    Switch,
+    While,
+)
 from genesis_fn.compiler.fusion.fuse import Fusion, FusionGroup
-from genesis_fn.compiler.fusion.gemv_fusion import is_tiled_matmul
 from genesis_fn.compiler.loop_ir.kernel import SliceStore
 from genesis_fn.compiler.memory.inplace import updated_operand
 from genesis_fn.compiler.memory.memory_plan import pack
@@ -38,7 +46,8 @@ from genesis_fn.transforms.staging.cost import cost
 
 @dataclass(slots=True)
 class StepSummary:
-    """One step for people: what it is, its traffic and work, the source of its kernels."""
+    """What reports say of one step: its name, its traffic in bytes, its operations, the source of
+    its kernels and the user's lines. `depth` counts the loops and branches around it."""
 
     name: str
     traffic: int
@@ -50,20 +59,27 @@ class StepSummary:
 
 @dataclass(slots=True)
 class BufferTable:
-    """The buffers of a whole program, compiled for `target`. `place[b] = (a, offset)`: b is part of
-    buffer a. Those without a place are bound from outside: inputs, outputs, the arena, the error
-    word. `pointers` are the tables of addresses that kernels over many tensors read, `steady` the
-    inputs that no step writes, `generated` the kernels by what they compute."""
+    """The buffers of a whole program, by number.
+
+    * `bytes[b]`: the size of buffer b.
+    * `parent[b] = (a, offset)`: b is part of buffer a. Buffers without a parent are bound to
+      addresses by the executable: inputs, outputs, the arena, the error word, pointer tables.
+    * `sites`: the equations that check something, in the order of their sites in the error word.
+    * `pointers`: tables of addresses that multi-tensor kernels read; rows of buffer numbers.
+    * `read_only`: inputs that no step writes, so that kernels may load them before they wait for
+      the kernel ahead of them.
+    * `generated`: generated kernels by what they compute.
+    """
 
     target: Target
     bytes: list[int] = field(default_factory=list)
-    place: dict[int, tuple[int, int]] = field(default_factory=dict)
+    parent: dict[int, tuple[int, int]] = field(default_factory=dict)
     sites: list[Eqn] = field(default_factory=list)
-    word: int | None = None
+    error_word: int | None = None
     pointers: dict[int, list[list[int]]] = field(default_factory=dict)
-    described: list[StepSummary] = field(default_factory=list)
-    steady: set[int] = field(default_factory=set)
-    generated: Known = field(default_factory=dict)
+    summaries: list[StepSummary] = field(default_factory=list)
+    read_only: set[int] = field(default_factory=set)
+    generated: KernelCache = field(default_factory=dict)
 
     def new(self, size: int) -> int:
         """A buffer of `size` bytes."""
@@ -71,24 +87,24 @@ class BufferTable:
         return len(self.bytes) - 1
 
     def view(self, of: int, offset: int, size: int) -> int:
-        """A part of a buffer, as a buffer."""
+        """The buffer that is a part of another one."""
         if offset == 0 and size == self.bytes[of]:
             return of
         b = self.new(size)
-        self.place[b] = of, offset
+        self.parent[b] = of, offset
         return b
 
     def root(self, b: int) -> int:
         """The buffer that holds the memory of `b`."""
-        while b in self.place:
-            b = self.place[b][0]
+        while b in self.parent:
+            b = self.parent[b][0]
         return b
 
 
-@functools.cache  # `simplify` remembers programs by the function
+@functools.cache  # `simplify` caches programs by this function's identity
 def keeps_fused(target: Target) -> Callable[[Eqn], bool]:
-    """Whether a call stays one step: a fused function that `target` has a kernel for, and that
-    gains nothing from being generated together with the casts and sums around it."""
+    """A predicate: whether a call stays one step. So does a fused function that `target` has a
+    kernel for, unless generating it together with the casts and sums around it is better."""
 
     def keeps(e: Eqn) -> bool:
         known = lowerings.kernel_of(e.params["op"]) if e.prim is fused_p else None
@@ -102,21 +118,21 @@ def keeps_fused(target: Target) -> Callable[[Eqn], bool]:
 
 @dataclass(slots=True)
 class ScheduledStep:
-    """Steps that stay together, with the buffers that they read and write."""
+    """Steps that stay together when steps are moved, with the buffers that they read and write."""
 
     steps: list[Step]
     reads: list[int]
     writes: list[int]
     scratch: list[int] = field(default_factory=list)
-    plan: Plan | None = None  # of one generated launch
+    launch: Launch | None = None  # the only one, if it was generated
     traffic: int = 0
-    described: StepSummary | None = None
+    summary: StepSummary | None = None
 
 
 @dataclass(slots=True)
 class Schedule:
-    """A program, or the body of a loop or branch, as `items` in order. Its results are in the
-    buffers `outputs`, its temporaries in the `arena` bytes of buffer `base`."""
+    """A program, or the body of a loop or branch, as `items` in order. Results are in the buffers
+    `outputs`; buffer `base`, of `arena` bytes, holds the temporaries."""
 
     items: list[ScheduledStep]
     outputs: list[int]
@@ -125,17 +141,19 @@ class Schedule:
 
     @property
     def steps(self) -> list[Step]:
-        """What runs, in order."""
+        """The steps, in order."""
         return [s for item in self.items for s in item.steps]
 
 
 class ProgramLowering:
-    """How the groups of one program (of the whole, or of a loop's or branch's body) become items.
+    """Lowers the groups of one program: of the whole, or of the body of a loop or branch.
 
-    `inputs` are the buffers of its inputs, `targets` those that its outputs must end in (None: the
-    scope chooses); a target may be the buffer of an input, which is then overwritten when nothing
-    reads it any more. `placed` are values that are written into a part of what `extra` gives a
-    buffer. `schedule` makes the schedule of a body: (table, program, inputs, targets, options).
+    * `inputs`: the buffers of the program's inputs.
+    * `targets`: the buffers that its outputs must end in; None: any. A target may be the buffer of
+      an input, which is overwritten once nothing reads it any more (donation, the carry of a loop).
+    * `extra`: buffers of further values: the stacked results of a scan.
+    * `placed`: values that are written into a slice of one of `extra`.
+    * `schedule`: schedules a body, given (table, program, inputs, targets, placed, extra, depth).
     """
 
     def __init__(
@@ -153,23 +171,23 @@ class ProgramLowering:
         self.table, self.jaxpr, self.fusion, self.depth = table, jaxpr, fusion, depth
         self.targets, self.placed, self._schedule = targets, placed or {}, schedule
         self.graph = fusion.graph
-        self.ids: dict[Var, int] = dict(zip(jaxpr.invars, inputs)) | (extra or {})
-        self.fixed = {table.root(b) for b in self.ids.values()}
+        self.buffers: dict[Var, int] = dict(zip(jaxpr.invars, inputs)) | (extra or {})
+        self.fixed = {table.root(b) for b in self.buffers.values()}
         self.fixed |= {table.root(t) for t in targets if t is not None}
-        # What decides whether a value may take the memory of an input.
+        # Liveness, by which `_free` decides whether a value may take a buffer.
         self._results: set[Var] = set()
         self._made_at: dict[Var, int] = {}
         self._last_read: dict[Var, int] = {}
         self._held: dict[int, list[Var]] = {}
         self.items: list[ScheduledStep] = []
 
-    def lowered(self) -> tuple[list[ScheduledStep], list[int]]:
-        """(the items that compute the program, the buffers of its outputs)."""
+    def lower(self) -> tuple[list[ScheduledStep], list[int]]:
+        """Lower all groups: (the items that compute the program, the buffers of its outputs)."""
         self._results |= {self.graph.memory(o)[0] for o in self.jaxpr.outs}
         for n, g in enumerate(self.fusion.groups):
             self._made_at |= dict.fromkeys(g.roots, n)
             self._last_read |= dict.fromkeys(g.reads, n)
-        for v, b in self.ids.items():
+        for v, b in self.buffers.items():
             self._held.setdefault(self.table.root(b), []).append(v)
         wanted = self._wanted()
         for g in self.fusion.groups:
@@ -182,31 +200,31 @@ class ProgramLowering:
     def buffer(self, v: Var) -> int:
         """The buffer of a value."""
         u, offset = self.graph.memory(v)
-        b = self.ids[u]
+        b = self.buffers[u]
         return self.table.view(b, offset, v.aval.nbytes) if u is not v else b
 
     def temporary(self, size: int) -> int:
-        """A new buffer in this scope's arena."""
+        """A new buffer in this program's arena."""
         return self.table.new(size)
 
     def _wanted(self) -> dict[Var, int]:
-        """Which buffer a value should be written to at once, because an output must end there."""
+        """The buffer that each value should be written to because an output must end there."""
         wanted: dict[Var, int] = {}
         for v, t in zip(self.jaxpr.outs, self.targets):
             u = self.graph.memory(v)[0]
-            if t is not None and u not in self.ids and u not in wanted and v not in self.placed:
+            if t is not None and u not in self.buffers and u not in wanted and v not in self.placed:
                 wanted[u] = t
         for u, t in list(wanted.items()):
-            # What is updated in place must be there already.
+            # An in-place update writes where its operand is, so the operand is wanted there too.
             while (x := self._updated(u)) is not None:
-                if x in self.ids or x in wanted or x in self._results:
+                if x in self.buffers or x in wanted or x in self._results:
                     break
                 wanted[x] = t
                 u = x
         return wanted
 
     def _updated(self, v: Var) -> Var | None:
-        """The value in memory that the equation of `v` may write `v` over."""
+        """The operand in whose memory the equation of `v` can update it to be `v`."""
         e = self.graph.producer[v]
         if self.graph.kind[id(e)] != "opaque" or not enabled("in_place"):
             return None
@@ -220,79 +238,85 @@ class ProgramLowering:
     def _group(self, g: FusionGroup, wanted: dict[Var, int]) -> None:
         if g.matmul is not None:
             for v in g.writes:
-                self.ids[v] = self._write_to(v, wanted, None, None)
+                self.buffers[v] = self._write_to(v, wanted, None, None)
             self.items.append(self._product(g))
             return
         if g.kernel is None:
             assert g.eqn is not None
             for v in g.eqn.outs:
-                if v not in self.ids:
-                    self.ids[v] = self._write_to(v, wanted, None, None)
-            at = len(self.table.described)
+                if v not in self.buffers:
+                    self.buffers[v] = self._write_to(v, wanted, None, None)
+            at = len(self.table.summaries)
             self.items.append(self._opaque(g))
-            self.items[-1].described = self.table.described[at]
+            self.items[-1].summary = self.table.summaries[at]
             return
         made = generate_once(g.kernel, self.table.target, self.table.generated)
         for v in made.writes:
-            if v not in self.ids:
-                self.ids[v] = self._write_to(v, wanted, g, made)
+            if v not in self.buffers:
+                self.buffers[v] = self._write_to(v, wanted, g, made)
         names = list(dict.fromkeys(i.eqn.prim.name for i in g.kernel.instrs if i.eqn is not None))
         lines = list(dict.fromkeys(str(self.graph.producer[v].where) for v in g.roots))
         text = f"{'+'.join(names[:6])}{'+..' if len(names) > 6 else ''}" or "copy"
-        self.table.described.append(
+        self.table.summaries.append(
             StepSummary(text, g.traffic, g.operations, made.sources, lines, self.depth)
         )
-        self._launched(g, made, self.table.described[-1])
+        self._launched(g, made, self.table.summaries[-1])
 
-    def _launched(self, g: FusionGroup, made: Generated, described: StepSummary) -> None:
-        """One item for each launch: the last, which joins partial results, may wait until it can
-        share a launch with others like it."""
+    def _launched(self, g: FusionGroup, made: GeneratedKernels, summary: StepSummary) -> None:
+        """Append one item for each launch. The second one of a split reduction, which combines
+        partial results, is an item of its own so that horizontal fusion can delay it until it
+        shares a launch with others like it."""
         plan = made.plan
         scratch = [self.temporary(w.bytes) for w in plan.workspaces]
-        buffers = [self.ids[v] for v in (*made.reads, *made.writes)] + scratch
+        buffers = [self.buffers[v] for v in (*made.reads, *made.writes)] + scratch
         for n, (step, use) in enumerate(zip(plan.steps, made.uses, strict=True)):
             assert type(step) is Launch
-            step, order = _compact(step)
+            step, order = _renumbered(step)
             item = ScheduledStep(
                 [SubProgram((step,), tuple([(buffers[k], 0) for k in order]))],
                 [buffers[k] for k in sorted(use.reads)],
                 [buffers[k] for k in sorted(use.writes)],
-                plan=Plan(len(order), 0, (step,)),
+                launch=step,
                 traffic=g.traffic,
-                described=described,
+                summary=summary,
             )
             if n:
                 item.traffic = sum([self.table.bytes[b] for b in (*item.reads, *item.writes)])
-                item.described = replace(
-                    described,
-                    name=f"{described.name}, joined",
+                item.summary = replace(
+                    summary,
+                    name=f"{summary.name}, joined",
                     traffic=item.traffic,
                     operations=0,
                     sources=made.sources[n:],
                 )
-                self.table.described.append(item.described)
+                self.table.summaries.append(item.summary)
             self.items.append(item)
-        described.sources = made.sources[:1]
+        summary.sources = made.sources[:1]
 
     def _write_to(
-        self, v: Var, wanted: dict[Var, int], g: FusionGroup | None, made: Generated | None
+        self, v: Var, wanted: dict[Var, int], g: FusionGroup | None, made: GeneratedKernels | None
     ) -> int:
-        """The buffer that `v` is written to: its target if its old contents are not needed, that of
-        the value it updates if nothing else needs that, or a new one."""
+        """The buffer that `v` is written to: its target if nothing needs the old contents, that of
+        the operand it updates if nothing else needs that, or a new one."""
         source = self._updated(v) if g is None else None
         choices = [wanted[v]] if v in wanted else []
-        if source is not None and self.table.root(self.ids[source]) not in self.fixed:
-            choices.append(self.ids[source])
+        if source is not None and self.table.root(self.buffers[source]) not in self.fixed:
+            choices.append(self.buffers[source])
         free = [b for b in choices if self._free(b, v, source, g, made)]
         buffer = free[0] if free else self.temporary(v.aval.nbytes)
         self._held.setdefault(self.table.root(buffer), []).append(v)
         return buffer
 
     def _free(
-        self, b: int, v: Var, source: Var | None, g: FusionGroup | None, made: Generated | None
+        self,
+        b: int,
+        v: Var,
+        source: Var | None,
+        g: FusionGroup | None,
+        made: GeneratedKernels | None,
     ) -> bool:
-        """Whether nothing needs what buffer `b` holds when `v` is written there, but for `source`,
-        which `v` is written over."""
+        """Whether `v` may be written to buffer `b`: nothing needs its contents by then, except the
+        step of `v` itself, which may update `source` there."""
         held = self._held.get(self.table.root(b), ())
         now = self._made_at[v]
         here = self.fusion.groups[now]
@@ -300,13 +324,15 @@ class ProgramLowering:
             if u in self._results or self._last_read.get(u, -1) > now:
                 return False
             if self._made_at.get(u) == now:
-                return False  # another result of this step
+                return False  # it holds another result of this step
             if u not in here.reads:
                 continue
             if g is not None and made is not None and g.kernel is not None:
+                # Threads of one kernel run in no order: each element must be read by the thread
+                # that overwrites it, or in an earlier launch.
                 if not made.elementwise(g.kernel, v, u):
                     return False
-            elif u is not source or self.ids[u] != b:
+            elif u is not source or self.buffers[u] != b:
                 return False
         return True
 
@@ -317,41 +343,41 @@ class ProgramLowering:
         return ScheduledStep([child], list(reads), list(writes), scratch)
 
     def _product(self, g: FusionGroup) -> ScheduledStep:
-        """A product with what is computed before and after it."""
+        """A matrix product with its fused prologue and epilogue."""
         product, e = g.matmul, g.eqn
         assert product is not None and e is not None
         if is_tiled_matmul(e):
-            plan, operands = plan_wide(product, g.writes, self.table.target)
+            plan, operands = plan_matmul_epilogue(product, g.writes, self.table.target)
         else:
             (v,) = g.writes
-            steady = self.table.steady
-            fixed = all(self.table.root(self.buffer(x.ins[1])) in steady for x in product.eqns)
-            plan, operands = plan_product(product, v, fixed, self.table.target)
+            read_only = self.table.read_only
+            fixed = all(self.table.root(self.buffer(x.ins[1])) in read_only for x in product.eqns)
+            plan, operands = plan_fused_gemv(product, v, fixed, self.table.target)
         reads = [self.buffer(u) for u in operands]
         bodies = [b for b in (product.prologue, product.epilogue) if b is not None]
         names = [i.eqn.prim.name for b in bodies for i in b.instrs if i.eqn is not None]
         text = "+".join([x.prim.name for x in product.eqns] + list(dict.fromkeys(names)))
         work = sum([_work_of(x) for x in product.eqns])
-        self.table.described.append(
+        self.table.summaries.append(
             StepSummary(text, g.traffic, work, [], [str(e.where)], self.depth)
         )
-        return self._planned(plan, reads, [self.ids[v] for v in g.writes])
+        return self._planned(plan, reads, [self.buffers[v] for v in g.writes])
 
-    # Equations that are one step.
+    # Equations that are one step: kernels of `lowerings`, host calls, control flow.
 
     def _in_place(self, e: Eqn) -> bool:
-        """Whether the result of an update is the memory of what is updated."""
+        """Whether the result of an update has been given the memory of its operand."""
         x = None if e.prim.updates is None else e.ins[e.prim.updates]
-        return type(x) is Var and self.buffer(x) == self.ids[e.outs[0]]
+        return type(x) is Var and self.buffer(x) == self.buffers[e.outs[0]]
 
     def _opaque(self, g: FusionGroup) -> ScheduledStep:
         e = g.eqn
         assert e is not None
-        at = len(self.table.described)
+        at = len(self.table.summaries)
         if e.prim in _CONTROL:
-            self.table.described.append(StepSummary("", 0, 0, [], [str(e.where)], self.depth))
+            self.table.summaries.append(StepSummary("", 0, 0, [], [str(e.where)], self.depth))
             item = _CONTROL[e.prim](self, e)
-            self.table.described[at].name = e.prim.name
+            self.table.summaries[at].name = e.prim.name
             return item
         avals = [i.aval if type(i) is Var else i for i in e.ins]
         site = len(self.table.sites) + 1
@@ -361,16 +387,16 @@ class ProgramLowering:
         else:
             lowered = HostCall(e.prim, tuple(avals), dict(e.params))
         reads = [self.buffer(i) for i in e.ins if type(i) is Var]
-        writes = [self.ids[v] for v in e.outs]
+        writes = [self.buffers[v] for v in e.outs]
         name = e.params["op"].name if e.prim is fused_p else e.prim.name
         kernels = []
         if type(lowered) is Plan:
             kernels = [
                 getattr(s.kernel, "__name__", getattr(s.kernel, "name", ""))
                 for s in lowered.steps
-                if hasattr(s, "kernel")
+                if isinstance(s, Launch)
             ]
-        self.table.described.append(
+        self.table.summaries.append(
             StepSummary(
                 name,
                 g.traffic - (2 * avals[0].nbytes if in_place else 0),
@@ -385,7 +411,7 @@ class ProgramLowering:
         if type(lowered) is HostCall:
             given = iter(reads)
             operands = tuple([next(given) if type(i) is Var else None for i in e.ins])
-            return ScheduledStep([Host(lowered, operands, tuple(writes))], reads, writes)
+            return ScheduledStep([HostStep(lowered, operands, tuple(writes))], reads, writes)
         if type(lowered) is Views:
             for v, b, (source, offset) in zip(e.outs, writes, lowered.sources):
                 copy = Copy(b, reads[source], v.aval.nbytes, 0, offset)
@@ -395,26 +421,31 @@ class ProgramLowering:
         assert type(lowered) is Plan
         if checks(lowered, [v.aval for v in e.outs]):
             self.table.sites.append(e)
-            if self.table.word is None:
-                self.table.word = self.table.new(8)
-            writes = [*writes, self.table.word]
+            if self.table.error_word is None:
+                self.table.error_word = self.table.new(8)
+            writes = [*writes, self.table.error_word]
         return self._planned(lowered, reads, writes)
 
     def body(
-        self, jaxpr: Jaxpr, inputs: Sequence[int], targets: Sequence[int | None], **options: Any
+        self,
+        jaxpr: Jaxpr,
+        inputs: Sequence[int],
+        targets: Sequence[int | None],
+        placed: dict[Var, SliceStore] | None = None,
+        extra: dict[Var, int] | None = None,
     ) -> Schedule:
-        """The body of a loop or branch; its arena must be given a place."""
-        return self._schedule(self.table, jaxpr, inputs, targets, depth=self.depth + 1, **options)
+        """Schedule the body of a loop or branch. `body_arena` must then give its arena a parent."""
+        return self._schedule(self.table, jaxpr, inputs, targets, placed, extra, self.depth + 1)
 
-    def room(self, bodies: Sequence[Schedule]) -> int:
-        """A buffer for the arenas of bodies that do not run at the same time."""
+    def body_arena(self, bodies: Sequence[Schedule]) -> int:
+        """One buffer for the arenas of bodies that never run at the same time."""
         b = self.temporary(max([s.arena for s in bodies], default=0))
         for s in bodies:
-            self.table.place[s.base] = b, 0
+            self.table.parent[s.base] = b, 0
         return b
 
-    def started(self, carry: Sequence[int], inits: Sequence[int]) -> list[Step]:
-        """Copies of the initial carry to where the loop keeps it."""
+    def copy_carry(self, carry: Sequence[int], inits: Sequence[int]) -> list[Step]:
+        """Copies of the initial carry to the buffers in which the loop updates it."""
         return [
             Copy(c, i, self.table.bytes[c])
             for c, i in zip(carry, inits)
@@ -422,17 +453,19 @@ class ProgramLowering:
         ]
 
     def _finish(self) -> list[int]:
-        """The buffers of the outputs, after copies of those that are not where they must be."""
+        """Append copies of outputs that are not in their targets; the buffers of the outputs."""
         moves: list[tuple[int, int, int]] = []
         outputs = []
         for v, t in zip(self.jaxpr.outs, self.targets):
             if v in self.placed:
-                outputs.append(self.ids[self.placed[v].target])
+                outputs.append(self.buffers[self.placed[v].target])
                 continue
             b = self.buffer(v)
             if t is not None and b != t:
                 moves.append((t, b, v.aval.nbytes))
             outputs.append(b if t is None else t)
+        # A parallel move: outputs that change places (a carry `(x, y)` that comes back as `(y, x)`)
+        # go through temporaries, before any target is overwritten.
         overwritten = {self.table.root(t) for t, _, _ in moves}
         staged: list[tuple[int, int, int]] = []
         for t, b, size in moves:
@@ -447,30 +480,34 @@ class ProgramLowering:
         return outputs
 
 
-def packed(
+def pack_arena(
     items: Sequence[ScheduledStep],
     outputs: Sequence[int],
     table: BufferTable,
     fixed: set[int],
     base: int,
 ) -> int:
-    """The size of the arena that holds the temporaries of `items`, which get a place in buffer
-    `base`; `fixed` are buffers that have one, outputs are given theirs from outside."""
+    """Assign the temporaries of `items` offsets in the arena, buffer `base`, and return its size.
+
+    A temporary is alive from the first item that touches it to the last. `fixed` buffers, outputs,
+    pointer tables and the error word are elsewhere.
+    """
     lives: dict[int, tuple[int, int]] = {}
-    outside = {*fixed, *table.pointers, *map(table.root, outputs), table.word}
+    outside = {*fixed, *table.pointers, *map(table.root, outputs), table.error_word}
     for n, item in enumerate(items):
         for b in map(table.root, (*item.reads, *item.writes, *item.scratch)):
             if b not in outside:
                 lives[b] = lives.get(b, (n, n))[0], n
     offsets, size = pack({b: table.bytes[b] for b in lives}, lives)
     for b, at in offsets.items():
-        table.place[b] = base, at
+        table.parent[b] = base, at
     table.bytes[base] = size
     return size
 
 
-def _compact(launch: Launch) -> tuple[Launch, list[int]]:
-    """The launch with buffers numbered in the order of its arguments, and their old numbers."""
+def _renumbered(launch: Launch) -> tuple[Launch, list[int]]:
+    """(the launch with its buffers numbered in the order of its arguments, their old numbers):
+    launches of one kernel on other values become equal."""
     order: dict[int, int] = {}
     arguments = {}
     for name, a in launch.arguments.items():
@@ -480,8 +517,8 @@ def _compact(launch: Launch) -> tuple[Launch, list[int]]:
 
 
 def _work_of(e: Eqn) -> int:
-    """Floating-point operations of an opaque equation, where its record has a formula; those of a
-    fused function's reference for the function."""
+    """Floating-point operations of an opaque equation, 0 where its primitive has no formula; of a
+    fused function, those of its reference program."""
     if e.prim is fused_p:
         return int(cost(e.params["jaxpr"])["flops"])
     if e.prim.flops is None:
@@ -497,9 +534,11 @@ def _scan(s: ProgramLowering, e: Eqn) -> ScheduledStep:
     p = e.params
     consts, carry, length = p["consts"], p["carry"], p["length"]
     ins = [s.buffer(i) for i in e.ins]
-    outs = [s.ids[v] for v in e.outs]
+    outs = [s.buffers[v] for v in e.outs]
     kept, stacks = outs[:carry], outs[carry:]
-    start = s.started(kept, ins[consts : consts + carry])
+    # The carry is updated in the buffers of the results; stacked results are written slice by
+    # slice into theirs.
+    start = s.copy_carry(kept, ins[consts : consts + carry])
     counter = s.temporary(4)
     body = loop_body(p["jaxpr"], consts, carry, length, p["reverse"], s.table.target)
     inner = s.body(
@@ -509,33 +548,33 @@ def _scan(s: ProgramLowering, e: Eqn) -> ScheduledStep:
         placed=body.slice_stores,
         extra=dict(zip(body.stacks, stacks)),
     )
-    room = s.room([inner])
+    arena = s.body_arena([inner])
     loop = ForLoop(length, BufferArg(counter, "i32"), tuple(inner.steps))
     steps = [*start, loop] if length else start
-    return ScheduledStep(list(steps), ins, outs, [counter, room])
+    return ScheduledStep(list(steps), ins, outs, [counter, arena])
 
 
 def _while(s: ProgramLowering, e: Eqn) -> ScheduledStep:
     p = e.params
     a, b = p["cond_consts"], p["body_consts"]
     ins = [s.buffer(i) for i in e.ins]
-    outs = [s.ids[v] for v in e.outs]
-    start = s.started(outs, ins[a + b :])
+    outs = [s.buffers[v] for v in e.outs]
+    start = s.copy_carry(outs, ins[a + b :])
     predicate = s.temporary(1)
     test = s.body(p["cond"], [*ins[:a], *outs], [predicate])
     body = s.body(p["body"], [*ins[a : a + b], *outs], outs)
-    room = s.room([test, body])
+    arena = s.body_arena([test, body])
     loop = While(tuple(test.steps), BufferArg(predicate, "i1"), tuple(body.steps))
-    return ScheduledStep([*start, loop], ins, outs, [predicate, room])
+    return ScheduledStep([*start, loop], ins, outs, [predicate, arena])
 
 
 def _cond(s: ProgramLowering, e: Eqn) -> ScheduledStep:
     ins = [s.buffer(i) for i in e.ins]
-    outs = [s.ids[v] for v in e.outs]
+    outs = [s.buffers[v] for v in e.outs]
     bodies = [s.body(branch, ins[1:], outs) for branch in e.params["branches"]]
-    room = s.room(bodies)
+    arena = s.body_arena(bodies)
     branches = tuple([tuple(body.steps) for body in bodies])
-    return ScheduledStep([Switch(BufferArg(ins[0], "i32"), branches)], ins, outs, [room])
+    return ScheduledStep([Switch(BufferArg(ins[0], "i32"), branches)], ins, outs, [arena])
 
 
 _CONTROL: dict[Primitive, Callable[[ProgramLowering, Eqn], ScheduledStep]] = {
@@ -544,7 +583,7 @@ _CONTROL: dict[Primitive, Callable[[ProgramLowering, Eqn], ScheduledStep]] = {
 
 
 def check_error(table: BufferTable, jaxpr: Jaxpr, site: int, index: int) -> Exception:
-    """The exception for a failed check of the program's."""
+    """The exception for a check of the program that failed at `site` with `index`."""
     e = table.sites[site // lowerings.SITES - 1]
     avals = [i.aval if type(i) is Var else i for i in e.ins]
     error = lowerings.check_error(e.prim, avals, e.params, table.target, site, index)

@@ -1,4 +1,4 @@
-"""How each primitive runs on a GPU when it is not fused: as a plan, a view, or on the host.
+"""Lowers a primitive that is not fused: to a plan of kernels, to views, or to a call on the host.
 
     lowered = plan_for(eqn.prim, avals, eqn.params, target)
 
@@ -34,7 +34,7 @@ from genesis_fn.transforms.custom.fused_functions import Fused, fused_p
 from genesis_fn.transforms.debugging.assertions import assert_p
 
 if TYPE_CHECKING:
-    from genesis_fn.backends.cuda.lowerings.fused import Kernel
+    from genesis_fn.backends.cuda.lowerings.fused import FusedKernel
 
 _MODULES = (
     "assertions",
@@ -54,12 +54,13 @@ def plan_for(
 ) -> Lowered | None:
     """How `prim` runs on `target` with operands of these avals (a Python scalar stands for itself).
 
-    None for a fused function without a kernel for them: its reference program runs. The plan of one
-    leaves results alone that are operands, or the same as an earlier result. A failed check
-    raises the error word with site `site * SITES + k`, of which `check_error` makes the exception.
-    Callbacks, and primitives that users define for the CPU, run on the host. Raises BackendError
-    for a primitive that has no lowering. `in_place`: the result's buffer holds the operand that
-    `prim.updates` names already (it is the same memory, or a copy), and is updated.
+    None for a fused function without a kernel for them: its reference program runs. The plan of a
+    fused function does not write results that are operands, or equal to an earlier result.
+    Callbacks and primitives that users define for the CPU run on the host.
+
+    `site`: a failed check sets the error word to site `site * SITES + k`, from which `check_error`
+    makes the exception. `in_place`: the result's buffer holds the operand that `prim.updates` names
+    already, and is updated. Raises BackendError for a primitive without a lowering.
     """
     if in_place and prim.updates is None:
         raise ValueError(f"{prim.name} cannot update its operand in place")
@@ -98,7 +99,7 @@ def check_error(
     return out_of_range(call, site % SITES, index)
 
 
-def kernel_of(op: Fused[..., Any]) -> Kernel | None:
+def kernel_of(op: Fused[..., Any]) -> FusedKernel | None:
     """The kernel of a fused function, if it has one."""
     from genesis_fn.backends.cuda.lowerings.fused import KERNELS
 
@@ -111,8 +112,8 @@ def has_lowering(prim: Primitive) -> bool:
 
 
 def _rule_of(prim: Primitive) -> Callable[[Call], Lowered | None] | None:
-    """The rule of a primitive, or of its kind: of elementwise ones with an expression, views and
-    reductions."""
+    """The rule of a primitive, or the common one of its type of `lowering` (elementwise with an
+    expression, view, reduction)."""
     _load()
     own = RULES.get(prim)
     if own is None and type(prim.lowering) is Elementwise and prim.lowering.triton is None:

@@ -1,4 +1,4 @@
-"""Assertions inside programs: the first element that fails is left in the error word."""
+"""Assertions inside programs: the error word gets the position of the first failed element."""
 
 from __future__ import annotations
 

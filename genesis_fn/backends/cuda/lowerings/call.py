@@ -1,4 +1,4 @@
-"""What a lowering is given and what it returns."""
+"""What a lowering rule takes (`Call`) and returns (`Plan`, `Views` or `HostCall`)."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ SITES = 8
 
 @dataclass(frozen=True)
 class HostCall:
-    """The primitive runs on the CPU backend, between explicit copies of its operands and results.
+    """The CPU backend runs the primitive, between copies of its operands and results.
 
-    So do dense decompositions and solves, Fourier transforms, polygamma, products of booleans,
-    convolutions of integers, and everything on complex numbers.
+    Dense decompositions and solves, Fourier transforms, polygamma, products of booleans,
+    convolutions of integers, and everything on complex numbers run so.
     """
 
     prim: Primitive
@@ -31,15 +31,16 @@ class HostCall:
 
     def function(self) -> Callable[..., list[Any]]:
         """From CPU tensors (and the Python scalars in their places) to a list of CPU tensors."""
-        from genesis_fn.backends.cpu.backend import lower
+        from genesis_fn.backends.cpu.lower import lower_primitive
 
-        run = lower(self.prim, list(self.avals), self.params)
+        run = lower_primitive(self.prim, list(self.avals), self.params)
         return run if self.prim.multi else lambda *xs: [run(*xs)]
 
 
 def runs_on_host(prim: Primitive) -> bool:
     """Whether the CPU backend has a lowering for the primitive."""
-    import genesis_fn.backends.cpu  # noqa: F401 - registers lowerings
+    # Registers the CPU's lowerings.
+    import genesis_fn.backends.cpu  # noqa: F401 # pyright: ignore[reportUnusedImport]
     from genesis_fn.backends.cpu.lower import has_lowering
 
     return has_lowering(prim)
@@ -110,7 +111,7 @@ RULES: dict[Primitive | type, Callable[[Call], Lowered | None]] = {}
 
 
 def lowers(
-    *of: Primitive | type, **given: Any
+    *of: Primitive | type, **given: object
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Decorator: the function lowers these primitives, or those with this kind of `lowering` which
     have no rule of their own, with `given` as further arguments."""

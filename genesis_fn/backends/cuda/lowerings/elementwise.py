@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import struct
 from dataclasses import replace
-from typing import Any
 
 from genesis_fn.backends.cuda.codegen.kernel_text import add_elements
 from genesis_fn.backends.cuda.lowerings.call import Call, Lowered, Views, lowers
@@ -19,7 +18,7 @@ from genesis_fn.kernels.plan_builder import PlanBuilder
 from genesis_fn.primitives.elementwise import bitcast_p, convert_p
 
 
-def run_time_scalar(value: Any, kind: DType) -> tuple[Scalar, str]:
+def run_time_scalar(value: bool | int | float, kind: DType) -> tuple[Scalar, str]:
     """(a number to pass, text that makes it a register value of `kind` from `{0}`)."""
     if kind == dtypes.BOOL:
         return Scalar(int(bool(value)), "i32"), "({0} != 0)"

@@ -1,7 +1,7 @@
-"""Kernels of fused functions, by name, where they serve the dtypes and shapes.
+"""Plans of fused functions, by name, for the dtypes and shapes that their kernels support.
 
-A plan writes the results that are `computed` by the function's program. Those that are operands
-handed through, or a value that was a result before, it leaves alone: nobody needs a copy.
+A plan writes only the results that the function's program computes (`computed`). Results that are
+operands, or repeat an earlier result, share that buffer.
 """
 
 from __future__ import annotations
@@ -40,12 +40,15 @@ Rule = Callable[..., "Plan | None"]
 
 
 @dataclass(frozen=True, slots=True)
-class Kernel:
-    """How a fused function is planned. `generated`: programs that are compiled make it together
-    with the casts and sums around it, which its kernel would need converted first, and so the
-    kernel serves eager calls alone. `casts`: it computes in float32 whatever it reads and writes,
-    so that casts to and from float32 can be its own. `classes`: how many a checked label is one
-    of."""
+class FusedKernel:
+    """How a fused function is planned.
+
+    * `generated`: compiled programs fuse the reference program with the casts and sums around it
+      instead; the kernel is for eager calls only.
+    * `casts`: it computes in float32 whatever dtypes it reads and writes, so that casts to and from
+      float32 can be absorbed (`lower/fused_casts.py`).
+    * `classes`: the number of classes that a checked label must be one of.
+    """
 
     plan: Rule
     generated: bool = False
@@ -53,7 +56,7 @@ class Kernel:
     classes: Callable[[Call], int] | None = None
 
 
-KERNELS: dict[str, Kernel] = {}
+KERNELS: dict[str, FusedKernel] = {}
 _HALF_OR_SINGLE = (dtypes.BF16, dtypes.F16, dtypes.F32)
 _WIDE_ENOUGH = (*_HALF_OR_SINGLE, dtypes.F64)
 
@@ -64,19 +67,19 @@ def computed(jaxpr: Jaxpr) -> list[Var]:
     return list(dict.fromkeys([v for v in jaxpr.outs if v not in given]))
 
 
-def kernel(
+def fused_kernel(
     *names: str,
     generated: bool = False,
     casts: bool = False,
     classes: Callable[[Call], int] | None = None,
-    **given: Any,
+    **given: object,
 ) -> Callable[[Rule], Rule]:
     """Decorator: the function plans fused functions of these names, or returns None; it gets
-    `given` as further arguments. See `Kernel`."""
+    `given` as further arguments. See `FusedKernel`."""
 
     def register(rule: Rule) -> Rule:
         plan = functools.partial(rule, **given) if given else rule
-        KERNELS.update(dict.fromkeys(names, Kernel(plan, generated, casts, classes)))
+        KERNELS.update(dict.fromkeys(names, FusedKernel(plan, generated, casts, classes)))
         return rule
 
     return register
@@ -121,16 +124,16 @@ def _softmax_spec(kind: Aval, name: str) -> Softmax | None:
     return Softmax(*_matrix(kind), NAMES[kind.dtype], name)
 
 
-@kernel("softmax", "softmax_forward", generated=True, kind="softmax")
-@kernel("log_softmax", "log_softmax_forward", generated=True, kind="log_softmax")
-@kernel("logsumexp", "logsumexp_forward", generated=True, kind="logsumexp")
+@fused_kernel("softmax", "softmax_forward", generated=True, kind="softmax")
+@fused_kernel("log_softmax", "log_softmax_forward", generated=True, kind="log_softmax")
+@fused_kernel("logsumexp", "logsumexp_forward", generated=True, kind="logsumexp")
 def _softmax(call: Call, results: Sequence[Aval], *, kind: str, **_: Any) -> Plan | None:
     spec = _softmax_spec(call.operands[0], kind)
     return None if spec is None else plan_softmax_forward(spec, call.target)
 
 
-@kernel("softmax_backward", generated=True, kind="softmax")
-@kernel("log_softmax_backward", generated=True, kind="log_softmax")
+@fused_kernel("softmax_backward", generated=True, kind="softmax")
+@fused_kernel("log_softmax_backward", generated=True, kind="log_softmax")
 def _softmax_backward(call: Call, results: Sequence[Aval], *, kind: str, **_: Any) -> Plan | None:
     y, ct = call.operands
     spec = _softmax_spec(y, kind)
@@ -139,7 +142,7 @@ def _softmax_backward(call: Call, results: Sequence[Aval], *, kind: str, **_: An
     return _ordered(plan_softmax_backward(spec, call.target), (1, 0), (0,))
 
 
-@kernel("logsumexp_backward", generated=True)
+@fused_kernel("logsumexp_backward", generated=True)
 def _logsumexp_backward(call: Call, results: Sequence[Aval], **_: Any) -> Plan | None:
     x, y, ct = call.operands
     spec = _softmax_spec(x, "logsumexp")
@@ -161,25 +164,25 @@ def _norm_spec(
     return Norm(*_matrix(x), NAMES[x.dtype], eps, NAMES[weight.dtype], bias_dtype, statistics)
 
 
-@kernel("rms_norm", "rms_norm_forward", generated=True)
+@fused_kernel("rms_norm", "rms_norm_forward", generated=True)
 def _rms_norm(call: Call, results: Sequence[Aval], *, eps: float) -> Plan | None:
     x, weight = call.operands
     spec = _norm_spec(x, eps, weight, statistics=len(results) > 1)
     return None if spec is None else plan_norm_forward(spec, call.target)
 
 
-@kernel("rms_norm_backward", generated=True)
+@fused_kernel("rms_norm_backward", generated=True)
 def _rms_norm_backward(
     call: Call, results: Sequence[Aval], *, eps: float, needs: Any
 ) -> Plan | None:
-    x, weight, rstd, ct = call.operands
+    x, weight, _, ct = call.operands
     spec = _norm_spec(x, eps, weight)
     if spec is None or ct.dtype != x.dtype:
         return None
     return _ordered(plan_norm_backward(spec, call.target), (3, 0, 1, 2), (0, 1))
 
 
-@kernel("layer_norm", "layer_norm_forward", generated=True)
+@fused_kernel("layer_norm", "layer_norm_forward", generated=True)
 def _layer_norm(call: Call, results: Sequence[Aval], *, eps: float) -> Plan | None:
     x, weight, bias = call.operands
     spec = _norm_spec(x, eps, weight, bias, len(results) > 1)
@@ -190,11 +193,11 @@ def _layer_norm(call: Call, results: Sequence[Aval], *, eps: float) -> Plan | No
     return _ordered(plan, (0, 1, 2), (0, 2, 1)) if spec.statistics else plan
 
 
-@kernel("layer_norm_backward", generated=True)
+@fused_kernel("layer_norm_backward", generated=True)
 def _layer_norm_backward(
     call: Call, results: Sequence[Aval], *, eps: float, needs: Any
 ) -> Plan | None:
-    x, weight, bias, mean, rstd, ct = call.operands
+    x, weight, bias, _, _, ct = call.operands
     spec = _norm_spec(x, eps, weight, bias)
     if spec is None or ct.dtype != x.dtype:
         return None
@@ -251,7 +254,7 @@ def _four(kind: Aval | None) -> Shape4 | None:
     return b, n, t, s
 
 
-@kernel("attention", "attention_forward")
+@fused_kernel("attention", "attention_forward")
 def _attention(
     call: Call, results: Sequence[Aval], *, has: tuple[Any, ...], **static: Any
 ) -> Plan | None:
@@ -259,14 +262,14 @@ def _attention(
     return None if spec is None else plan_attention(spec, call.target)
 
 
-@kernel("attention_backward")
+@fused_kernel("attention_backward")
 def _attention_backward(
     call: Call, results: Sequence[Aval], *, has: tuple[Any, ...], needs: Any, **static: Any
 ) -> Plan | None:
     extras = sum(has)
     operands = call.operands
     spec = _attention_spec(operands[: 3 + extras], has, lse=True, **static)
-    out, lse, ct = operands[3 + extras :]
+    _, lse, ct = operands[3 + extras :]
     if spec is None or ct.dtype != operands[0].dtype or lse.dtype != dtypes.F32:
         return None
     plan = plan_attention_backward(spec, call.target)
@@ -282,7 +285,7 @@ def _labelled(labels: Aval) -> bool:
     return labels.dtype in (dtypes.I32, dtypes.I64)
 
 
-@kernel(
+@fused_kernel(
     "cross_entropy", "cross_entropy_forward", casts=True,
     classes=lambda call: math.prod(call.operands[0].shape[-1:]),
 )  # fmt: skip
@@ -309,9 +312,9 @@ def _cross_entropy(call: Call, results: Sequence[Aval]) -> Plan | None:
     return builder.build()
 
 
-@kernel("cross_entropy_backward", casts=True)
+@fused_kernel("cross_entropy_backward", casts=True)
 def _cross_entropy_backward(call: Call, results: Sequence[Aval], *, needs: Any) -> Plan | None:
-    logits, labels, lse, ct = call.operands
+    logits, labels, _, ct = call.operands
     served = logits.dtype in _WIDE_ENOUGH and results[0].dtype == logits.dtype
     if not served or not _labelled(labels):
         return None
@@ -331,7 +334,7 @@ def _cross_entropy_backward(call: Call, results: Sequence[Aval], *, needs: Any) 
     return builder.build()
 
 
-@kernel(
+@fused_kernel(
     "linear_cross_entropy", "linear_cross_entropy_forward",
     classes=lambda call: call.operands[1].shape[0],
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Primitives that the host computes, between explicit copies; and the user's own kernels."""
+"""Primitives that the host computes, and users' Triton kernels."""
 
 from __future__ import annotations
 

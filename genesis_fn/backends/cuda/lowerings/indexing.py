@@ -1,8 +1,8 @@
 """Gather, scatter, rows of tables, segment sums and dynamic slices.
 
-Whole rows along axis 0 go to the row kernels. Any other gather is one kernel with the shapes in its
-text; any other scatter computes the row that each update goes to and becomes a scatter of rows, so
-that it is deterministic too. A checked index that does not fit is reported and clamped.
+Whole rows along axis 0 use the row kernels. Any other gather is one kernel with the shapes in its
+text. Any other scatter computes the row that each update goes to and becomes a scatter of rows, so
+that it is deterministic as well. A checked index out of range is reported, and clamped.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def out_of_range(call: Call, component: int, index: int) -> errors.IndexOutOfRan
 
 
 def index_lines(pointer: str, position: str, kind: DType, name: str) -> list[str]:
-    """`name` = the index at a position, as int64; what int64 cannot hold is its greatest value."""
+    """Define `name`: the index at a position as int64, saturated for uint64."""
     text = f"tl.load({pointer} + {position}, inside, other=0)"
     if kind == dtypes.U64:
         return [
@@ -61,7 +61,7 @@ def index_lines(pointer: str, position: str, kind: DType, name: str) -> list[str
 
 @dataclass
 class _Window:
-    """The text of where each element of a gather's result lies in its operand."""
+    """Lines, and the offset in the operand of each element of a gather's result."""
 
     lines: list[str]
     offset: str
@@ -208,7 +208,7 @@ def _read(call: Call, lines: list[str], place: str, checked: bool) -> Plan:
     return builder.build()
 
 
-def fill_value(value: Any, kind: DType) -> Any:
+def fill_value(value: bool | int | float | None, kind: DType) -> bool | int | float:
     """What an index out of range reads: `value`, or if None the default for the dtype."""
     if value is not None:
         return value
@@ -310,7 +310,7 @@ def _renamed(lines: Sequence[str]) -> list[str]:
 
 def _trailing(operand: Aval, numbers: Any, sizes: Sequence[int]) -> tuple[int, int]:
     """(elements, update dimensions) at the end of the operand that every window covers whole."""
-    window, collapsed, mapped, batching, _ = numbers
+    _, collapsed, mapped, batching, _ = numbers
     columns, run = 1, 0
     for d in range(operand.ndim - 1, -1, -1):
         if d in mapped or d in collapsed or d in batching or sizes[d] != operand.shape[d]:

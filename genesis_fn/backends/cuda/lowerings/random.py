@@ -1,4 +1,4 @@
-"""Random bits and key hashes, bit-equal to the CPU: one lane for each word of a stream."""
+"""Random bits and key hashes, bit-equal to the CPU's: one lane for each word of a stream."""
 
 from __future__ import annotations
 

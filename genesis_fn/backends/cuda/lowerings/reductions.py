@@ -1,8 +1,8 @@
-"""Reductions over any axes, with run-time sizes: sum, product, extremes, logic, arguments.
+"""Eager reductions over any axes, with run-time sizes: sum, product, extremes, logic, argmax.
 
-A program combines a tile of [kept, reduced] elements at a time, element by element, and reduces the
-tile once at the end. Where few results each take many elements, the reduced axis is cut and the
-partial results are combined by a second launch: the order depends on shapes alone.
+A program accumulates tiles of [kept, reduced] elements, element by element, and reduces the tile
+once at the end. A reduction with few results is split along the reduced axis, and a second launch
+combines the partial results: the order depends on shapes and the GPU only.
 """
 
 from __future__ import annotations
@@ -37,30 +37,30 @@ _LOGIC = {"add": "maximum", "bit_or": "maximum", "multiply": "minimum", "bit_and
 
 
 @dataclass(frozen=True)
-class Kind:
-    """A reduction: how it joins elements, the dtype that it accumulates in, its start."""
+class ReductionSpec:
+    """A reduction: how it combines elements, in which dtype it accumulates, its identity."""
 
     combine: str
     accumulator: DType
     identity: Any
 
 
-def kind_of(how: Reduce, kind: DType) -> Kind:
+def reduction_spec(how: Reduce, kind: DType) -> ReductionSpec:
     """How elements of `kind` are reduced."""
     if kind == dtypes.BOOL:
         logic = _LOGIC.get(how.combine, how.combine)
-        return Kind(logic, dtypes.I32, {"maximum": 0, "minimum": 1}.get(logic, 0))
+        return ReductionSpec(logic, dtypes.I32, {"maximum": 0, "minimum": 1}.get(logic, 0))
     if dtypes.is_float(kind):
         wide = dtypes.F64 if kind == dtypes.F64 else dtypes.F32
     elif kind.itemsize < 4:
         wide = dtypes.U32 if dtypes.is_unsigned(kind) else dtypes.I32
     else:
         wide = kind
-    return Kind(how.combine, wide, how.identity(kind))
+    return ReductionSpec(how.combine, wide, how.identity(kind))
 
 
 def reduction_text(
-    reduction: Kind, source: DType, result: DType, column: Strided, row: Strided
+    reduction: ReductionSpec, source: DType, result: DType, column: Strided, row: Strided
 ) -> list[str]:
     """The body of the kernel that reduces views of `source` into `result`."""
     acc = reduction.accumulator
@@ -105,7 +105,7 @@ def _inside(row: Strided) -> list[str]:
     ]
 
 
-def _final(reduction: Kind) -> str:
+def _final(reduction: ReductionSpec) -> str:
     """Text of the tile's reduction along its second axis."""
     combine, acc = reduction.combine, reduction.accumulator
     if combine in ("maximum", "minimum"):
@@ -193,9 +193,9 @@ def position_text(
     return lines, integer
 
 
-class _Split:
-    """How [kept, reduced] elements are cut into tiles and, along the reduced axis, into parts: of
-    all there are about as many as `programs`."""
+class _ReductionTiling:
+    """The tiles of [kept, reduced] elements, and the splits of the reduced axis: about as many as
+    make `programs` programs in all."""
 
     def __init__(self, kept: int, reduced: int, along: bool, programs: int) -> None:
         if along:
@@ -214,8 +214,7 @@ class _Split:
 
 @lowers(Reduce)
 def _reduce(call: Call) -> Lowered:
-    """Partial results of few long rows are joined by a second launch; positions count along the
-    row."""
+    """A second launch combines the partial results of split rows; positions count along the row."""
     how, params, x = call.prim.lowering, call.params, call.operands[0]
     assert type(how) is Reduce
     kind, result, shape = x.dtype, call.out.dtype, x.shape
@@ -232,7 +231,7 @@ def _reduce(call: Call) -> Lowered:
     along = bool(row_steps) and row_steps[-1] == 1
     wide = max(extent(shape, strides), kept, reduced) > INT32_MAX - 2 * TILE
     number = "i64" if wide else "i32"
-    split = _Split(kept, reduced, along, 8 * call.target.processors)
+    split = _ReductionTiling(kept, reduced, along, 8 * call.target.processors)
     column, row = Strided("k", columns, kept_steps), Strided("r", rows, row_steps)
     partial = [Strided("k", [kept], [1]), Strided("r", [split.parts], [kept])]
 
@@ -241,7 +240,7 @@ def _reduce(call: Call) -> Lowered:
         buffers: dict[str, BufferArg],
         lines: list[str],
         at: tuple[Any, ...],
-        cut: _Split,
+        cut: _ReductionTiling,
         length: int,
     ) -> None:
         scalars = {
@@ -256,8 +255,8 @@ def _reduce(call: Call) -> Lowered:
         kernel = source_kernel(name, names, indented(lines))
         builder.launch(kernel, cut.grid, arguments, {"BK": cut.bk, "BR": cut.br})
 
-    def second() -> _Split:
-        cut = _Split(kept, split.parts, False, 1)
+    def second() -> _ReductionTiling:
+        cut = _ReductionTiling(kept, split.parts, False, 1)
         cut.parts, cut.per, cut.grid = 1, split.parts, (cdiv(kept, cut.bk), 1)
         return cut
 
@@ -278,7 +277,7 @@ def _reduce(call: Call) -> Lowered:
         buffers = {"x": keys, "p": places, "y": target}
         launch(name, buffers, lines, tuple(partial), second(), split.parts)
         return builder.build()
-    reduction = kind_of(how, kind)
+    reduction = reduction_spec(how, kind)
     if once:
         lines = reduction_text(reduction, kind, result, column, row)
         launch(name, {"x": source, "y": target}, lines, (column, row), split, reduced)

@@ -1,13 +1,12 @@
-"""Views, copies, padding, concatenation and sources, outside of fused kernels.
+"""Views, copies, padding, concatenation and constants, outside of fused kernels.
 
-What can share its operand's memory does; everything else is a copy between strided views whose
-sizes are run-time numbers, so that few kernels serve all shapes.
+A result that can share its operand's memory does. Anything else is a copy between strided views,
+with run-time sizes, so that few kernels serve all shapes.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any
 
 from genesis_fn.backends.cuda.codegen.kernel_text import add_copy, add_elements, collapsed
 from genesis_fn.backends.cuda.lowerings.call import Call, Lowered, Views, lowers
@@ -29,7 +28,7 @@ ALIGNMENT = 16
 
 @lowers(View)
 def _view(call: Call) -> Lowered:
-    """Results that are their operands' memory if all are dense there, else copies."""
+    """Results that share their operands' memory if they are all dense there, else copies."""
     view = call.prim.lowering
     assert type(view) is View
     builder = PlanBuilder(len(call.operands), len(call.outs))
@@ -92,7 +91,9 @@ def _pad(call: Call) -> Lowered:
     return builder.build()
 
 
-def add_fill(builder: PlanBuilder, target: BufferArg, count: int, value: Any, kind: DType) -> None:
+def add_fill(
+    builder: PlanBuilder, target: BufferArg, count: int, value: bool | int | float, kind: DType
+) -> None:
     """Append target[:] = a Python number."""
     scalar, text = run_time_scalar(value, kind)
     line = f"tl.store(y + i, {stored('v', kind)}, inside)"

@@ -1,4 +1,4 @@
-"""Sorting and selection along any axis: rows are made contiguous, sorted, and put back."""
+"""Sort and top_k along any axis: rows are copied to be contiguous, sorted, and copied back."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Window reductions and the moves between windows and their winners: one lane for each result.
+"""Window reductions, and gather and scatter at their extremes: one lane for each result.
 
-A lane walks the places of its window in row-major order, so sums have one order and of equal
-winners the first is kept; `window_put` walks the windows that reach its element instead of
+A lane visits the elements of its window in row-major order, so sums have one order and of equal
+extremes the first one is kept. `window_put` visits the windows that contain its element, instead of
 scattering.
 """
 
@@ -61,7 +61,7 @@ def _accumulator(kind: DType) -> str:
 
 def _loop(window: Window, lines: Sequence[str]) -> list[str]:
     """`lines` for each place `j` of a window."""
-    taps, names = coordinates("j", window.lengths, "t")
+    taps, _ = coordinates("j", window.lengths, "t")
     body = [*taps, *lines]
     return [f"for j in range({math.prod(window.lengths)}):", *[f"    {line}" for line in body]]
 

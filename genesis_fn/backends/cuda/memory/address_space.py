@@ -1,8 +1,8 @@
-"""A range of device addresses with physical memory behind parts of it, handed out by best fit.
+"""A range of device addresses, partly backed by physical memory, from which best fit allocates.
 
-Free intervals coalesce in address order. Physical memory is mapped in pieces where a request lacks
-it, and a piece that is wholly free can be unmapped again, so free bytes that lie scattered can be
-put behind one contiguous run of addresses.
+Adjacent free intervals coalesce. Physical memory is mapped in pieces (CUDA's virtual memory
+management) where a request needs it. A piece that is wholly free can be unmapped again, so that
+scattered free memory can back one contiguous run of addresses.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterator
 
-from genesis_fn.backends.cuda.driver.driver import Driver, Handle
+from genesis_fn.backends.cuda.driver.driver import Driver, MemoryHandle
 from genesis_fn.backends.cuda.driver.errors import DeviceMemoryExhausted
 
 _LARGEST_PIECE = 1 << 30
@@ -31,7 +31,7 @@ class AddressSpace:
         self.base = driver.reserve(self.span)
         self.mapped = 0
         self.driver_calls = 1
-        self._pieces: dict[int, tuple[int, Handle]] = {}
+        self._pieces: dict[int, tuple[int, MemoryHandle]] = {}
         self._piece_starts: list[int] = []
         # A free interval is in all three: by start, by end, and in order of (size, start).
         self._size_at: dict[int, int] = {}
@@ -73,7 +73,7 @@ class AddressSpace:
         return start
 
     def give(self, start: int, size: int) -> None:
-        """Frees an interval, joining it with free neighbours."""
+        """Frees an interval, and coalesces it with free neighbours."""
         end = start + size
         after = self._size_at.get(end)
         if after is not None:
@@ -88,9 +88,9 @@ class AddressSpace:
     def grow(self, size: int, spare: int) -> bool:
         """Maps memory until a free interval of `size` bytes exists; False if addresses ran out.
 
-        The place that needs least new memory is chosen. Up to `spare` bytes may be mapped in all;
-        where they allow, more is mapped than needed so that the next requests find it. Raises
-        `DeviceMemoryExhausted` where the device has no more; what was mapped by then stays free.
+        The window that needs least new memory is chosen. At most `spare` bytes are mapped; where
+        they allow, more than needed, for the next requests. Raises `DeviceMemoryExhausted` where
+        the device has no more; what was mapped by then stays free.
         """
         place = self._cheapest(size)
         if place is None:
@@ -187,7 +187,7 @@ class AddressSpace:
             yield at, self.base + self.span
 
     def _cheapest(self, size: int) -> tuple[int, int, int] | None:
-        """(start, end, unmapped bytes inside) of the best window of `size` unused bytes."""
+        """(start, end, unmapped bytes inside) of the cheapest window of `size` unused bytes."""
         best: tuple[int, int, int] | None = None
         gaps = list(self._gaps())
         for low, high in self._unused_runs(gaps):

@@ -1,8 +1,11 @@
 """Zero-copy exchange with torch, CuPy and JAX: DLPack both ways, `__cuda_array_interface__` out.
 
-Each side works on streams of its own. Exported memory carries what was queued on the compute stream
-before the other side may read, and is reused only after what the other side had queued when it let
-go. Imported memory is read after what its producer queued, and let go after our own work on it.
+Each side works on its own streams, so every exchange is ordered by events:
+
+* Export: the consumer's stream waits for the work queued on the compute stream. When the consumer
+  releases the memory, the pool reuses it only after the work queued on the consumer's stream.
+* Import: the producer makes our compute stream wait for its work (`__dlpack__(stream=...)`). We
+  release the memory to it only after our queued work.
 """
 
 from __future__ import annotations
@@ -14,8 +17,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from genesis_fn.backends.cuda.driver.driver import Driver, Event
-from genesis_fn.backends.cuda.memory.pool import Block, Buffer, Foreign
+from genesis_fn.backends.cuda.driver.driver import Driver, EventHandle
+from genesis_fn.backends.cuda.memory.pool import Block, Buffer, ForeignOwner
 from genesis_fn.core import dtypes
 from genesis_fn.kernels.plan_builder import dense
 
@@ -31,26 +34,26 @@ _CUDA_KINDS = (2, 13)
 _READ_ONLY = 1
 
 
-class _Device(ctypes.Structure):
+class _DLDevice(ctypes.Structure):
     """DLDevice."""
 
     _fields_ = [("kind", ctypes.c_int32), ("index", ctypes.c_int32)]
 
 
-class _DataType(ctypes.Structure):
+class _DLDataType(ctypes.Structure):
     """DLDataType."""
 
     _fields_ = [("code", ctypes.c_uint8), ("bits", ctypes.c_uint8), ("lanes", ctypes.c_uint16)]
 
 
-class _Tensor(ctypes.Structure):
+class _DLTensor(ctypes.Structure):
     """DLTensor."""
 
     _fields_ = [
         ("data", ctypes.c_void_p),
-        ("device", _Device),
+        ("device", _DLDevice),
         ("ndim", ctypes.c_int32),
-        ("dtype", _DataType),
+        ("dtype", _DLDataType),
         ("shape", ctypes.POINTER(ctypes.c_int64)),
         ("strides", ctypes.POINTER(ctypes.c_int64)),
         ("byte_offset", ctypes.c_uint64),
@@ -60,13 +63,13 @@ class _Tensor(ctypes.Structure):
 _Deleter = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 
 
-class _Managed(ctypes.Structure):
+class _DLManagedTensor(ctypes.Structure):
     """DLManagedTensor."""
 
-    _fields_ = [("tensor", _Tensor), ("context", ctypes.c_void_p), ("deleter", _Deleter)]
+    _fields_ = [("tensor", _DLTensor), ("context", ctypes.c_void_p), ("deleter", _Deleter)]
 
 
-class _Versioned(ctypes.Structure):
+class _DLManagedTensorVersioned(ctypes.Structure):
     """DLManagedTensorVersioned."""
 
     _fields_ = [
@@ -75,7 +78,7 @@ class _Versioned(ctypes.Structure):
         ("context", ctypes.c_void_p),
         ("deleter", _Deleter),
         ("flags", ctypes.c_uint64),
-        ("tensor", _Tensor),
+        ("tensor", _DLTensor),
     ]
 
 
@@ -83,7 +86,8 @@ _Destructor = ctypes.PYFUNCTYPE(None, ctypes.c_void_p)
 _new_capsule = ctypes.PYFUNCTYPE(
     ctypes.py_object, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p
 )(("PyCapsule_New", ctypes.pythonapi))
-# By address, because the destructor sees a capsule that has no references left.
+# These take the capsule's address, not the object: a destructor gets a capsule without references,
+# which a Python reference would bring back to life.
 _is_valid = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_char_p)(
     ("PyCapsule_IsValid", ctypes.pythonapi)
 )
@@ -109,13 +113,13 @@ def _delete(address: int) -> None:
 @_Destructor
 def _destroy_capsule(capsule: int) -> None:
     for name in (_PLAIN, _VERSION):
-        if _is_valid(capsule, name):  # nobody took it
+        if _is_valid(capsule, name):  # a consumer renames the capsule that it takes
             _delete(_pointer(capsule, name))
 
 
 @dataclass(frozen=True, slots=True)
-class Imported:
-    """Another library's array: `strides` count elements, `dtype` is a NumPy name."""
+class ImportedArray:
+    """Another library's array. `strides` count elements, `dtype` is a name of NumPy's."""
 
     buffer: Buffer
     shape: tuple[int, ...]
@@ -124,7 +128,7 @@ class Imported:
 
 
 def dlpack_device(buffer: Buffer) -> tuple[int, int]:
-    """(kind, index) for `__dlpack_device__`."""
+    """(device type, index) for `__dlpack_device__`."""
     info = buffer.driver.info
     return info.kind, info.index if info.kind in _CUDA_KINDS else 0
 
@@ -140,7 +144,7 @@ def to_dlpack(
     max_version: tuple[int, int] | None = None,
     read_only: bool = True,
 ) -> Any:
-    """A DLPack capsule over part of a buffer, which stays alive until the consumer lets go.
+    """A DLPack capsule over part of a buffer, which stays alive until the consumer releases it.
 
     `strides` count elements, `offset` bytes. `stream` is the consumer's, as `__dlpack__` gets it:
     None or 1 its legacy default stream, 2 the per-thread one, -1 for no synchronisation. Without
@@ -156,7 +160,7 @@ def to_dlpack(
         driver.wait(consumer, event)
         driver.destroy_event(event)
     versioned = max_version is not None and max_version[0] >= 1
-    managed: Any = _Versioned() if versioned else _Managed()
+    managed: Any = _DLManagedTensorVersioned() if versioned else _DLManagedTensor()
     rank = len(shape)
     sizes, steps = (ctypes.c_int64 * rank)(*shape), (ctypes.c_int64 * rank)(*strides)
     tensor = managed.tensor
@@ -187,12 +191,12 @@ def to_dlpack(
     return _new_capsule(address, name, ctypes.cast(_destroy_capsule, ctypes.c_void_p))
 
 
-def from_dlpack(array: Any, driver: Driver) -> Imported:
+def from_dlpack(array: Any, driver: Driver) -> ImportedArray:
     """The array of any object with `__dlpack__`, on this driver's device, without a copy.
 
     Raises ValueError if the array is on another device.
     """
-    settle()
+    release_finished()
     kind, index = (int(n) for n in array.__dlpack_device__())
     on_device = kind in _CUDA_KINDS
     if on_device != (driver.info.kind in _CUDA_KINDS) or (on_device and index != driver.info.index):
@@ -206,22 +210,22 @@ def from_dlpack(array: Any, driver: Driver) -> Imported:
         capsule = array.__dlpack__(stream=stream) if on_device else array.__dlpack__()
     place = id(capsule)
     if _is_valid(place, _VERSION):
-        managed: Any = _Versioned.from_address(_pointer(place, _VERSION))
+        managed: Any = _DLManagedTensorVersioned.from_address(_pointer(place, _VERSION))
         if managed.major > 1:
             raise ValueError(f"DLPack version {managed.major}.{managed.minor} is not understood")
         _set_name(place, _VERSION_USED)
     elif _is_valid(place, _PLAIN):
-        managed = _Managed.from_address(_pointer(place, _PLAIN))
+        managed = _DLManagedTensor.from_address(_pointer(place, _PLAIN))
         _set_name(place, _PLAIN_USED)
     else:
         raise TypeError(f"{type(array).__name__}.__dlpack__ returned no DLPack capsule")
 
-    def let_go() -> None:
+    def release() -> None:
         if managed.deleter:
             managed.deleter(ctypes.addressof(managed))
 
-    keeper = Foreign(driver, managed)
-    weakref.finalize(keeper, _release_after_work, driver, let_go).atexit = False
+    keeper = ForeignOwner(driver, managed)
+    weakref.finalize(keeper, _release_after_work, driver, release).atexit = False
     tensor = managed.tensor
     name = _NAMES.get((tensor.dtype.code, tensor.dtype.bits))
     if name is None or tensor.dtype.lanes != 1:
@@ -233,7 +237,7 @@ def from_dlpack(array: Any, driver: Driver) -> Imported:
         strides = dense(shape)
     start = (tensor.data or 0) + tensor.byte_offset
     size = _extent(shape, strides) * (_CODES[name][1] // 8)
-    return Imported(Buffer(start, size, keeper), shape, strides, name)
+    return ImportedArray(Buffer(start, size, keeper), shape, strides, name)
 
 
 def to_cuda_array_interface(
@@ -264,28 +268,29 @@ def to_cuda_array_interface(
     }
 
 
-# Imported memory goes back to its library only after our queued work on it.
+# Imported memory without an owner here, until our queued work on it is done: the driver, an event
+# recorded behind that work, and what releases the memory.
 
-_leaving: list[tuple[Driver, Event, Callable[[], None]]] = []
+_awaiting_release: list[tuple[Driver, EventHandle, Callable[[], None]]] = []
 _lock = threading.RLock()
 
 
-def _release_after_work(driver: Driver, let_go: Callable[[], None]) -> None:
+def _release_after_work(driver: Driver, release: Callable[[], None]) -> None:
     event = driver.new_event()
     driver.record(event, driver.compute)
     with _lock:
-        _leaving.append((driver, event, let_go))
-    settle()
+        _awaiting_release.append((driver, event, release))
+    release_finished()
 
 
-def settle() -> None:
-    """Lets go of imported memory whose last use is over."""
+def release_finished() -> None:
+    """Release imported memory whose last use on the device is over."""
     with _lock:
-        over = [entry for entry in _leaving if entry[0].done(entry[1])]
-        _leaving[:] = [entry for entry in _leaving if entry not in over]
-    for driver, event, let_go in over:
+        over = [entry for entry in _awaiting_release if entry[0].done(entry[1])]
+        _awaiting_release[:] = [entry for entry in _awaiting_release if entry not in over]
+    for driver, event, release in over:
         driver.destroy_event(event)
-        let_go()
+        release()
 
 
 def _consumer_stream(driver: Driver, stream: int | None) -> Any | None:

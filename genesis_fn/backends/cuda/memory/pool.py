@@ -1,9 +1,12 @@
-"""The memory pool of a device: exact-size free lists before a coalescing address space.
+"""The memory pool of a device: free lists by exact size, in front of a coalescing address space.
 
 A freed block goes to the free list of its size and serves the next request of that size. Small
-blocks come from slabs of one size, large ones from an address space that grows on demand. All work
-runs in the order of one stream, so a freed block is free at once; a block that another stream used
-waits for that stream's event. Nothing is allocated before it is asked for.
+blocks are cut from slabs of one size, large ones from an address space that grows on demand.
+Nothing is allocated before it is asked for.
+
+Stream order: all of the library's work runs on one compute stream, so a freed block may be reused
+at once, while work that uses it is still queued: whatever uses it next is queued behind that. A
+block that another stream uses (an export) waits for that stream's event.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ from collections import Counter, deque
 from collections.abc import Callable
 from typing import Any
 
-from genesis_fn.backends.cuda.driver.driver import Driver, Event
+from genesis_fn.backends.cuda.driver.driver import Driver, EventHandle
 from genesis_fn.backends.cuda.driver.errors import (
     DeviceMemoryExhausted,
     ForkedProcessError,
@@ -26,28 +29,28 @@ from genesis_fn.backends.cuda.driver.errors import (
 from genesis_fn.backends.cuda.memory.address_space import AddressSpace
 from genesis_fn.core.configuration.gc_pause import no_collection
 
-_SMALL = 1 << 20
+SMALL = 1 << 20
 _MEDIUM = 256 << 20
 _POLL_DEFERRED = 64
 
 
-def _small_classes() -> list[int]:
-    """The rounded size of every count of 512-byte units: 512 * {4, 5, 6, 7} * 2^k / 4."""
-    steps = sorted({512 * q << k >> 2 for q in (4, 5, 6, 7) for k in range(12)} | {_SMALL})
-    sizes = [s for s in steps if s % 512 == 0 and s <= _SMALL]
+def _size_classes() -> list[int]:
+    """The size class of every count of 512-byte units: 512 * {4, 5, 6, 7} * 2^k / 4."""
+    steps = sorted({512 * q << k >> 2 for q in (4, 5, 6, 7) for k in range(12)} | {SMALL})
+    sizes = [s for s in steps if s % 512 == 0 and s <= SMALL]
     table, index = [sizes[0]], 0
-    for units in range(1, _SMALL // 512 + 1):
+    for units in range(1, SMALL // 512 + 1):
         while sizes[index] < units * 512:
             index += 1
         table.append(sizes[index])
     return table
 
 
-_CLASS = _small_classes()
+_ROUNDED = _size_classes()
 
 
-class Foreign:
-    """Another library's object that keeps memory on a device alive."""
+class ForeignOwner:
+    """The owner of imported memory: another library's object that keeps it alive."""
 
     __slots__ = ("__weakref__", "driver", "held")
 
@@ -59,7 +62,7 @@ class Foreign:
 class Buffer:
     """`bytes` bytes of device memory at `address`, alive as long as `owner` is held.
 
-    The owner is a `Pool` for the library's own blocks, a `Foreign` for imported memory.
+    The owner is a `Pool` for the library's own blocks, a `ForeignOwner` for imported memory.
     """
 
     __slots__ = ("__weakref__", "address", "bytes", "owner")
@@ -84,11 +87,11 @@ class Buffer:
 
 
 class Block(Buffer):
-    """A buffer of a pool, returned when the last reference goes."""
+    """A buffer of a pool, returned to it when the last reference is dropped."""
 
     __slots__ = ()
 
-    def hold_until(self, event: Event) -> None:
+    def hold_until(self, event: EventHandle) -> None:
         """Keeps the memory from reuse until `event`, recorded on another stream, is complete.
 
         The pool takes ownership of the event.
@@ -96,16 +99,16 @@ class Block(Buffer):
         self.owner._held.setdefault(self.address, []).append(event)
 
     def __del__(self) -> None:
-        # A destructor may run in any thread and inside the allocator itself (garbage collection),
-        # so it only leaves word; the next allocation takes the block back.
+        # A destructor may run in any thread, and inside the allocator itself (the garbage
+        # collector), so it takes no lock: `deque.append` is atomic, and the next allocation drains.
         self.owner._pending.append(self.address)
 
 
 class Pool:
     """All memory that the library holds on one device.
 
-    `fraction` of the device's memory may be mapped. Up to `slack` bytes, or a tenth of the peak,
-    stay cached in free lists before blocks of other sizes are cut up to serve a request.
+    Up to `fraction` of the device's memory may be mapped. Up to `slack` bytes, or a tenth of the
+    peak, stay in free lists before they are coalesced to serve requests of other sizes.
     """
 
     def __init__(self, driver: Driver, fraction: float = 1.0, slack: int | None = None) -> None:
@@ -113,38 +116,40 @@ class Pool:
         self.driver = driver
         self.slack = total // 64 if slack is None else slack
         self.limit = 0
+        # Counters, for reports.
         self.in_use = 0
         self.peak = 0
         self.peak_mapped = 0
         self.hits = 0
         self.misses = 0
         self.retries = 0
-        # Bound methods: a `with` statement costs as much as the rest of an allocation. The lock is
-        # re-entrant because a destructor that the collector runs may allocate.
-        self._lock: Any = threading.RLock()
-        self._acquire: Callable[[], Any] = self._lock.acquire
-        self._release: Callable[[], None] = self._lock.release
-        self._exact: dict[int, list[int]] = {}
-        self._live: dict[int, tuple[int, int, Any]] = {}
+        # Bound methods, since a `with` statement costs as much as the rest of an allocation. The
+        # lock is re-entrant because a destructor run by the garbage collector may allocate.
+        self.lock: Any = threading.RLock()
+        self._acquire: Callable[[], Any] = self.lock.acquire
+        self._release: Callable[[], None] = self.lock.release
+        self.free_lists: dict[int, list[int]] = {}
+        self.live: dict[int, tuple[int, int, Any]] = {}
         self._pending: deque[int] = deque()
-        self._held: dict[int, list[Event]] = {}
-        self._deferred: list[tuple[int, list[Event]]] = []
-        self._slabs: dict[int, int] = {}
-        self._small = AddressSpace(driver, total, 2 << 20)
-        self._large = AddressSpace(driver, 2 * total, 32 << 20)
+        self._held: dict[int, list[EventHandle]] = {}
+        self._deferred: list[tuple[int, list[EventHandle]]] = []
+        self.slabs: dict[int, int] = {}
+        self.small_space = AddressSpace(driver, total, 2 << 20)
+        self.large_space = AddressSpace(driver, 2 * total, 32 << 20)
         self.set_memory_fraction(fraction)
         _pools.add(self)
 
-    def alloc(self, size: int, site: Any = None) -> Block:
+    def alloc(self, size: int, site: object = None) -> Block:
         """A block of at least `size` bytes, aligned to 512; contents are undefined.
 
         `site` (its `str` is shown) says in reports which user line holds the memory. Raises
         `OutOfMemory` after every way to find room has failed.
         """
-        if size <= _SMALL:
+        # `rounded`, inlined: this is the path of every eager operation.
+        if size <= SMALL:
             if size < 0:
                 raise ValueError(f"cannot allocate {size} bytes")
-            rounded = _CLASS[(size + 511) >> 9]
+            rounded = _ROUNDED[(size + 511) >> 9]
         elif size <= _MEDIUM:
             step = 1 << (size - 1).bit_length() - 5
             rounded = (size + step - 1) & -step
@@ -155,12 +160,12 @@ class Pool:
             if self._pending:
                 self._drain()
             try:
-                address = self._exact[rounded].pop()
+                address = self.free_lists[rounded].pop()
                 self.hits += 1
             except (KeyError, IndexError):
                 address = self._find(rounded)
             if address is not None:
-                self._live[address] = (size, rounded, site)
+                self.live[address] = (size, rounded, site)
                 self.in_use = used = self.in_use + rounded
                 if used > self.peak:
                     self.peak = used
@@ -172,8 +177,8 @@ class Pool:
 
     def rounded(self, size: int) -> int:
         """The bytes that a request of `size` takes."""
-        if size <= _SMALL:
-            return _CLASS[(size + 511) >> 9]
+        if size <= SMALL:
+            return _ROUNDED[(size + 511) >> 9]
         # Sixteen sizes an octave, so that blocks of nearly the same size serve each other.
         step = 1 << (size - 1).bit_length() - 5 if size <= _MEDIUM else 2 << 20
         return -(-size // step) * step
@@ -186,14 +191,14 @@ class Pool:
 
     def empty_cache(self) -> int:
         """Returns unused memory to the device; the result is the number of bytes returned."""
-        with self._lock, no_collection():
-            self._settle(wait=True)
+        with self.lock, no_collection():
+            self._reclaim(wait=True)
             return self._unmap()
 
     def largest_sites(self, count: int) -> list[tuple[int, int, str]]:
         """(bytes, blocks, site) of the sites that hold most, largest first."""
-        with self._lock:
-            held = list(self._live.values())
+        with self.lock:
+            held = list(self.live.values())
         sizes: Counter[str] = Counter()
         blocks: Counter[str] = Counter()
         for _, rounded, site in held:
@@ -204,76 +209,81 @@ class Pool:
 
     def close(self) -> None:
         """Returns all memory and addresses; RuntimeError if a block is still held."""
-        with self._lock, no_collection():
-            self._settle(wait=True)
-            if self._live:
-                raise RuntimeError(f"{len(self._live)} blocks of the pool are still held")
+        with self.lock, no_collection():
+            self._reclaim(wait=True)
+            if self.live:
+                raise RuntimeError(f"{len(self.live)} blocks of the pool are still held")
             self.driver.synchronize()
-            for space in (self._large, self._small):
+            for space in (self.large_space, self.small_space):
                 space.close()
 
     @property
     def mapped(self) -> int:
         """Bytes of physical memory held, in use or not."""
-        return self._small.mapped + self._large.mapped
+        return self.small_space.mapped + self.large_space.mapped
 
     @property
     def driver_calls(self) -> int:
         """Calls that mapped, unmapped or reserved memory so far."""
-        return self._small.driver_calls + self._large.driver_calls
+        return self.small_space.driver_calls + self.large_space.driver_calls
 
     def reset_peak(self) -> None:
         """Makes the peaks start from what is in use now."""
-        with self._lock:
+        with self.lock:
             self.peak, self.peak_mapped = self.in_use, self.mapped
 
-    def settle(self) -> None:
-        """Takes in frees that other threads or streams had left to do."""
-        with self._lock, no_collection():
+    def refuse(self) -> None:
+        """Make every use of the pool raise ForkedProcessError, in the child of a fork."""
+        lock = _ForkedLock()
+        self.lock, self._acquire, self._release = lock, lock.acquire, lock.release
+
+    def reclaim(self) -> None:
+        """Takes back blocks that destructors or other streams have freed meanwhile."""
+        with self.lock, no_collection():
             self._drain()
             self._poll(wait=False)
 
     def _find(self, rounded: int) -> int | None:
-        """Memory for a block whose free list is empty, or None where only pressure helps."""
-        # The collector stays out, so that no destructor allocates in the middle of a change.
+        """Memory for a block whose free list is empty; None if other blocks must be freed first."""
+        # No garbage collection here: a destructor could allocate in the middle of a change.
         collects = gc.isenabled()
         gc.disable()
         try:
             self.misses += 1
             if self._deferred:
                 self._poll(wait=False)
-            blocks = self._exact.get(rounded)
+            blocks = self.free_lists.get(rounded)
             if blocks is None:
-                blocks = self._exact[rounded] = []
+                blocks = self.free_lists[rounded] = []
             elif blocks:
                 return blocks.pop()
-            if rounded <= _SMALL:
+            if rounded <= SMALL:
                 return blocks.pop() if self._refill(rounded, blocks) else None
-            address = self._large.take(rounded)
+            address = self.large_space.take(rounded)
             if address is not None:
                 return address
             if self.mapped - self.in_use + rounded > max(self.slack, self.peak // 10):
                 self._flush_large()
-                address = self._large.take(rounded)
+                address = self.large_space.take(rounded)
                 if address is not None:
                     return address
-            if self._grow(self._large, rounded):
-                return self._large.take(rounded)
+            if self._grow(self.large_space, rounded):
+                return self.large_space.take(rounded)
             return None
         finally:
             if collects:
                 gc.enable()
 
     def _refill(self, rounded: int, blocks: list[int]) -> bool:
-        """Cuts a new slab into blocks of one size."""
-        size = _slab_bytes(rounded)
-        start = self._small.take(size)
+        """Cut a new slab into blocks of one size."""
+        size = slab_bytes(rounded)
+        start = self.small_space.take(size)
         if start is None:
-            if not self._grow(self._small, size):
+            if not self._grow(self.small_space, size):
                 return False
-            start = self._small.take(size)
+            start = self.small_space.take(size)
             assert start is not None
-        self._slabs[start] = rounded
+        self.slabs[start] = rounded
         count = size // rounded
         blocks.extend(start + i * rounded for i in reversed(range(count)))
         return True
@@ -287,10 +297,11 @@ class Pool:
             self.peak_mapped = max(self.peak_mapped, self.mapped)
 
     def _make_room(self, rounded: int, size: int) -> None:
-        """Tries everything, in order of cost, until the request would fit; else raises."""
-        with self._lock:
+        """Tries, in order of cost, to make the request fit: coalesce free blocks, collect garbage,
+        remap scattered free memory. Raises OutOfMemory if nothing helps."""
+        with self.lock:
             self.retries += 1
-            self.misses -= 1  # the request comes again
+            self.misses -= 1  # `alloc` tries again, and counts again
         if self._fits(rounded):
             return
         gc.collect()  # blocks in reference cycles
@@ -301,38 +312,39 @@ class Pool:
         raise self._out_of_memory(size)
 
     def _fits(self, rounded: int) -> bool:
-        """Whether the request fits after all free blocks have been joined."""
-        with self._lock, no_collection():
-            self._settle(wait=True)
-            space, need = self._place(rounded)
+        """Whether the request fits after all free blocks have been coalesced."""
+        with self.lock, no_collection():
+            self._reclaim(wait=True)
+            space, need = self._space_for(rounded)
             return space.largest_free >= need or self._grow(space, need)
 
     def _remapped(self, rounded: int) -> bool:
-        """Whether the request fits after free memory has moved to where it is contiguous."""
-        with self._lock, no_collection():
-            space, need = self._place(rounded)
-            # Physical memory that is free anywhere can back the addresses that need it.
+        """Whether the request fits after free physical memory is mapped at contiguous addresses."""
+        with self.lock, no_collection():
+            space, need = self._space_for(rounded)
+            # Virtual memory management: physical pieces that are free anywhere are unmapped, and
+            # others created behind one contiguous run of addresses.
             self._unmap()
             return self._grow(space, need)
 
-    def _place(self, rounded: int) -> tuple[AddressSpace, int]:
-        if rounded <= _SMALL:
-            return self._small, _slab_bytes(rounded)
-        return self._large, rounded
+    def _space_for(self, rounded: int) -> tuple[AddressSpace, int]:
+        if rounded <= SMALL:
+            return self.small_space, slab_bytes(rounded)
+        return self.large_space, rounded
 
     def _unmap(self) -> int:
-        # Work in flight may still use the memory of freed blocks.
+        # A freed block is only free in stream order: queued work may still use its memory.
         self.driver.synchronize()
-        return self._large.unmap_free() + self._small.unmap_free()
+        return self.large_space.unmap_free() + self.small_space.unmap_free()
 
-    def _settle(self, wait: bool) -> None:
+    def _reclaim(self, wait: bool) -> None:
         self._drain()
         self._poll(wait)
         self._flush_large()
         self._flush_slabs()
 
     def _drain(self) -> None:
-        pending, held, live, exact = self._pending, self._held, self._live, self._exact
+        pending, held, live, exact = self._pending, self._held, self.live, self.free_lists
         while pending:
             address = pending.popleft()
             if held and address in held:
@@ -345,8 +357,8 @@ class Pool:
             self._poll(wait=False)
 
     def _return(self, address: int) -> None:
-        rounded = self._live.pop(address)[1]
-        self._exact[rounded].append(address)
+        rounded = self.live.pop(address)[1]
+        self.free_lists[rounded].append(address)
         self.in_use -= rounded
 
     def _poll(self, wait: bool) -> None:
@@ -364,40 +376,40 @@ class Pool:
         self._deferred = still
 
     def _flush_large(self) -> None:
-        give = self._large.give
-        for rounded, blocks in self._exact.items():
-            if rounded > _SMALL:
+        give = self.large_space.give
+        for rounded, blocks in self.free_lists.items():
+            if rounded > SMALL:
                 for address in blocks:
                     give(address, rounded)
                 blocks.clear()
 
     def _flush_slabs(self) -> None:
-        """Gives slabs without a block in use back to the small address space."""
-        starts = sorted(self._slabs)
+        """Return slabs without a block in use to the small address space."""
+        starts = sorted(self.slabs)
         free: dict[int, int] = {}
-        for rounded, blocks in self._exact.items():
-            if rounded <= _SMALL:
+        for rounded, blocks in self.free_lists.items():
+            if rounded <= SMALL:
                 for address in blocks:
                     slab = starts[bisect_right(starts, address) - 1]
                     free[slab] = free.get(slab, 0) + 1
-        empty = {s for s, n in free.items() if n == _slab_bytes(self._slabs[s]) // self._slabs[s]}
-        for rounded in {self._slabs[slab] for slab in empty}:
-            self._exact[rounded][:] = [
+        empty = {s for s, n in free.items() if n == slab_bytes(self.slabs[s]) // self.slabs[s]}
+        for rounded in {self.slabs[slab] for slab in empty}:
+            self.free_lists[rounded][:] = [
                 address
-                for address in self._exact[rounded]
+                for address in self.free_lists[rounded]
                 if starts[bisect_right(starts, address) - 1] not in empty
             ]
         for slab in empty:
-            self._small.give(slab, _slab_bytes(self._slabs.pop(slab)))
+            self.small_space.give(slab, slab_bytes(self.slabs.pop(slab)))
 
     def _out_of_memory(self, size: int) -> OutOfMemory:
-        with self._lock:
+        with self.lock:
             return OutOfMemory(
                 device=self.driver.info.index,
                 requested=size,
                 in_use=self.in_use,
                 cached=self.mapped - self.in_use,
-                largest_free=max(self._large.largest_free, self._small.largest_free),
+                largest_free=max(self.large_space.largest_free, self.small_space.largest_free),
                 mapped=self.mapped,
                 limit=self.limit,
                 free_on_device=self.driver.memory_info()[0],
@@ -405,13 +417,13 @@ class Pool:
             )
 
 
-def _slab_bytes(rounded: int) -> int:
+def slab_bytes(rounded: int) -> int:
     """The bytes of a slab of blocks of one size: 64 KiB to 2 MiB, at most 16 blocks above."""
     return min(2 << 20, max(64 << 10, -(-16 * rounded // 65536) * 65536))
 
 
 class _ForkedLock:
-    """Stands in for a pool's lock in a forked child: nothing is allocated or taken back."""
+    """The lock of a pool in a forked child, where CUDA cannot be used: acquiring it raises."""
 
     def __enter__(self) -> None:
         raise ForkedProcessError
@@ -431,8 +443,7 @@ _pools: weakref.WeakSet[Pool] = weakref.WeakSet()
 
 def _after_fork() -> None:
     for pool in _pools:
-        lock = _ForkedLock()
-        pool._lock, pool._acquire, pool._release = lock, lock.acquire, lock.release
+        pool.refuse()
 
 
 os.register_at_fork(after_in_child=_after_fork)

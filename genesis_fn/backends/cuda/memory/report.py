@@ -1,11 +1,11 @@
-"""What a pool says about itself: statistics, a summary, a map of its memory, who holds most."""
+"""Reports about a pool: statistics, a summary, and a snapshot of its memory."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from genesis_fn.backends.cuda.driver.errors import size_text
-from genesis_fn.backends.cuda.memory.pool import _SMALL, Pool, _slab_bytes
+from genesis_fn.backends.cuda.memory.pool import SMALL, Pool, slab_bytes
 
 
 def memory_stats(pool: Pool) -> dict[str, int | float]:
@@ -15,21 +15,21 @@ def memory_stats(pool: Pool) -> dict[str, int | float]:
     use. `hits` were served from a free list of their size, `misses` were not, `retries` needed the
     pressure path. `fragmentation` is the share of cached bytes outside the largest free run.
     """
-    pool.settle()
-    with pool._lock:
+    pool.reclaim()
+    with pool.lock:
         cached = pool.mapped - pool.in_use
         largest = _largest_run(pool)
         return {
             "in_use": pool.in_use,
             "peak": pool.peak,
-            "requested": sum(size for size, _, _ in pool._live.values()),
+            "requested": sum(size for size, _, _ in pool.live.values()),
             "mapped": pool.mapped,
             "peak_mapped": pool.peak_mapped,
             "cached": cached,
             "largest_free": largest,
             "fragmentation": 1 - largest / cached if cached else 0.0,
             "limit": pool.limit,
-            "live_blocks": len(pool._live),
+            "live_blocks": len(pool.live),
             "allocations": pool.hits + pool.misses,
             "hits": pool.hits,
             "misses": pool.misses,
@@ -44,19 +44,19 @@ def memory_snapshot(pool: Pool) -> list[dict[str, Any]]:
     `state` is "live", "cached" (in a free list of its size), "free" (part of a joined run) or
     "spare" (the end of a slab, too short for one more block).
     """
-    pool.settle()
-    with pool._lock:
+    pool.reclaim()
+    with pool.lock:
         parts = [
             _part(address, rounded, "live", size, site)
-            for address, (size, rounded, site) in pool._live.items()
+            for address, (size, rounded, site) in pool.live.items()
         ]
-        for rounded, blocks in pool._exact.items():
+        for rounded, blocks in pool.free_lists.items():
             parts += [_part(address, rounded, "cached") for address in blocks]
-        for slab, rounded in pool._slabs.items():
-            used = _slab_bytes(rounded) // rounded * rounded
-            if used < _slab_bytes(rounded):
-                parts.append(_part(slab + used, _slab_bytes(rounded) - used, "spare"))
-        for space in (pool._small, pool._large):
+        for slab, rounded in pool.slabs.items():
+            used = slab_bytes(rounded) // rounded * rounded
+            if used < slab_bytes(rounded):
+                parts.append(_part(slab + used, slab_bytes(rounded) - used, "spare"))
+        for space in (pool.small_space, pool.large_space):
             parts += [_part(start, size, "free") for start, size in space.intervals()]
     return sorted(parts, key=lambda part: part["address"])
 
@@ -94,13 +94,13 @@ def _part(
 
 def _largest_run(pool: Pool) -> int:
     """The longest run of addresses that would be free if all cached blocks were joined."""
-    free = pool._large.intervals()
-    for rounded, blocks in pool._exact.items():
-        if rounded > _SMALL:
+    free = pool.large_space.intervals()
+    for rounded, blocks in pool.free_lists.items():
+        if rounded > SMALL:
             free += [(address, rounded) for address in blocks]
     longest = end = run = 0
     for start, size in sorted(free):
         run = run + size if start == end else size
         end = start + size
         longest = max(longest, run)
-    return max(longest, pool._small.largest_free)
+    return max(longest, pool.small_space.largest_free)

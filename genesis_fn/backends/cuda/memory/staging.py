@@ -1,8 +1,8 @@
-"""Copies between host and device: pinned memory, staged both ways, and copies beside the compute.
+"""Copies between host and device, staged through pinned memory.
 
-Host arrays live in pageable memory, which a device cannot read on its own. Bytes go to it through a
-ring of pinned memory and come back through pinned blocks, so a copy to the device returns before it
-is done and the host array may change at once.
+Host arrays are in pageable memory, which a device cannot read by itself. Copies to the device go
+through a ring buffer of pinned memory, so they return before they are done and the host array may
+change at once. Copies to the host go through pinned blocks.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import ctypes
 import threading
 from collections import deque
 
-from genesis_fn.backends.cuda.driver.driver import Driver, Event
+from genesis_fn.backends.cuda.driver.driver import Driver, EventHandle
 
 _RING = 32 << 20
 _CHUNK = 8 << 20
@@ -92,8 +92,8 @@ class Staging:
         self._ring: int | None = None
         self._head = 0
         # Parts of the ring that copies still read, oldest first: (start, end, event).
-        self._busy: deque[tuple[int, int, Event]] = deque()
-        self._events: list[Event] = []
+        self._busy: deque[tuple[int, int, EventHandle]] = deque()
+        self._events: list[EventHandle] = []
         self._lock = threading.Lock()
         self.pinned = PinnedMemory(driver)
 

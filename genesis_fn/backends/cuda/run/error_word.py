@@ -1,8 +1,8 @@
-"""How kernels say that something was wrong: a 64-bit word of pinned memory for each program.
+"""Error words: a 64-bit word of pinned memory in which kernels report a failed check.
 
-A kernel that meets an index it cannot use raises its program's word to `site << 40 | index` (an
-integer maximum; `kernels/language/error_word.py` is the device side). The host looks at the words
-where it waits for the device anyway, so a word that stays zero costs nothing.
+A kernel that meets an index out of range does an atomic maximum of its program's word with
+`site << 40 | index` (`kernels/language/error_word.py` is the device side). The host reads the words
+where it waits for the device anyway, so a program without failures costs nothing more.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
@@ -20,7 +19,8 @@ from genesis_fn.backends.cuda.driver.driver import Driver
 
 _INDEX_BITS = 40
 _WORDS = 1 << 16
-# Words of programs that are gone, of which the host may not have seen a failure yet.
+# Words of dead programs are reused only after so many others: queued work of theirs may still
+# report a failure, which belongs to the old program.
 _KEPT = 64
 
 Describe = Callable[[int, int], BaseException]
@@ -38,10 +38,12 @@ class ErrorWords:
         self._retired: deque[int] = deque()
         self._lock = threading.Lock()
 
-    def register(self, program: Any, describe: Describe) -> int:
-        """The address of a word for as long as `program` is alive. `describe(site, index)` makes
-        the exception to raise, and does not refer to the program: a failure may be seen after it
-        is gone."""
+    def register(self, program: object, describe: Describe) -> int:
+        """The address of a word that is `program`'s while that is alive.
+
+        `describe(site, index)` makes the exception to raise. It must not refer to the program,
+        since a failure may be seen after the program is gone.
+        """
         with self._lock:
             used = len(self._describe)
             if len(self._retired) > (_KEPT if used < _WORDS else 0):
@@ -57,10 +59,10 @@ class ErrorWords:
         return self._start + 8 * number
 
     def raise_if_set(self) -> None:
-        """Raises, once, what programs say of failed checks, and clears their words.
+        """Raises the exception of a failed check, once, and clears the words.
 
-        Sees the failures of work that the host has waited for. The first program's is raised; what
-        others say are its notes.
+        Only failures of work that the host has waited for are certain to be seen. If several
+        programs failed, the first one's exception has the others' as notes.
         """
         words = self._words[: len(self._describe)]
         if not words.any():

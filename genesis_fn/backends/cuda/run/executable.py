@@ -1,9 +1,10 @@
-"""Compiled programs: graphs captured over an arena, launched on arrays.
+"""The executables of the CUDA backend: programs as graphs, launched on arrays.
 
-Inputs are read where they are: a graph belongs to the addresses it was captured with. Where an
-input moves, it is copied to a place that does not if it is small, and else another graph is
-captured for the new addresses; a few are kept. Donated inputs are updated in place. An output that
-is still held when the program runs again keeps its memory: the run gets other memory for it.
+A graph contains the addresses that it was captured with, so inputs are read where they are while
+they do not move. An input at a new address is copied to a fixed slot if it is small; otherwise
+another graph is captured for the new addresses, and a few graphs are kept (`io_buffers.py`).
+Donated inputs are updated in place. An output that the caller still holds keeps its memory: the
+next run allocates another buffer for it.
 """
 
 from __future__ import annotations
@@ -18,9 +19,14 @@ import numpy as np
 
 from genesis_fn.backends.cuda.lower.steps import BufferTable, Schedule
 from genesis_fn.backends.cuda.memory.pool import Block
-from genesis_fn.backends.cuda.run.donated_state import Carry
-from genesis_fn.backends.cuda.run.graph import Executable as Launched, Memory, captured, has_host
-from genesis_fn.backends.cuda.run.io_buffers import IOBuffers, Rerun, picker
+from genesis_fn.backends.cuda.run.donated_state import DonatedState
+from genesis_fn.backends.cuda.run.graph import (
+    BufferAddress,
+    CapturedProgram,
+    capture_program,
+    has_host,
+)
+from genesis_fn.backends.cuda.run.io_buffers import GraphReplay, IOBuffers, picker
 from genesis_fn.backends.cuda.run.profile import Measurements, elapsed, measured
 from genesis_fn.backends.cuda.run.runtime import Runtime
 from genesis_fn.compiler.memory.memory_plan import ALIGNMENT
@@ -31,8 +37,8 @@ from genesis_fn.core.jaxpr import Jaxpr
 
 
 def _references_alone() -> int:
-    """What counting the references of memory gives that one Array, the list of inputs, and the list
-    of those that are taken hold."""
+    """The reference count of a buffer that nobody but one Array, the list of inputs and the list of
+    donated inputs refers to, as `map(getrefcount, ...)` sees it."""
     array = [object()]
     inputs = [array[0]]
     taken = inputs[:]
@@ -42,10 +48,11 @@ def _references_alone() -> int:
 _ALONE = _references_alone()
 
 
-class Binding:
-    """A program's steps, and the memory that they have wherever its inputs and results lie.
+class ProgramBinding:
+    """Binds a program's steps to addresses: the arena, tables of pointers and the error word, which
+    do not depend on the call, and the inputs and outputs, which do.
 
-    `bound` are the buffers that get their addresses from outside: inputs, then results that are no
+    `bound` are the buffers whose addresses a call brings: inputs, then outputs that do not take an
     input's memory. `word` is the address of the program's error word, if it has one.
     """
 
@@ -63,25 +70,26 @@ class Binding:
         self.word = 0
         self._arena: Block | None = None
 
-    def capture(self, addresses: Sequence[int]) -> Launched:
-        """The program as graphs, with `bound` at these addresses."""
+    def capture(self, addresses: Sequence[int]) -> CapturedProgram:
+        """Capture the program with `bound` at these addresses."""
         memory, owners = self.memory(addresses)
-        return captured(
+        return capture_program(
             self.runtime, self.schedule.steps, memory, owners, programmatic=self.programmatic
         )
 
-    def memory(self, addresses: Sequence[int]) -> tuple[list[Memory], list[Any]]:
-        """(where each buffer is, with `bound` at these addresses; what keeps it alive)."""
+    def memory(self, addresses: Sequence[int]) -> tuple[list[BufferAddress], list[Any]]:
+        """(the address of each buffer, given those of `bound`; what keeps the memory alive)."""
         if self._arena is None:
-            # Between the pieces of a program that the host takes part in, others may run.
+            # The shared arena is only safe for a program that is one graph: between the segments of
+            # a program with host computations, another program may run and write over it.
             pieces = any(map(has_host, self.schedule.steps))
             pieces = pieces or not self.runtime.driver.info.target.conditional_nodes
             self._arena = arena(self.runtime, self.schedule.arena, shared=not pieces)
         table = self.table
         base = dict(zip(self.bound, addresses, strict=True))
         base[self.schedule.base] = self._arena.address if self._arena is not None else 0
-        if table.word is not None:
-            base[table.word] = self.word
+        if table.error_word is not None:
+            base[table.error_word] = self.word
         owners: list[Any] = [self._arena]
         for b in table.pointers:
             owners.append(self.runtime.alloc(table.bytes[b], self.site))
@@ -89,36 +97,38 @@ class Binding:
         memory = []
         for b, size in enumerate(table.bytes):
             at, offset = b, 0
-            while at in table.place:
-                at, more = table.place[at]
+            while at in table.parent:
+                at, more = table.parent[at]
                 offset += more
-            memory.append(Memory(base.get(at, 0) + offset, size))
+            memory.append(BufferAddress(base.get(at, 0) + offset, size))
         for b, rows in table.pointers.items():
+            # Written in stream order, before any launch of the graph that reads the table.
             values = np.array([[memory[x].address for x in row] for row in rows], np.int64)
             self.runtime.staging.to_device(base[b], values.ctypes.data, values.nbytes)
         return memory, owners
 
 
 class CudaExecutable(Executable):
-    """A program on one device; storage is a buffer of the library's own memory. `replaced` are the
-    inputs whose memory results take, by result."""
+    """A program on one device; storage is a `Buffer`. `replaced[k]` is the donated input whose
+    memory result k takes."""
 
     def __init__(
         self,
         program: Jaxpr,
-        binding: Binding,
-        places: IOBuffers,
+        binding: ProgramBinding,
+        io: IOBuffers,
         sigs: Sequence[Signature],
         replaced: Mapping[int, int],
         unused_donations: Sequence[tuple[int, str]],
     ) -> None:
         self.program, self.binding, self.sigs = program, binding, sigs
         self.runtime, self.table, self.schedule = binding.runtime, binding.table, binding.schedule
-        self.places, self.replaced = places, replaced
+        self.io, self.replaced = io, replaced
         self.unused_donations = unused_donations
-        self._all = Rerun(places, range(len(places.donated)), range(len(places.updated)))
-        # Inputs that are overwritten: which, what all their references sum up to where nobody else
-        # has any, and whose they must be: parts of other memory and imports are others' too.
+        self._all = GraphReplay(io, range(len(io.donated)), range(len(io.updated)))
+        # Inputs that are overwritten, the sum of their reference counts if nothing else sees them,
+        # and the owner that each must have: views and imports share memory with something else.
+        # One sum for all leaves, since every call computes it (docs/cuda.md, "A call").
         self._taken = sorted({*replaced.values()})
         self._pick_taken = picker(self._taken)
         self._alone = _ALONE * len(self._taken)
@@ -132,27 +142,28 @@ class CudaExecutable(Executable):
                 live(a)
             raise
 
-    def run(self, buffers: list[Any]) -> list[Any]:
-        """The memory of the results, given that of the inputs. Raises AttributeError for memory
-        that is gone."""
-        addresses = [b.address for b in buffers]
-        places = self.places
-        with places.lock:
+    def run(self, storages: list[Any]) -> list[Any]:
+        """The buffers of the results, given those of the inputs. Raises AttributeError for an input
+        that was deleted."""
+        addresses = [b.address for b in storages]
+        io = self.io
+        with io.lock:
             if self._taken:
-                taken = self._pick_taken(buffers)
+                taken = self._pick_taken(storages)
                 alone = sum(map(getrefcount, taken)) == self._alone
                 if not alone or [b.owner for b in taken] != self._owners:
-                    self._copy_shared(buffers, taken, addresses)
+                    self._copy_shared(storages, taken, addresses)
                 del taken
-            results = self._all.run(buffers, addresses)
+            results = self._all.run(storages, addresses)
             if results is None:
-                places.move(buffers, addresses)
-                self._all.follow()
-                results = self._all.launched(buffers)
+                io.rebind(storages, addresses)
+                self._all.remember()
+                results = self._all.launch(storages)
             return results
 
     def _copy_shared(self, buffers: list[Any], taken: list[Any], addresses: list[int]) -> None:
-        """Give the program a copy of donated memory that somebody else may see."""
+        """Replace donated inputs that something else can see by copies, in `buffers` and
+        `addresses`."""
         driver = self.runtime.driver
         counts = list(map(getrefcount, taken))
         for i, count in zip(self._taken, counts, strict=True):
@@ -161,30 +172,30 @@ class CudaExecutable(Executable):
                 driver.copy(copy.address, addresses[i], copy.bytes, driver.compute)
                 buffers[i], addresses[i] = copy, copy.address
 
-    def carry(self, first_in: int, first_out: int, count: int) -> Carry | None:
-        """How to run with `count` inputs that are updated in place as one, and nothing else is;
-        None where that is not so."""
+    def carry(self, first_in: int, first_out: int, count: int) -> DonatedState | None:
+        """How to run with `count` inputs as one state; None unless these inputs, and no others, are
+        updated in place."""
         inside = range(first_in, first_in + count)
-        updated = self.places.updated
+        updated = self.io.updated
         results = range(first_out, first_out + count)
-        beside = [i for k, i in enumerate(updated) if k not in results]
-        if updated[first_out : first_out + count] != list(inside) or set(beside) & set(inside):
+        others = [i for k, i in enumerate(updated) if k not in results]
+        if updated[first_out : first_out + count] != list(inside) or set(others) & set(inside):
             return None
         if not set(self._taken) <= set(inside):
             return None
         sigs = self.sigs[first_out : first_out + count]
-        return Carry(self.places, self.run, inside, results, sigs)
+        return DonatedState(self.io, self.run, inside, results, sigs)
 
-    # What people see.
+    # Reports.
 
     def measure(
         self, args: Sequence[ArrayImpl], repeats: int
     ) -> tuple[list[ArrayImpl], Measurements]:
-        """(the results, the time of each kernel); donated arguments stay as they are."""
+        """(the results, the time of each kernel); donated arguments are copied first."""
         results = self(*[self._copied(a) for a in args])
-        with self.places.lock:
+        with self.io.lock:
             given = [self._copied(a) for a in args]
-            addresses = [a.data.address for a in given] + self.places.renewed()
+            addresses = [a.data.address for a in given] + self.io.allocate_outputs()
             memory, owners = self.binding.memory(addresses)
             steps = measured(self.runtime, self.schedule.items, memory, owners, repeats)
         seconds = []
@@ -200,15 +211,15 @@ class CudaExecutable(Executable):
         return ArrayImpl(data, array.sig)
 
     def as_text(self) -> str:
-        """The program, its groups, the generated source and the memory plan."""
-        kernels = dict.fromkeys(s for d in self.table.described for s in d.sources if "\n" in s)
+        """The program, its steps with the memory plan, and the source of generated kernels."""
+        kernels = dict.fromkeys(s for d in self.table.summaries for s in d.sources if "\n" in s)
         return "\n\n".join([repr(self.program), self.report(), *kernels])
 
     def report(self) -> str:
-        """The steps with bytes, operations and time at the roofline; the memory plan."""
+        """A table of the steps (bytes, operations, time at the roofline) and the memory plan."""
         lines = ["step                                      MB    GFLOP       us  lines"]
         total, limit = 0.0, self.table.target
-        for d in self.table.described:
+        for d in self.table.summaries:
             seconds = limit.seconds(d.traffic, d.operations)
             total += seconds
             name = "  " * d.depth + d.name
@@ -217,9 +228,9 @@ class CudaExecutable(Executable):
                 f"{seconds * 1e6:>8.1f}  {'; '.join(d.lines[:2])}"
             )
         inputs = sum([v.aval.nbytes for v in self.program.invars])
-        outputs = sum([out.bytes for _, out in self.places.made])
+        outputs = sum([out.bytes for _, out in self.io.outputs])
         lines += [
-            f"{len(self.table.described)} steps, {total * 1e6:.1f} us at the roofline "
+            f"{len(self.table.summaries)} steps, {total * 1e6:.1f} us at the roofline "
             f"({limit.bandwidth / 1e12:.1f} TB/s, {limit.operations / 1e12:.0f} TFLOP/s; "
             "loop bodies counted once)",
             f"memory: inputs {_mb(inputs)}, outputs {_mb(outputs)}, updated in place "
@@ -252,8 +263,9 @@ _arena_lock = threading.Lock()
 def arena(device: Runtime, size: int, shared: bool = True) -> Block | None:
     """Memory for the temporaries of a program.
 
-    Programs that are one graph share it: one stream runs them one after another, so none needs what
-    another left there.
+    Programs that are one graph share an arena: the compute stream runs them one after the other,
+    and none reads what another left there. It grows by replacement; programs that were captured
+    over a smaller one keep that one alive.
     """
     if not size:
         return None

@@ -1,16 +1,18 @@
-"""Programs: ordered steps over numbered buffers, captured into graphs and relaunched.
+"""Steps over numbered buffers, captured into CUDA graphs and launched again and again.
 
-Steps are launches, clears, copies, programs within programs, control flow decided by device
-memory, and what the host computes. Where the driver has conditional nodes, a program in which the
-host computes nothing is one graph, the chain of its steps. Else it is cut into parts that run one
-after the other: graphs, computations of the host, and control flow whose predicate the host reads.
-The host decides where it computes something inside, or where the driver has no conditional nodes;
-loops of a known length are unrolled there.
+Read from top to bottom: *steps* (what the compiler schedules), *commands* (steps bound to
+addresses), *segments* (commands captured into one graph, or run by the host), and the capture.
 
-With programmatic launches a kernel behind another kernel is started before that one has ended, and
-waits on the device. That is all it needs to wait for: every kernel that is started early waits for
-the whole of the one before it ahead of touching memory, so when a kernel has ended, everything that
-it had to wait for has ended too, and its memory can be seen.
+A program that needs no host computation is one graph, in which its steps form a chain, if the
+driver has conditional nodes. Otherwise it is cut into segments that run one after the other:
+graphs, host computations, and control flow whose predicate the host reads. Without conditional
+nodes, loops of known length are unrolled.
+
+Programmatic launches: a kernel that follows a kernel may be started before its predecessor has
+ended, and waits on the device (`griddepcontrol.wait`) before it touches memory. Waiting for one
+predecessor is enough. The wait returns when the previous grid has ended and its memory is visible;
+if that grid was started early too, it could not end before its own predecessor had; by induction
+everything before it is complete.
 """
 
 from __future__ import annotations
@@ -23,7 +25,13 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from genesis_fn.backends.cpu.storage import host_tensor, host_view
-from genesis_fn.backends.cuda.driver.driver import Driver, Graph, PredicateMode, Prepared, Stream
+from genesis_fn.backends.cuda.driver.driver import (
+    Driver,
+    GraphHandle,
+    PredicateMode,
+    PreparedLaunch,
+    StreamHandle,
+)
 from genesis_fn.backends.cuda.lowerings.call import HostCall
 from genesis_fn.backends.cuda.memory.pool import Block
 from genesis_fn.backends.cuda.run.runtime import Runtime
@@ -43,9 +51,9 @@ class Copy:
 
 @dataclass(frozen=True, slots=True)
 class SubProgram:
-    """Steps with their own numbering: their buffer i is this program's `buffers[i]`, a buffer
-    number and an offset in bytes. `reached` are buffers of this program that the steps find through
-    addresses in memory."""
+    """Steps with a numbering of their own: buffer i of theirs is `buffers[i]` of the program around
+    them, as (buffer number, offset in bytes). `reached` are buffers that the steps access through
+    addresses stored in memory (tables of pointers)."""
 
     steps: tuple[Step, ...]
     buffers: tuple[tuple[int, int], ...]
@@ -54,8 +62,7 @@ class SubProgram:
 
 @dataclass(frozen=True, slots=True)
 class While:
-    """Runs `condition`, and as long as the byte at `predicate` is not zero `body` and `condition`
-    again."""
+    """Runs `condition`; while the byte at `predicate` is not zero, runs `body` and `condition`."""
 
     condition: tuple[Step, ...]
     predicate: BufferArg
@@ -64,7 +71,7 @@ class While:
 
 @dataclass(frozen=True, slots=True)
 class Switch:
-    """Runs the branch that the int32 at `index`, clamped, names."""
+    """Runs branch number `index`, an int32 that is clamped to the branches there are."""
 
     index: BufferArg
     branches: tuple[tuple[Step, ...], ...]
@@ -72,8 +79,8 @@ class Switch:
 
 @dataclass(frozen=True, slots=True)
 class ForLoop:
-    """Runs `body` `count` times; the int32 at `counter` holds 0, 1, ... meanwhile and `count`
-    afterwards."""
+    """Runs `body` `count` times. The int32 at `counter` is the iteration's number, and `count` in
+    the end."""
 
     count: int
     counter: BufferArg
@@ -81,24 +88,24 @@ class ForLoop:
 
 
 @dataclass(frozen=True, slots=True)
-class Host:
-    """The host computes `call`: operands from buffers (None where the operand is a number),
-    results into buffers."""
+class HostStep:
+    """The host computes `call`: it reads operands from buffers (None for an operand that is a
+    number) and writes results to buffers."""
 
     call: HostCall
     reads: tuple[int | None, ...]
     writes: tuple[int, ...]
 
 
-Step: TypeAlias = Launch | Memset | Copy | SubProgram | While | Switch | ForLoop | Host
+Step: TypeAlias = Launch | Memset | Copy | SubProgram | While | Switch | ForLoop | HostStep
 
 _LONGEST_UNROLLED = 4096
 _SCRATCH_ALIGNMENT = 512
 
 
 def has_host(step: Step) -> bool:
-    """Whether the host computes part of a step."""
-    return isinstance(step, Host) or any(has_host(s) for body in _bodies(step) for s in body)
+    """Whether a step contains a host computation."""
+    return isinstance(step, HostStep) or any(has_host(s) for body in _bodies(step) for s in body)
 
 
 def _bodies(step: Step) -> tuple[tuple[Step, ...], ...]:
@@ -110,167 +117,180 @@ def _bodies(step: Step) -> tuple[tuple[Step, ...], ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
-    """Where a buffer of a program is."""
+class BufferAddress:
+    """The memory that a buffer of a program is bound to."""
 
     address: int
     bytes: int
 
 
-class Executable:
-    """A program bound to addresses, launched again and again: `parts` in turn, which launch
-    `graphs`; `held` is kept alive. Launches from several threads are the caller's to serialise."""
+class CapturedProgram:
+    """A program bound to addresses. A launch runs its segments in order; `graphs` are the graphs
+    among them, and `held` is kept alive. The caller serialises launches from several threads."""
 
     def __init__(
         self,
         driver: Driver,
-        parts: list[_Graph | _Compute | _Driven],
-        graphs: list[Graph],
+        segments: list[_GraphSegment | _HostCmd | _HostControlFlow],
+        graphs: list[GraphHandle],
         held: Sequence[Any],
     ) -> None:
-        self._driver, self._parts, self._graphs, self._held = driver, parts, graphs, held
-        self._only = graphs[0] if len(parts) == 1 and isinstance(parts[0], _Graph) else None
+        self._driver, self._segments, self._graphs, self._held = driver, segments, graphs, held
+        self._only = (
+            graphs[0] if len(segments) == 1 and isinstance(segments[0], _GraphSegment) else None
+        )
         self._closed = False
 
     @property
-    def parts(self) -> int:
-        """The number of graphs, computations and decisions of the host that a launch takes."""
-        return len(self._parts)
+    def segments(self) -> int:
+        """How many graphs, host computations and host decisions a launch runs."""
+        return len(self._segments)
 
     def launch(self) -> None:
-        """Enqueues the program on the compute stream; waits for what the host takes part in."""
+        """Enqueues the program on the compute stream; waits for its host computations."""
         if self._only is not None:
             self._driver.launch_graph(self._only, self._driver.compute)
             return
         if self._closed:
             raise RuntimeError("the executable is closed")
-        for part in self._parts:
-            part.launch()
+        for segment in self._segments:
+            segment.launch()
 
     def close(self) -> None:
-        """Destroys the graphs; nothing may be running."""
+        """Destroys the graphs, none of which may be running."""
         for graph in self._graphs:
             self._driver.destroy_graph(graph)
         self._graphs.clear()
-        self._parts.clear()
+        self._segments.clear()
         self._only = None
         self._closed = True
 
     def __del__(self) -> None:
         if self._graphs:
             try:
+                # `close` requires that nothing runs.
                 self._driver.synchronize()
                 self.close()
             except Exception:  # the driver is already shutting down
                 return
 
 
-def captured(
+def capture_program(
     device: Runtime,
     steps: Sequence[Step],
-    buffers: Sequence[Memory],
+    buffers: Sequence[BufferAddress],
     owners: Sequence[Any] = (),
     conditional_nodes: bool | None = None,
     programmatic: bool = False,
-) -> Executable:
-    """The program of these steps at the addresses of `buffers`, whose memory must stay where it is;
-    `owners` keeps it alive. `conditional_nodes` says whether graphs decide (by default if the
-    driver has nodes for that), `programmatic` whether kernels behind kernels start early."""
+) -> CapturedProgram:
+    """Capture `steps` at the addresses of `buffers`; `owners` keeps that memory alive.
+
+    `conditional_nodes`: whether control flow becomes conditional nodes (default: if the driver has
+    them). `programmatic`: whether a kernel that follows a kernel may start early.
+    """
     driver = device.driver
     if conditional_nodes is None:
         conditional_nodes = driver.info.target.conditional_nodes
-    actions, scratch = _bound(device, steps, buffers, programmatic)
-    graphs: list[Graph] = []
+    commands, scratch = _bind_steps(device, steps, buffers, programmatic)
+    graphs: list[GraphHandle] = []
     try:
-        parts = list(_parts(device, actions, conditional_nodes, graphs))
+        segments = list(_segments(device, commands, conditional_nodes, graphs))
     except BaseException:
         for graph in graphs:
             driver.destroy_graph(graph)
         raise
-    # Actions own the modules with their code, which a graph does not keep from being unloaded.
-    return Executable(driver, parts, graphs, (actions, scratch, *owners))
+    # A graph does not keep its kernels' modules loaded: the commands, which own them, must live as
+    # long as the graph.
+    return CapturedProgram(driver, segments, graphs, (commands, scratch, *owners))
 
 
-class Direct:
-    """Kernels, copies and fills bound to addresses and enqueued one by one, without a graph."""
+class UncapturedSteps:
+    """Kernels, copies and fills bound to addresses, to be enqueued one by one without a graph."""
 
-    def __init__(self, device: Runtime, steps: Sequence[Step], buffers: Sequence[Memory]) -> None:
+    def __init__(
+        self, device: Runtime, steps: Sequence[Step], buffers: Sequence[BufferAddress]
+    ) -> None:
         self._driver = device.driver
-        self._actions, self._scratch = _bound(device, steps, buffers, False)
+        self._commands, self._scratch = _bind_steps(device, steps, buffers, False)
 
     def __len__(self) -> int:
-        return len(self._actions)
+        return len(self._commands)
 
     def launch(self, number: int) -> None:
         """Enqueue one of them on the compute stream."""
-        _record(self._driver, self._actions[number : number + 1], self._driver.compute)
+        _record(self._driver, self._commands[number : number + 1], self._driver.compute)
 
 
-# Actions: steps with addresses in place of buffer numbers.
+# ---- commands: steps with addresses in place of buffer numbers ----
 
 
 @dataclass(slots=True)
-class _Run:
-    """A launch, prepared once all of the program's are known."""
+class _LaunchCmd:
+    """Launches a kernel. `prepared` is filled in once all launches of the program are known, so
+    that they compile in parallel."""
 
     launch: Launch
     addresses: list[int]
-    within: list[tuple[int, int]]  # all that it touches: [first address, address after the last)
-    prepared: Prepared | None = None
+    within: list[tuple[int, int]]  # the memory it may access: [first address, one past the last)
+    prepared: PreparedLaunch | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class _Zero:
-    """Clears bytes."""
+class _ClearCmd:
+    """Sets bytes to zero."""
 
     address: int
     bytes: int
 
-    def record(self, driver: Driver, stream: Stream) -> None:
+    def record(self, driver: Driver, stream: StreamHandle) -> None:
         driver.fill(self.address, 0, self.bytes, stream)
 
 
 @dataclass(frozen=True, slots=True)
-class _Write:
+class _SetInt32Cmd:
     """Sets one int32."""
 
     address: int
     value: int
 
-    def record(self, driver: Driver, stream: Stream) -> None:
+    def record(self, driver: Driver, stream: StreamHandle) -> None:
         driver.fill_words(self.address, self.value, 1, stream)
 
 
 @dataclass(frozen=True, slots=True)
-class _Move:
+class _CopyCmd:
     """Copies bytes on the device."""
 
     destination: int
     source: int
     bytes: int
 
-    def record(self, driver: Driver, stream: Stream) -> None:
+    def record(self, driver: Driver, stream: StreamHandle) -> None:
         driver.copy(self.destination, self.source, self.bytes, stream)
 
 
 @dataclass(frozen=True, slots=True)
-class _Decide:
-    """Control flow decided by what is at `address`, read as `mode` says: "flag" (a byte) runs the
-    only branch again and again until it is zero, "count" (an int32, increased first) until it is
-    `limit`, and "index" (an int32) runs one of `limit` branches. `first` runs before every
-    decision."""
+class _ConditionalCmd:
+    """Control flow decided by device memory at `address`, as `mode` says:
+
+    * "flag": run the only branch while the byte is not zero;
+    * "count": increase the int32, and run the only branch while it is less than `limit`;
+    * "index": run the branch of `limit` that the int32 names.
+
+    `first` runs before every decision.
+    """
 
     mode: PredicateMode
     address: int
     limit: int
-    first: tuple[_Action, ...]
-    branches: tuple[tuple[_Action, ...], ...]
+    first: tuple[_Command, ...]
+    branches: tuple[tuple[_Command, ...], ...]
 
 
-class _Compute:
-    """Operands to the host, the CPU's function, results back."""
+class _HostCmd:
+    """Copies operands to the host, calls the CPU's function, and copies results back."""
 
-    def __init__(self, device: Runtime, step: Host, memory: Sequence[Memory]) -> None:
+    def __init__(self, device: Runtime, step: HostStep, memory: Sequence[BufferAddress]) -> None:
         call = step.call
         found = call.prim.abstract(call.avals, call.params)
         outs = list(found) if call.prim.multi else [found]
@@ -282,7 +302,7 @@ class _Compute:
         self._results = [(a, memory[b].address) for a, b in zip(outs, step.writes, strict=True)]
 
     def launch(self) -> None:
-        """Waits for the operands, and enqueues the results' way back."""
+        """Waits for the operands, computes, and enqueues the copies of the results."""
         device, operands = self._device, []
         for a, address in self._operands:
             if address is None:
@@ -298,19 +318,19 @@ class _Compute:
                 device.staging.to_device(address, value.ctypes.data, value.nbytes)
 
 
-_Action: TypeAlias = _Run | _Zero | _Write | _Move | _Decide | _Compute
+_Command: TypeAlias = _LaunchCmd | _ClearCmd | _SetInt32Cmd | _CopyCmd | _ConditionalCmd | _HostCmd
 
 
-def _bound(
-    device: Runtime, steps: Sequence[Step], buffers: Sequence[Memory], programmatic: bool
-) -> tuple[tuple[_Action, ...], Block | None]:
-    """(the steps at the addresses of `buffers`, the scratch memory of their launches)."""
-    runs: list[_Run] = []
-    actions = _actions(device, steps, buffers, (), runs)
+def _bind_steps(
+    device: Runtime, steps: Sequence[Step], buffers: Sequence[BufferAddress], programmatic: bool
+) -> tuple[tuple[_Command, ...], Block | None]:
+    """(the commands of `steps` at the addresses of `buffers`, scratch memory of their kernels)."""
+    runs: list[_LaunchCmd] = []
+    commands = _commands(device, steps, buffers, (), runs)
     wanted = [_started_early(r.launch) if programmatic else r.launch for r in runs]
     made = device.driver.prepare(wanted)
     need = max((p.scratch_bytes for p in made), default=0)
-    # One piece for all: they run one after the other.
+    # Kernels of one program never overlap in what they do, so they share one scratch block.
     need = -(-need // _SCRATCH_ALIGNMENT) * _SCRATCH_ALIGNMENT
     held = device.alloc(need, "kernel scratch") if need else None
     for run, prepared in zip(runs, made, strict=True):
@@ -319,29 +339,30 @@ def _bound(
             run.within.append((scratch, scratch + need))
         prepared.bind(run.addresses, scratch, run.within)
         run.prepared = prepared
-    return actions, held
+    return commands, held
 
 
 def _started_early(launch: Launch) -> Launch:
-    """The launch as one that may start while the one before it ends; kernels that do something
-    before they wait for that one are told so by constants called EARLY, EARLY_0, ..."""
+    """The launch as a programmatic one. A kernel that can do something before it waits for its
+    predecessor (load weights that nothing writes) has constants EARLY, EARLY_0, ... to enable it.
+    """
     told = {name: True for name in launch.constants if name.startswith("EARLY")}
     return replace(launch, programmatic=True, constants={**launch.constants, **told})
 
 
-def _actions(
+def _commands(
     device: Runtime,
     steps: Sequence[Step],
-    memory: Sequence[Memory],
-    reached: tuple[Memory, ...],
-    runs: list[_Run],
-) -> tuple[_Action, ...]:
-    """The steps as actions, their launches appended to `runs`; `reached` is memory that they find
-    through addresses in memory."""
-    actions: list[_Action] = []
+    memory: Sequence[BufferAddress],
+    reached: tuple[BufferAddress, ...],
+    runs: list[_LaunchCmd],
+) -> tuple[_Command, ...]:
+    """The commands of `steps`; their launches are appended to `runs`. `reached`: memory that they
+    access through tables of pointers."""
+    commands: list[_Command] = []
     addresses = [m.address for m in memory]
 
-    def place(buffer: BufferArg, size: int) -> int:
+    def address_of(buffer: BufferArg, size: int) -> int:
         if buffer.offset + size > memory[buffer.index].bytes:
             raise ValueError(f"{buffer} lies outside its {memory[buffer.index].bytes} bytes")
         return memory[buffer.index].address + buffer.offset
@@ -350,118 +371,127 @@ def _actions(
         if isinstance(step, Launch):
             touched = [*[memory[b] for b in _arguments(step)], *reached]
             within = [(m.address, m.address + m.bytes) for m in touched]
-            runs.append(_Run(step, addresses, within))
-            actions.append(runs[-1])
+            runs.append(_LaunchCmd(step, addresses, within))
+            commands.append(runs[-1])
         elif isinstance(step, Memset):
             held = memory[step.buffer]
-            actions.append(_Zero(held.address, held.bytes))
+            commands.append(_ClearCmd(held.address, held.bytes))
         elif isinstance(step, Copy):
-            target = place(BufferArg(step.destination, "u8", step.destination_offset), step.bytes)
-            source = place(BufferArg(step.source, "u8", step.source_offset), step.bytes)
-            actions.append(_Move(target, source, step.bytes))
+            target = address_of(
+                BufferArg(step.destination, "u8", step.destination_offset), step.bytes
+            )
+            source = address_of(BufferArg(step.source, "u8", step.source_offset), step.bytes)
+            commands.append(_CopyCmd(target, source, step.bytes))
         elif isinstance(step, SubProgram):
             inner = [
-                Memory(memory[index].address + offset, memory[index].bytes - offset)
+                BufferAddress(memory[index].address + offset, memory[index].bytes - offset)
                 for index, offset in step.buffers
             ]
             found = (*reached, *[memory[b] for b in step.reached])
-            actions += _actions(device, step.steps, inner, found, runs)
-        elif isinstance(step, Host):
-            actions.append(_Compute(device, step, memory))
+            commands += _commands(device, step.steps, inner, found, runs)
+        elif isinstance(step, HostStep):
+            commands.append(_HostCmd(device, step, memory))
         else:
-            bodies = [_actions(device, body, memory, reached, runs) for body in _bodies(step)]
-            actions += _decision(step, bodies, place)
-    return tuple(actions)
+            bodies = [_commands(device, body, memory, reached, runs) for body in _bodies(step)]
+            commands += _conditional(step, bodies, address_of)
+    return tuple(commands)
 
 
 def _arguments(launch: Launch) -> list[int]:
-    """The numbers of the buffers that a launch is given."""
+    """The numbers of the buffers that a launch takes."""
     given = [a.buffer if isinstance(a, Descriptor) else a for a in launch.arguments.values()]
     return [b.index for b in given if not isinstance(b, Scalar)]
 
 
-def _decision(
+def _conditional(
     step: While | Switch | ForLoop,
-    bodies: list[tuple[_Action, ...]],
-    place: Callable[[BufferArg, int], int],
-) -> list[_Action]:
+    bodies: list[tuple[_Command, ...]],
+    address_of: Callable[[BufferArg, int], int],
+) -> list[_Command]:
     if isinstance(step, While):
-        return [_Decide("flag", place(step.predicate, 1), 2, bodies[0], (bodies[1],))]
+        return [_ConditionalCmd("flag", address_of(step.predicate, 1), 2, bodies[0], (bodies[1],))]
     if isinstance(step, Switch):
-        return [_Decide("index", place(step.index, 4), len(bodies), (), tuple(bodies))]
-    counter = place(step.counter, 4)
-    # Every decision increases the counter first, so the first iteration sees zero.
-    return [_Write(counter, -1), _Decide("count", counter, step.count, (), (bodies[0],))]
+        return [_ConditionalCmd("index", address_of(step.index, 4), len(bodies), (), tuple(bodies))]
+    counter = address_of(step.counter, 4)
+    # Each decision increases the counter before it compares, so the first iteration sees zero.
+    return [
+        _SetInt32Cmd(counter, -1),
+        _ConditionalCmd("count", counter, step.count, (), (bodies[0],)),
+    ]
 
 
-# Parts: graphs, and what the host does between them.
+# ---- segments: graphs, and what the host does between them ----
 
 
-def _parts(
-    device: Runtime, actions: Sequence[_Action], conditional_nodes: bool, graphs: list[Graph]
-) -> Iterator[_Graph | _Compute | _Driven]:
-    """As few parts as hold the actions; the graphs among them are appended to `graphs`."""
-    run: list[_Action] = []
+def _segments(
+    device: Runtime,
+    commands: Sequence[_Command],
+    conditional_nodes: bool,
+    graphs: list[GraphHandle],
+) -> Iterator[_GraphSegment | _HostCmd | _HostControlFlow]:
+    """Cut commands into as few segments as possible; their graphs are appended to `graphs`."""
+    run: list[_Command] = []
 
-    def recorded() -> Iterator[_Graph]:
+    def recorded() -> Iterator[_GraphSegment]:
         if run:
             graphs.append(_capture(device.driver, run))
-            yield _Graph(device.driver, graphs[-1])
+            yield _GraphSegment(device.driver, graphs[-1])
             run.clear()
 
-    for action in actions if conditional_nodes else _unrolled(actions):
-        if not _needs_host(action, conditional_nodes):
-            run.append(action)
+    for command in commands if conditional_nodes else _unrolled(commands):
+        if not _involves_host(command, conditional_nodes):
+            run.append(command)
             continue
         yield from recorded()
-        if isinstance(action, _Decide):
+        if isinstance(command, _ConditionalCmd):
             first, *branches = [
-                list(_parts(device, body, conditional_nodes, graphs))
-                for body in (action.first, *action.branches)
+                list(_segments(device, body, conditional_nodes, graphs))
+                for body in (command.first, *command.branches)
             ]
-            yield _Driven(device, action, first, branches)
-        elif isinstance(action, _Compute):
-            yield action
+            yield _HostControlFlow(device, command, first, branches)
+        elif isinstance(command, _HostCmd):
+            yield command
     yield from recorded()
 
 
-def _needs_host(action: _Action, conditional_nodes: bool) -> bool:
-    """Whether the host computes something in an action, or decides it."""
-    if isinstance(action, _Decide):
-        bodies = (action.first, *action.branches)
-        return not conditional_nodes or any([_needs_host(a, True) for b in bodies for a in b])
-    return isinstance(action, _Compute)
+def _involves_host(command: _Command, conditional_nodes: bool) -> bool:
+    """Whether a command contains a host computation, or control flow that the host decides."""
+    if isinstance(command, _ConditionalCmd):
+        bodies = (command.first, *command.branches)
+        return not conditional_nodes or any([_involves_host(a, True) for b in bodies for a in b])
+    return isinstance(command, _HostCmd)
 
 
-def _unrolled(actions: Sequence[_Action]) -> Iterator[_Action]:
-    """The actions with short loops of known length, in which nothing is decided, laid out."""
-    for action in actions:
-        if not (isinstance(action, _Decide) and action.mode == "count"):
-            yield action
+def _unrolled(commands: Sequence[_Command]) -> Iterator[_Command]:
+    """The commands with short loops of known length unrolled, where their bodies are straight-line
+    device code."""
+    for command in commands:
+        if not (isinstance(command, _ConditionalCmd) and command.mode == "count"):
+            yield command
             continue
-        body = list(_unrolled(action.branches[0]))
-        if len(body) * action.limit > _LONGEST_UNROLLED or any(
-            isinstance(a, (_Decide, _Compute)) for a in body
+        body = list(_unrolled(command.branches[0]))
+        if len(body) * command.limit > _LONGEST_UNROLLED or any(
+            isinstance(a, (_ConditionalCmd, _HostCmd)) for a in body
         ):
-            yield action
+            yield command
             continue
-        for i in range(action.limit):
-            yield _Write(action.address, i)
+        for i in range(command.limit):
+            yield _SetInt32Cmd(command.address, i)
             yield from body
-        yield _Write(action.address, action.limit)
+        yield _SetInt32Cmd(command.address, command.limit)
 
 
 @dataclass(frozen=True, slots=True)
-class _Driven:
-    """Control flow decided by the host, which reads the predicate."""
+class _HostControlFlow:
+    """Control flow for which the host reads the predicate, and so waits for the device."""
 
     device: Runtime
-    decision: _Decide
+    decision: _ConditionalCmd
     first: list[Any]
     branches: list[list[Any]]
 
     def launch(self) -> None:
-        """Runs the parts inside as the predicate says."""
+        """Runs the segments of the branches that the predicate chooses."""
         decision, driver = self.decision, self.device.driver
         if decision.mode == "count":
             for i in range(decision.limit):
@@ -477,9 +507,9 @@ class _Driven:
                 self._run(self.branches[0])
                 self._run(self.first)
 
-    def _run(self, parts: Sequence[Any]) -> None:
-        for part in parts:
-            part.launch()
+    def _run(self, segments: Sequence[Any]) -> None:
+        for segment in segments:
+            segment.launch()
 
     def _read(self, size: int) -> int:
         place = ctypes.create_string_buffer(size)
@@ -488,24 +518,24 @@ class _Driven:
 
 
 @dataclass(frozen=True, slots=True)
-class _Graph:
-    """Actions that are one graph."""
+class _GraphSegment:
+    """A captured graph."""
 
     driver: Driver
-    graph: Graph
+    graph: GraphHandle
 
     def launch(self) -> None:
         """Enqueues the graph on the compute stream."""
         self.driver.launch_graph(self.graph, self.driver.compute)
 
 
-def _capture(driver: Driver, actions: Sequence[_Action]) -> Graph:
-    # A stream of its own: other threads may enqueue on the compute stream meanwhile.
+def _capture(driver: Driver, commands: Sequence[_Command]) -> GraphHandle:
+    # Not on the compute stream: what other threads enqueue there would be captured too.
     stream = driver.new_stream()
     try:
         driver.begin_capture(stream)
         try:
-            _record(driver, actions, stream)
+            _record(driver, commands, stream)
         except BaseException:
             driver.abandon_capture(stream)
             raise
@@ -515,34 +545,34 @@ def _capture(driver: Driver, actions: Sequence[_Action]) -> Graph:
 
 
 def _record(
-    driver: Driver, actions: Sequence[_Action], stream: Stream, behind_kernel: bool = False
+    driver: Driver, commands: Sequence[_Command], stream: StreamHandle, behind_kernel: bool = False
 ) -> bool:
-    """Enqueues the actions on a stream one behind the other; whether a kernel is the last of them,
-    so that another one may start early."""
-    for action in actions:
-        if isinstance(action, _Run):
-            if 0 not in action.launch.grid:  # else there are no programs
-                assert action.prepared is not None
-                action.prepared.launch(stream, early=behind_kernel)
+    """Enqueues the commands on a stream in order. Returns whether the last one is a kernel: only
+    then may the next kernel start early."""
+    for command in commands:
+        if isinstance(command, _LaunchCmd):
+            if 0 not in command.launch.grid:  # an empty grid is an error to the driver
+                assert command.prepared is not None
+                command.prepared.launch(stream, early=behind_kernel)
                 behind_kernel = True
-        elif isinstance(action, _Decide):
-            _record_decision(driver, action, stream, behind_kernel)
+        elif isinstance(command, _ConditionalCmd):
+            _record_conditional(driver, command, stream, behind_kernel)
             behind_kernel = False
         else:
-            assert not isinstance(action, _Compute)
-            action.record(driver, stream)
+            assert not isinstance(command, _HostCmd)
+            command.record(driver, stream)
             behind_kernel = False
     return behind_kernel
 
 
-def _record_decision(
-    driver: Driver, decision: _Decide, stream: Stream, behind_kernel: bool
+def _record_conditional(
+    driver: Driver, decision: _ConditionalCmd, stream: StreamHandle, behind_kernel: bool
 ) -> None:
-    """Records what sets the condition of a decision, and the conditional node with its bodies."""
+    """Records the kernel that sets the condition, then the conditional node and its bodies."""
     condition = driver.new_condition(stream)
     loop = decision.mode != "index"
 
-    def decide(stream: Stream, behind_kernel: bool) -> None:
+    def decide(stream: StreamHandle, behind_kernel: bool) -> None:
         _record(driver, decision.first, stream, behind_kernel)
         driver.set_condition(stream, condition, decision.address, decision.mode, decision.limit)
 
@@ -554,7 +584,7 @@ def _record_decision(
     try:
         for body, inner in zip(branches, streams, strict=True):
             last = _record(driver, body, inner)
-            if loop:
+            if loop:  # the body of a while node sets the condition for its next iteration
                 decide(inner, last)
             driver.end_branch(inner)
             ended += 1

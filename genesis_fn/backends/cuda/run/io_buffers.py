@@ -1,5 +1,9 @@
-"""Where the inputs and the results of a compiled program lie from one run to the next, and the
-graphs for that."""
+"""The addresses of a compiled program's inputs and outputs from one run to the next, and the graphs
+captured for them.
+
+A call whose addresses are those of the last call replays its graph (`GraphReplay`). Any other call
+goes through `IOBuffers.rebind`, which finds or captures the graph for its addresses.
+"""
 
 from __future__ import annotations
 
@@ -9,18 +13,22 @@ from operator import itemgetter
 from typing import Any
 
 from genesis_fn.backends.cuda.memory.pool import Block
-from genesis_fn.backends.cuda.run.graph import Executable
+from genesis_fn.backends.cuda.run.graph import CapturedProgram
 from genesis_fn.backends.cuda.run.runtime import Runtime
 
-_SMALL_INPUT = 4 << 20  # inputs that are copied instead of captured again
-_SMALL_OUTPUT = 1 << 20  # outputs that are copied out
+_SMALL_INPUT = 4 << 20  # an input of at most so many bytes that moves is copied to a slot
+_SMALL_OUTPUT = 1 << 20  # an output of at most so many bytes is copied out of a fixed buffer
 _MOST_GRAPHS = 6
-_MOST_MISSES = 24  # captures after which outputs that keep moving are copied instead
+_MOST_MISSES = 24  # calls with new addresses after which all outputs are copied out
 
 
-class Output:
-    """An output's memory. What is small or `copied` stays and is copied out; other memory is handed
-    out itself, and the next run gets new memory (the same, if the caller has dropped it)."""
+class OutputBuffer:
+    """The memory that a program writes an output to.
+
+    If `copied` (small outputs are), the buffer is fixed and the caller gets a copy. Otherwise the
+    caller gets the buffer itself and the next run allocates another one; the pool hands out the
+    same address again if the caller has dropped its array by then.
+    """
 
     __slots__ = ("bytes", "block", "copied")
 
@@ -31,16 +39,16 @@ class Output:
 
     @property
     def address(self) -> int:
-        """Where the next run writes."""
+        """The address that the next run writes to."""
         return self.block.address if self.block is not None else 0
 
-    def renew(self, device: Runtime, site: str) -> None:
-        """Make sure that there is memory that nobody else reads."""
+    def allocate(self, device: Runtime, site: str) -> None:
+        """Make sure that there is a buffer that nobody else reads."""
         if self.block is None:
             self.block = device.alloc(max(self.bytes, 1), site)
 
-    def handed_out(self, device: Runtime, site: str) -> Block:
-        """A block with the result, the caller's own."""
+    def hand_out(self, device: Runtime, site: str) -> Block:
+        """A block with the result, for the caller to own."""
         block = self.block
         assert block is not None
         if not self.copied:
@@ -54,12 +62,14 @@ class Output:
 
 
 class IOBuffers:
-    """What a program keeps from one run to the next; hold `lock` to read or write it.
+    """What a program keeps from one run to the next. Its owner holds `lock` to read or write it.
 
-    `updated[k]` is the input whose memory result k is, or None; `made` holds the memories of the
-    other results, each with their numbers. `slots` are copies of inputs that keep moving, `graph`
-    is that of the last run and `addresses` what it belongs to: of the inputs, then of what is made.
-    `moves` counts how often it changed. `capture` makes a graph for addresses; a few are kept.
+    * `updated[k]`: the input whose memory result k takes, or None.
+    * `outputs`: the buffers of the other results, each with the numbers of its results.
+    * `slots`: fixed buffers for inputs that keep moving, by input.
+    * `graph`, `addresses`: the graph of the last run and its key (inputs, then outputs).
+    * `graphs`: a few graphs, by key; `capture` makes one.
+    * `version`: counts the changes of `graph`.
     """
 
     __slots__ = (
@@ -67,12 +77,12 @@ class IOBuffers:
         "site",
         "donated",
         "updated",
-        "made",
+        "outputs",
         "capture",
         "slots",
         "addresses",
         "graph",
-        "moves",
+        "version",
         "lock",
         "graphs",
         "_misses",
@@ -84,41 +94,41 @@ class IOBuffers:
         site: str,
         donated: Sequence[bool],
         updated: Sequence[int | None],
-        made: Sequence[tuple[list[int], Output]],
-        capture: Callable[[Sequence[int]], Executable],
+        made: Sequence[tuple[list[int], OutputBuffer]],
+        capture: Callable[[Sequence[int]], CapturedProgram],
     ) -> None:
         self.runtime, self.site, self.donated = runtime, site, donated
-        self.updated, self.made, self.capture = updated, made, capture
+        self.updated, self.outputs, self.capture = updated, made, capture
         self.slots: dict[int, Block] = {}
         self.addresses: list[int] = []
-        self.graph: Executable | None = None
-        self.moves = 0
+        self.graph: CapturedProgram | None = None
+        self.version = 0
         self.lock = threading.Lock()
-        self.graphs: dict[tuple[int, ...], Executable] = {}
+        self.graphs: dict[tuple[int, ...], CapturedProgram] = {}
         self._misses = 0
 
-    def renewed(self) -> list[int]:
-        """The addresses of what is made, in memory that nobody else reads."""
-        for _, out in self.made:
-            out.renew(self.runtime, self.site)
-        return [out.address for _, out in self.made]
+    def allocate_outputs(self) -> list[int]:
+        """The addresses of the outputs, in memory that nobody else reads."""
+        for _, out in self.outputs:
+            out.allocate(self.runtime, self.site)
+        return [out.address for _, out in self.outputs]
 
-    def move(self, buffers: list[Any], addresses: list[int]) -> None:
-        """Make `graph` the one for the inputs at these addresses, some of which new slots'
-        replace."""
-        self.moves += 1
-        made = [out.address for _, out in self.made]
+    def rebind(self, buffers: list[Any], addresses: list[int]) -> None:
+        """Set `graph` to the one for inputs at these addresses, in which new slots replace some."""
+        self.version += 1
+        made = [out.address for _, out in self.outputs]
         key = (*addresses, *made)
         if key not in self.graphs:
-            self._settle(buffers, addresses)
+            self._stabilise(buffers, addresses)
             key = (*addresses, *made)
         if key not in self.graphs:
-            self._forget()
+            self._evict()
             self.graphs[key] = self.capture(key)
         self.addresses, self.graph = list(key), self.graphs[key]
 
-    def _settle(self, buffers: list[Any], addresses: list[int]) -> None:
-        """Inputs that keep moving get a place of their own, outputs theirs after many moves."""
+    def _stabilise(self, buffers: list[Any], addresses: list[int]) -> None:
+        """Give inputs that move a slot, and fix all outputs after many calls with new addresses, so
+        that such calls need no further graph."""
         full = len(self.graphs) >= _MOST_GRAPHS
         driver = self.runtime.driver
         for i, known in enumerate(zip(*self.graphs) if self.graphs else ()):
@@ -132,68 +142,72 @@ class IOBuffers:
                 addresses[i] = slot.address
         self._misses += 1
         if self._misses > _MOST_MISSES:
-            for _, out in self.made:
+            for _, out in self.outputs:
                 out.copied = True
 
-    def _forget(self) -> None:
-        """Drop graphs that cannot be used any more, or one where there are many."""
+    def _evict(self) -> None:
+        """Drop the graphs that a new slot made unreachable, else the oldest one of many."""
         graphs, slots = self.graphs, self.slots
         stale = [k for k in graphs if any([k[i] != s.address for i, s in slots.items()])]
         if not stale and len(graphs) >= _MOST_GRAPHS:
             stale = [next(iter(graphs))]
         self.graph = None
         for k in stale:
-            # Destroying a graph waits for the device.
+            # Dropping a graph waits for the device (`CapturedProgram.__del__`).
             del graphs[k]
 
 
-class Rerun:
-    """Runs a program again on the graph of its last run, given some of its inputs, for some of its
-    results: the other inputs and results are where that run had them. For holders of the lock.
+class GraphReplay:
+    """Replays the graph of the last run, if nothing has moved: the fast path of a call.
+
+    It takes some of the program's inputs and gives some of its results; the others (a donated
+    state) are where the last run had them. The caller holds the lock.
     """
 
-    __slots__ = ("_places", "_number", "_returned", "_made", "_moves", "_at")
+    __slots__ = ("_io", "_number", "_returned", "_made", "_version", "_at")
 
-    def __init__(self, places: IOBuffers, inputs: Sequence[int], results: Sequence[int]) -> None:
-        self._places = places
+    def __init__(self, io: IOBuffers, inputs: Sequence[int], results: Sequence[int]) -> None:
+        self._io = io
         self._number = {i: n for n, i in enumerate(inputs)}
-        # Results that are inputs' memory are picked; places of the others are filled after that.
-        self._returned = picker([self._number.get(places.updated[k] or 0, 0) for k in results])
+        # One `itemgetter` call picks the results that are inputs' memory. The entries of the other
+        # results are arbitrary until `launch` fills them in.
+        self._returned = picker([self._number.get(io.updated[k] or 0, 0) for k in results])
         at = {k: n for n, k in enumerate(results)}
-        self._made = [([at[k] for k in ks], out) for ks, out in places.made]
-        self._moves = -1  # of the places, when the last run was the one that is repeated
-        self._at: list[int] = []  # the addresses that its graph belongs to
+        self._made = [([at[k] for k in ks], out) for ks, out in io.outputs]
+        self._version = -1  # `io.version` at the run that is replayed
+        self._at: list[int] = []  # the addresses of that run
 
-    def follow(self) -> None:
-        """Repeat the last run."""
-        places = self._places
-        self._moves = places.moves
-        made = places.addresses[len(places.addresses) - len(places.made) :]
-        self._at = [places.addresses[i] for i in self._number] + made
+    def remember(self) -> None:
+        """Make the last run the one that is replayed."""
+        io = self._io
+        self._version = io.version
+        made = io.addresses[len(io.addresses) - len(io.outputs) :]
+        self._at = [io.addresses[i] for i in self._number] + made
 
     def run(self, buffers: list[Any], addresses: list[int]) -> list[Any] | None:
-        """The results' memory; None where these inputs, whose addresses are replaced by those of
-        slots, need another graph."""
-        places = self._places
-        driver = places.runtime.driver
-        for i, slot in places.slots.items():
+        """The buffers of the results; None if these inputs need another graph. `addresses` of
+        inputs with slots become those of the slots."""
+        io = self._io
+        driver = io.runtime.driver
+        for i, slot in io.slots.items():
             n = self._number[i]
+            # In stream order: the last launch, which reads the slot, is ahead of this copy.
             driver.copy(slot.address, addresses[n], buffers[n].bytes, driver.compute)
             addresses[n] = slot.address
-        addresses += places.renewed()
-        if addresses != self._at or places.moves != self._moves:
+        addresses += io.allocate_outputs()
+        if addresses != self._at or io.version != self._version:
             del addresses[len(buffers) :]
             return None
-        return self.launched(buffers)
+        return self.launch(buffers)
 
-    def launched(self, buffers: list[Any]) -> list[Any]:
-        """The results' memory, after launching the graph."""
-        places = self._places
-        assert places.graph is not None
-        places.graph.launch()
+    def launch(self, buffers: list[Any]) -> list[Any]:
+        """Launch the graph; the buffers of the results."""
+        io = self._io
+        assert io.graph is not None
+        io.graph.launch()
         results = self._returned(buffers)
         for ks, out in self._made:
-            data = out.handed_out(places.runtime, places.site)
+            data = out.hand_out(io.runtime, io.site)
             for k in ks:
                 results[k] = data
         return results

@@ -1,8 +1,8 @@
-"""The time of each kernel of a program: its steps one by one, with events between them.
+"""The time of each kernel of a program, run one by one with events between them.
 
-The device is kept busy with fills while the host enqueues, so that a step's time does not contain
-the host's; the time that an event itself takes is measured and taken off. A loop or branch is one
-piece, as is what the host computes.
+The device is kept busy with fills while the host enqueues, so that no kernel's time contains time
+of the host's; the time of an event itself is measured and subtracted. A loop or a branch is
+measured as a whole, as is a host computation.
 """
 
 from __future__ import annotations
@@ -13,7 +13,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from genesis_fn.backends.cuda.run.graph import Copy, Direct, ForLoop, Memory, SubProgram, captured
+from genesis_fn.backends.cuda.run.graph import (
+    BufferAddress,
+    Copy,
+    ForLoop,
+    HostStep,
+    SubProgram,
+    UncapturedSteps,
+    capture_program,
+)
 from genesis_fn.backends.cuda.run.runtime import Runtime
 from genesis_fn.compiler.target import Target
 from genesis_fn.kernels.plan import Launch, Memset
@@ -25,7 +33,7 @@ _EVENTS = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Kernel:
+class MeasuredKernel:
     """One kernel, copy, fill, loop or host computation; times are seconds from the start."""
 
     name: str
@@ -34,14 +42,14 @@ class Kernel:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class MeasuredStep:
     """The kernels of one step of the program, with its traffic in bytes and its operations."""
 
     name: str
     lines: tuple[str, ...]
     traffic: int
     operations: int
-    kernels: tuple[Kernel, ...]
+    kernels: tuple[MeasuredKernel, ...]
 
     @property
     def seconds(self) -> float:
@@ -51,16 +59,16 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Measurements:
-    """`seconds` of the whole program as it runs, its steps in order, and the GPU that it ran on."""
+    """`seconds` of the whole program run as one graph, its steps in order, and the GPU."""
 
     seconds: float
-    steps: tuple[Step, ...]
+    steps: tuple[MeasuredStep, ...]
     target: Target
 
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """What one measurement runs, and the item of the program that it belongs to."""
+    """What one measurement runs, and the number of the scheduled step that it belongs to."""
 
     name: str
     item: int
@@ -69,47 +77,47 @@ class _Piece:
 
 
 def measured(
-    place: Runtime,
+    runtime: Runtime,
     items: Sequence[Any],
-    memory: Sequence[Memory],
+    memory: Sequence[BufferAddress],
     owners: Sequence[Any],
     repeats: int,
-) -> tuple[Step, ...]:
+) -> tuple[MeasuredStep, ...]:
     """The steps of a program, each kernel with the least time of `repeats` runs."""
-    pieces = _pieces(place, items, memory, owners)
-    least = [min(times) for times in zip(*[_run(place, pieces) for _ in range(repeats)])]
-    kernels: list[list[Kernel]] = [[] for _ in items]
+    pieces = _pieces(runtime, items, memory, owners)
+    least = [min(times) for times in zip(*[_run(runtime, pieces) for _ in range(repeats)])]
+    kernels: list[list[MeasuredKernel]] = [[] for _ in items]
     now = 0.0
     for piece, seconds in zip(pieces, least):
-        kernels[piece.item].append(Kernel(piece.name, now, seconds))
+        kernels[piece.item].append(MeasuredKernel(piece.name, now, seconds))
         now += seconds
     return tuple([_described(item, tuple(ks)) for item, ks in zip(items, kernels) if ks])
 
 
-def elapsed(place: Runtime, run: Callable[[], Any]) -> float:
-    """Seconds of the device between the start and the end of what `run` enqueues."""
-    driver = place.driver
+def elapsed(runtime: Runtime, run: Callable[[], Any]) -> float:
+    """Seconds on the device between the start and the end of what `run` enqueues."""
+    driver = runtime.driver
     start, end = driver.new_event(timing=True), driver.new_event(timing=True)
     driver.record(start, driver.compute)
     run()
     driver.record(end, driver.compute)
-    place.synchronize()
+    runtime.synchronize()
     seconds = driver.elapsed(start, end) * 1e-3
     driver.destroy_event(start)
     driver.destroy_event(end)
     return seconds
 
 
-def _described(item: Any, kernels: tuple[Kernel, ...]) -> Step:
-    d = item.described
+def _described(item: Any, kernels: tuple[MeasuredKernel, ...]) -> MeasuredStep:
+    d = item.summary
     if d is None:
         moved = sum([2 * s.bytes for s in item.steps if isinstance(s, Copy)])
-        return Step("copy", (), moved, 0, kernels)
-    return Step(d.name, tuple(d.lines), d.traffic, d.operations, kernels)
+        return MeasuredStep("copy", (), moved, 0, kernels)
+    return MeasuredStep(d.name, tuple(d.lines), d.traffic, d.operations, kernels)
 
 
 def _pieces(
-    place: Runtime, items: Sequence[Any], memory: Sequence[Memory], owners: Sequence[Any]
+    runtime: Runtime, items: Sequence[Any], memory: Sequence[BufferAddress], owners: Sequence[Any]
 ) -> list[_Piece]:
     alone: list[Any] = []
     pieces: list[_Piece] = []
@@ -123,9 +131,9 @@ def _pieces(
                     alone.append(replace(step, steps=(s,)) if isinstance(step, SubProgram) else s)
                     pieces.append(_Piece(_name(s), n, run, True))
                 else:
-                    run = captured(place, [s], memory, owners).launch
+                    run = capture_program(runtime, [s], memory, owners).launch
                     pieces.append(_Piece(_name(s), n, run, False))
-    direct = Direct(place, alone, memory)
+    direct = UncapturedSteps(runtime, alone, memory)
     assert len(direct) == len(alone)
     return pieces
 
@@ -133,12 +141,13 @@ def _pieces(
 def _name(step: Any) -> str:
     if isinstance(step, Launch):
         return getattr(step.kernel, "__name__", "") or getattr(step.kernel, "name", "kernel")
-    return {Memset: "fill", ForLoop: "repeat"}.get(type(step), type(step).__name__.lower())
+    names = {Memset: "fill", ForLoop: "repeat", HostStep: "host"}
+    return names.get(type(step), type(step).__name__.lower())
 
 
-def _run(place: Runtime, pieces: Sequence[_Piece]) -> list[float]:
+def _run(runtime: Runtime, pieces: Sequence[_Piece]) -> list[float]:
     """Seconds of each piece in one run."""
-    idle = _event_seconds(place)
+    idle = _event_seconds(runtime)
     times: list[float] = []
     n = 0
     while n < len(pieces):
@@ -146,37 +155,37 @@ def _run(place: Runtime, pieces: Sequence[_Piece]) -> list[float]:
         while end < len(pieces) and pieces[end].on_device:
             end += 1
         if end > n:
-            times += [max(t - idle, 0.0) for t in _gaps(place, [p.run for p in pieces[n:end]])]
+            times += [max(t - idle, 0.0) for t in _gaps(runtime, [p.run for p in pieces[n:end]])]
             n = end
         else:
-            place.synchronize()
+            runtime.synchronize()
             began = time.perf_counter()
             pieces[n].run()
-            place.synchronize()
+            runtime.synchronize()
             times.append(time.perf_counter() - began)
             n += 1
     return times
 
 
-def _gaps(place: Runtime, runs: Sequence[Callable[[], Any]]) -> list[float]:
+def _gaps(runtime: Runtime, runs: Sequence[Callable[[], Any]]) -> list[float]:
     """The device's seconds for each of several pieces of work, enqueued one after another."""
-    driver = place.driver
+    driver = runtime.driver
     events = [driver.new_event(timing=True) for _ in range(len(runs) + 1)]
     if not driver.info.target.interpreted:
-        block = place.alloc(_HOLD_BYTES, "profiling")
+        block = runtime.alloc(_HOLD_BYTES, "profiling")
         for _ in range(4 + int(len(runs) * _HOST_SECONDS / _HOLD_SECONDS)):
             driver.fill(block.address, 0, block.bytes, driver.compute)
     driver.record(events[0], driver.compute)
     for run, event in zip(runs, events[1:]):
         run()
         driver.record(event, driver.compute)
-    place.synchronize()
+    runtime.synchronize()
     found = [driver.elapsed(a, b) * 1e-3 for a, b in zip(events, events[1:])]
     for event in events:
         driver.destroy_event(event)
     return found
 
 
-def _event_seconds(place: Runtime) -> float:
+def _event_seconds(runtime: Runtime) -> float:
     """What recording an event takes on the device."""
-    return statistics.median(_gaps(place, [lambda: None] * _EVENTS))
+    return statistics.median(_gaps(runtime, [lambda: None] * _EVENTS))

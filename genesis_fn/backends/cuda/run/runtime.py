@@ -1,10 +1,9 @@
-"""What belongs to each device of the process, made when it is first used."""
+"""The state of each device in this process, made when the device is first used."""
 
 from __future__ import annotations
 
 import os
 import threading
-from typing import Any
 
 from genesis_fn.backends.cuda.driver.driver import Driver, check_fork
 from genesis_fn.backends.cuda.driver.drivers import open_driver
@@ -22,24 +21,25 @@ class Runtime:
         self.staging = Staging(driver)
         self.errors = ErrorWords(driver)
 
-    def alloc(self, size: int, site: Any = None) -> Block:
+    def alloc(self, size: int, site: object = None) -> Block:
         """A block of the device's pool."""
         return self.pool.alloc(size, site)
 
     def read(self, host: int, source: int, size: int) -> None:
-        """Copies to a host address after all queued work, and raises what that work reported."""
+        """Copies to a host address after all queued work; raises the errors that work reported."""
         self.staging.to_host(host, source, size)
         self.errors.raise_if_set()
 
     def synchronize(self) -> None:
-        """Waits for all queued work, and raises what it reported."""
+        """Waits for all queued work; raises the errors it reported."""
         self.driver.synchronize()
         self.errors.raise_if_set()
 
-    def copy_to(self, other: Runtime, block: Block, site: Any = None) -> Block:
-        """A copy of a block on another device, in order of both compute streams."""
+    def copy_to(self, other: Runtime, block: Block, site: object = None) -> Block:
+        """A copy of a block on another device, ordered with both compute streams."""
         result = other.pool.alloc(block.bytes, site)
-        # The new block may still be in use by work queued there; the copy runs on this side.
+        # The other pool may have taken the block from work that is still queued there, and the copy
+        # runs on this device's stream: it must wait for that work.
         _order(other.driver, self.driver)
         self.driver.copy_peer(
             result.address, block.address, block.bytes, other.driver, self.driver.compute
@@ -62,7 +62,7 @@ _lock = threading.Lock()
 
 
 def _after_fork() -> None:
-    # What the parent has open is of no use here, and must not be closed from here either.
+    # The parent's contexts cannot be used in the child, and destructors must not run on them.
     global _runtimes, _of_parent
     _of_parent, _runtimes = _runtimes, {}
 
@@ -70,7 +70,7 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
-def runtime(device: int = 0) -> Runtime:
+def device_runtime(device: int = 0) -> Runtime:
     """The runtime of device `device`; ValueError if there is none."""
     found = _runtimes.get(device)
     if found is None:
