@@ -26,6 +26,7 @@ from genesis_fn.backends.cuda.run.graph import (
     While,
 )
 from genesis_fn.compiler.fusion.fuse import Fusion, FusionGroup
+from genesis_fn.compiler.fusion.gemv_fusion import is_tiled_matmul
 from genesis_fn.compiler.loop_ir.kernel import SliceStore
 from genesis_fn.compiler.memory.inplace import updated_operand
 from genesis_fn.compiler.memory.memory_plan import pack

@@ -1,0 +1,4 @@
+# See typings/triton/__init__.pyi.
+from typing import Any
+
+def __getattr__(name: str) -> Any: ...
