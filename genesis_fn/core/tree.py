@@ -364,7 +364,8 @@ def _register(
         optree.register_pytree_node(
             kind,
             taken_apart,
-            lambda aux, kids: rebuild(aux.value, kids),
+            # Its static data is the Aux that `taken_apart` makes.
+            lambda aux, kids: rebuild(aux.value, kids),  # pyright: ignore[reportAttributeAccessIssue, reportOptionalMemberAccess]
             namespace=NAMESPACE,
             **options,
         )

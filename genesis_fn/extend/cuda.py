@@ -1,7 +1,7 @@
 """How primitives and fused functions run on a GPU: as plans of kernel launches.
 
-`lowers(prim)` registers what makes the plan of a primitive from a `Call`; `kernel(name)` that of a
-fused function. A plan is a `genesis_fn.kernels.Plan`. Triton is imported when a name is first used.
+`lowers(prim)` registers what makes the plan of a primitive from a `Call`; `fused_kernel(name)` that
+of a fused function. A plan is a `genesis_fn.kernels.Plan`. Triton is imported when a name is first used.
 """
 
 import importlib as _importlib
@@ -10,12 +10,12 @@ from typing import Any as _Any
 
 if _typing.TYPE_CHECKING:
     from genesis_fn.backends.cuda.lowerings.call import Call as Call, lowers as lowers
-    from genesis_fn.backends.cuda.lowerings.fused import kernel as kernel
+    from genesis_fn.backends.cuda.lowerings.fused import fused_kernel as fused_kernel
 
 _HOME = {
     "Call": "genesis_fn.backends.cuda.lowerings.call",
     "lowers": "genesis_fn.backends.cuda.lowerings.call",
-    "kernel": "genesis_fn.backends.cuda.lowerings.fused",
+    "fused_kernel": "genesis_fn.backends.cuda.lowerings.fused",
 }
 
 

@@ -58,8 +58,8 @@ def _generator() -> np.random.Generator:
 
 def rng_uniform(a: ArrayLike, b: ArrayLike, shape: Sequence[int]) -> Array:
     """Uniform values in [a, b), different at every run; `random.uniform` gives ones that repeat."""
-    a, b = arrays("rng_uniform", (a, b), scalars=False)
-    kind, shape = typeof(a), tuple(shape)
+    bounds = arrays("rng_uniform", (a, b), scalars=False)
+    kind, shape = typeof(bounds[0]), tuple(shape)
     if kind.shape:
         raise errors.ShapeError(f"rng_uniform: the bounds must be scalars, got {kind}")
 
@@ -71,4 +71,4 @@ def rng_uniform(a: ArrayLike, b: ArrayLike, shape: Sequence[int]) -> Array:
         below = np.nextafter(kind.dtype.type(stop), kind.dtype.type(start))
         return np.where(values < stop, values, below).astype(kind.dtype)
 
-    return io_callback(draw, ShapeDtypeStruct(shape, kind.dtype), a, b)
+    return io_callback(draw, ShapeDtypeStruct(shape, kind.dtype), *bounds)

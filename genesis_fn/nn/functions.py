@@ -441,7 +441,7 @@ def sparse_sigmoid(x: ArrayLike) -> Array:
 # ---- softmax and its relatives ----
 
 
-def _over_last(f: Fused, x: ArrayLike, axis: Axis, keep_axis: bool) -> Array:
+def _over_last(f: Fused[..., Any], x: ArrayLike, axis: Axis, keep_axis: bool) -> Array:
     """Apply `f`, which works over the last axis, over `axis`; several axes count as one."""
     x = _float(x)
     ndim = x.ndim

@@ -273,7 +273,7 @@ def _row_mask(where: ArrayLike, logits: Array, axis: Axis) -> Array:
     """Returns the mask of `_rows(logits)`; a mask of fewer dimensions lacks `axis`."""
     where = as_array(where)
     if where.ndim != logits.ndim:
-        where = jnp.expand_dims(where, axis)
+        where = jnp.expand_dims(where, axis)  # pyright: ignore[reportArgumentType]  refuses None
     _check_broadcast("cross-entropy", logits=logits, where=where)
     return _rows(jnp.broadcast_to(where, logits.shape), axis)
 

@@ -68,7 +68,7 @@ def _indexed(keys: Key, index: Any) -> Key:
     parts: tuple[Any, ...] = index if isinstance(index, tuple) else (index,)
     if keys.shape and type(index) is int and type(keys) is ArrayImpl and ctx.trace is None:
         if -keys.shape[0] <= index < keys.shape[0]:  # on the words, in one step
-            words = element_or_part(words_of(keys), index)
+            words: Any = element_or_part(words_of(keys), index)
             return part_of(keys, index, keys_over(words, aval(keys.shape[1:], keys.dtype)))
     if keys.shape or all([p is None or p is Ellipsis for p in parts]):
         return part_of(keys, index, element_or_part(keys, index))
@@ -358,5 +358,6 @@ def fold_in(key: Key, data: ArrayLike | str) -> Key:
         )
     if isinstance(data, (int, np.integer)):
         data = from_numpy(np.asarray(int(data) & 0xFFFFFFFF, np.uint32))
-    keys = bits_of.fold_in(parent, data, impl=impl_of(parent))
+    numbers: Any = data
+    keys = bits_of.fold_in(parent, numbers, impl=impl_of(parent))
     return bits_of.unwrap(keys) if is_raw(key) else keys

@@ -474,7 +474,8 @@ class CpuExecutable(Executable):
         # References: the Array's, the name here, and getrefcount's own argument.
         if sys.getrefcount(t) == 3 and t._use_count() == 1 and t.is_contiguous():
             storage = t.untyped_storage()
-            if torch._C._storage_Use_Count(storage._cdata) == 2 and storage.resizable():
+            uses = torch._C._storage_Use_Count(storage._cdata)  # pyright: ignore[reportPrivateUsage]
+            if uses == 2 and storage.resizable():
                 return t
         return t.clone(memory_format=torch.contiguous_format)
 

@@ -99,9 +99,7 @@ def prodigy(
         rate = times(schedule, d * corrected)
         rise = d if safeguard_warmup else rate
 
-        def moments(
-            g: Array, m: Array, v: Array, s: Array, p0: Array, p: Array
-        ) -> tuple[Array, ...]:
+        def moments(g: Array, m: Array, v: Array, s: Array, p0: Array, p: Any) -> tuple[Array, ...]:
             scaled = times(d, g)
             m = beta1 * m + (1 - beta1) * scaled
             v = beta2 * v + (1 - beta2) * scaled * scaled
@@ -109,7 +107,7 @@ def prodigy(
             root = jnp.sqrt(v) + (d * eps).astype(v.dtype)
             return -times(rate, weight_decay * p + m / root), m, v, s
 
-        def dot(g: Array, p0: Array, p: Array) -> Array:
+        def dot(g: Array, p0: Array, p: Any) -> Array:
             return jnp.sum(g * (p0 - p))
 
         start = state.params0

@@ -383,7 +383,7 @@ def muon(
 
     def labels(params: Params) -> PyTree:
         _, treedef = tree.flatten(params, is_none)
-        table = treedef.flatten_up_to(dims(params))
+        table: list[Any] = treedef.flatten_up_to(dims(params))
         return tree.unflatten(treedef, ["adam" if d is None else "muon" for d in table])
 
     of_matrices = chain(

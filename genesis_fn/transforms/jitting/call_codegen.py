@@ -417,6 +417,7 @@ class _CallWriter:
             else:
                 if kind is not ArrayImpl:
                     x = as_array(x, None, device)
+                    assert type(x) is ArrayImpl  # a call is of concrete values
                     self.guard(f"type({at}) is not {self.name(kind)}")
                     self.lines.append(f"{at} = as_array({at}, None, device)")
                 # Signatures (shape, dtype, device, weakness) are interned: identity is equality.

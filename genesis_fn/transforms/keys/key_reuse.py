@@ -164,8 +164,10 @@ def drawn_on_purpose(x: Key) -> bool:
 def unmarked(x: Key) -> Key:
     """The same keys without marks, for a function that draws twice in what is one use to its
     caller."""
-    same = ArrayImpl(x.data, x.sig) if type(x) is ArrayImpl else x.with_weak_type(x.weak)
-    return on_purpose(same)
+    if type(x) is ArrayImpl:
+        return on_purpose(ArrayImpl(x.data, x.sig))
+    assert isinstance(x, Tracer)
+    return on_purpose(x.with_weak_type(x.weak))
 
 
 def part_of(x: Key, index: object, part: Key) -> Key:
@@ -176,7 +178,7 @@ def part_of(x: Key, index: object, part: Key) -> Key:
         return part
     marks = _marks_of(x)
     inside = type(part) is StageTracer and (type(x) is not StageTracer or x.owner is not part.owner)
-    uses = marks.seen_from(x, part.owner) if inside else marks.own
+    uses = marks.seen_from(x, part.owner) if inside else marks.own  # pyright: ignore[reportAttributeAccessIssue]
     if uses.ndim and part is not x:
         # With an ellipsis a single element is a view too.
         uses = uses[entries if any([e is ... for e in entries]) else (*entries, ...)]

@@ -159,7 +159,7 @@ class StageTrace(Trace):
             atom = self.atom(o)
             if type(atom) is not Var:
                 with running(self):
-                    atom = full((), atom, scalar_type(atom)).variable
+                    atom = full((), atom, scalar_type(atom)).variable  # pyright: ignore[reportAttributeAccessIssue]
             out_atoms.append(atom)
         self.alive = False
         eqns, live = dead_code(self.eqns, out_atoms)

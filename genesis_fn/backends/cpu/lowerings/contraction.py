@@ -64,7 +64,9 @@ def _as_matrix(
 
 def native_bfloat16() -> bool:
     """Whether this CPU multiplies bfloat16 matrices faster than float32 ones."""
-    return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    # torch offers no public form of the two.
+    avx512 = torch.cpu._is_avx512_bf16_supported()  # pyright: ignore[reportPrivateUsage]
+    return avx512 or torch.cpu._is_amx_tile_supported()  # pyright: ignore[reportPrivateUsage]
 
 
 def compute_dtype(kinds: Sequence[DType], out: DType, terms: int) -> torch.dtype | None:

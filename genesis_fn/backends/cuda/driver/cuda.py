@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from cuda.bindings import driver as cu
+from cuda.bindings import driver as cu  # pyright: ignore[reportAttributeAccessIssue]
 
 from genesis_fn.backends.cuda.binaries.compile import CompiledKernel, compile_launches
 from genesis_fn.backends.cuda.driver import condition_kernels
@@ -541,7 +541,7 @@ class CudaDriver:
 
     def _compile_setters(self) -> bytes:
         """The binary of the condition kernels, compiled by NVRTC."""
-        from cuda.bindings import nvrtc
+        from cuda.bindings import nvrtc  # pyright: ignore[reportAttributeAccessIssue]
 
         def check(result: tuple[Any, ...]) -> Any:
             if result[0] != nvrtc.nvrtcResult.NVRTC_SUCCESS:
