@@ -129,7 +129,7 @@ def _chain(
     update.__qualname__ = name
     chained = base.GradientTransformationExtraArgs(init, update)
     if named:
-        chained.update.state_type = chain_state(fields)  # type: ignore[attr-defined]
+        chained.update.state_type = chain_state(fields)  # pyright: ignore[reportAttributeAccessIssue]
     return chained
 
 
