@@ -95,6 +95,7 @@ def optimizer(
 def _chain(
     name: str, args: tuple[Any, ...], named: dict[Any, Any]
 ) -> base.GradientTransformationExtraArgs:
+    """Chains transformations; errors call the chain `name`."""
     for key, tx in [*enumerate(args), *named.items()]:
         if not (hasattr(tx, "init") and hasattr(tx, "update")):
             raise ArgumentError(
