@@ -87,7 +87,7 @@ def _wrapped(
         with default_device_of(tree.leaves(first)):
             return f(*args, **kwargs)
 
-    call.state_type = state_type  # type: ignore[attr-defined]
+    call.state_type = state_type  # pyright: ignore[reportAttributeAccessIssue]
     return call
 
 
@@ -100,7 +100,7 @@ def check_state(state: OptState, state_type: type, name: str) -> None:
     """Raises ArgumentError where `state` lacks the fields of the named tuple class `state_type`."""
     if isinstance(state, state_type):
         return
-    needed = state_type._fields  # type: ignore[attr-defined]
+    needed = state_type._fields  # pyright: ignore[reportAttributeAccessIssue]
     # Another class with the same fields will do: a loaded state may have a class of its own.
     if not {*needed} <= {*getattr(type(state), "_fields", ())} or not needed:
         raise ArgumentError(
@@ -224,7 +224,8 @@ def with_extra_args_support(tx: GradientTransformation) -> GradientTransformatio
 
     update.__qualname__ = name_of(tx.update)
     wrapped = GradientTransformationExtraArgs(tx.init, update)
-    wrapped.update.state_type = getattr(tx.update, "state_type", None)  # type: ignore[attr-defined]
+    state_type = getattr(tx.update, "state_type", None)
+    wrapped.update.state_type = state_type  # pyright: ignore[reportAttributeAccessIssue]
     return wrapped
 
 

@@ -464,8 +464,8 @@ def sigmoid_focal_loss(
     _check_broadcast("sigmoid_focal_loss", logits=logits, labels=y)
     log_p, log_q = _log_sigmoid(logits), _log_sigmoid(-logits)
     entropy = -y * log_p - (1.0 - y) * log_q
-    # log((1 - y) p + y (1 - p)) from logarithms, exact where one weight is 0. A term that is above
-    # the top has that weight: it is kept finite, for the derivative by the label.
+    # log((1 - y) p + y (1 - p)) from logarithms, exact where y is 0 or 1. There the term of weight
+    # 0 may exceed `top`: it is kept finite, since 0 * inf is NaN, and for the label's derivative.
     top = jnp.where(y == 1, log_q, jnp.where(y == 0, log_p, jnp.maximum(log_p, log_q)))
     high = math.log(float(dtypes.finfo(logits.dtype).max)) / 2
     miss, hit = (jnp.exp(jnp.minimum(x - top, high)) for x in (log_p, log_q))

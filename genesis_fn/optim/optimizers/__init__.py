@@ -1,1 +1,1 @@
-"""Optimizers by name, and the transformations that they are known for."""
+"""Optimizers by name (`alias.py`), and the transformations that are particular to them."""

@@ -25,7 +25,7 @@ from genesis_fn.optim.tree_map_updates import (
 
 
 def init_squares(params: Params, value: Number = 0.0) -> PyTree:
-    """Arrays of `value` for second moments: real, also for complex parameters."""
+    """Returns arrays of `value` for second moments: real, for complex parameters too."""
     return init_leaves(
         lambda p: jnp.full(p.shape, value, dtype=real_of(wide_dtype(p.dtype))), params
     )
@@ -77,7 +77,7 @@ def scale_by_rss(
 
 
 class ScaleByRmsState(NamedTuple):
-    """The second moment."""
+    """The second moment: the moving mean of squared updates."""
 
     nu: PyTree
 
@@ -105,6 +105,7 @@ class ScaleByRStdDevWithCountState(NamedTuple):
 
 
 def _over_root(g: Array, nu: Array, eps: Number, eps_in_sqrt: bool) -> Array:
+    """Divides g by the root of nu."""
     return g / jnp.sqrt(nu + eps) if eps_in_sqrt else g / (jnp.sqrt(nu) + eps)
 
 
@@ -231,7 +232,7 @@ class ScaleByAdamState(NamedTuple):
 
 
 def first_moment(b1: Number, count: Array, nesterov: bool) -> Callable[[Array, Array], Array]:
-    """f(g, mu): mu without its bias towards zero, looking one step ahead with `nesterov`."""
+    """Returns f(g, mu): mu without its bias towards zero, one step ahead with `nesterov`."""
     now = one_minus_power(b1, count)
     if not nesterov:
         return lambda g, mu: mu / now(mu.dtype)
@@ -402,7 +403,7 @@ def scale_by_adamax(
 
 
 class ScaleByBeliefState(NamedTuple):
-    """Steps taken, the first moment, and the moving mean of the squared surprise."""
+    """Steps taken, the first moment, and the moving mean of squared deviations from it."""
 
     count: Any
     mu: PyTree
@@ -707,7 +708,7 @@ class ScaleByLionState(NamedTuple):
     mu: PyTree
 
 
-# What Lion makes of the interpolation x of gradient and momentum.
+# How Lion maps the interpolation x of gradient and momentum to a step.
 _LION_MODES: dict[str, Callable[[Any, Any], Any]] = {
     "hard": lambda x, beta: jnp.sign(x),
     "smooth": lambda x, beta: jnp.tanh(beta * x),
@@ -875,7 +876,7 @@ def scale_by_rprop(
 
 
 class ScaleByOptimisticGradientState(NamedTuple):
-    """Whether no step was taken yet, and the last gradient."""
+    """Whether the next step is the first, and the previous gradient."""
 
     is_initial_step: Array
     previous_gradient: PyTree
@@ -923,7 +924,7 @@ def scale_by_optimistic_gradient(
 
 
 class ScaleByDistanceOverGradientsState(NamedTuple):
-    """Per leaf: the largest distance from the start, the sum of |g|**2, and the start itself."""
+    """Per leaf: the largest distance from `init_params`, the sum of |g|**2, and `init_params`."""
 
     max_dist: PyTree
     grad_sum_of_squares: PyTree

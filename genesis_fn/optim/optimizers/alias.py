@@ -1,13 +1,11 @@
 """Optimizers: chains of transformations under the names by which they are known.
 
-Arguments that many share: `learning_rate` is a number or a schedule; `b1`, `b2` are the decay rates
-of the first and second moments; `eps` is added to a denominator, `eps_root` inside its root;
-`mu_dtype` is the dtype of the first moment (float32 or wider without it); `weight_decay` is
-multiplied by the learning rate, and `mask` says which parameters decay (see `masking.py`);
-`stochastic_round` (True, a seed or a key) rounds 16-bit parameters at random (see `rounding.py`).
+Formulas of updates write g for the gradient, p for the parameter, lr for `learning_rate`, t for
+the step from 1, and m_hat for a moving mean m divided by 1 - b**t.
 
-States are named tuples with one field per part: `state.adam.mu`, `state.schedule.learning_rate`; a
-field that only one part has can be read directly, as `state.learning_rate`.
+States are named tuples with one field per transformation: `state.adam.mu`,
+`state.schedule.learning_rate`; a field that only one of them has can be read directly, as
+`state.learning_rate`.
 """
 
 from __future__ import annotations

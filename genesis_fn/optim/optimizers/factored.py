@@ -1,4 +1,4 @@
-"""Second moments in less memory than the parameters: Adafactor's and SM3's."""
+"""Second moments in less memory than the parameters: those of Adafactor and SM3."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from genesis_fn.optim.tree_map_updates import (
 
 
 class FactoredState(NamedTuple):
-    """Steps taken; second moments averaged over columns and rows; whole ones where not factored.
+    """Steps taken; row and column means of the second moments; whole ones where not factored.
 
-    What a leaf does not use is a single zero.
+    Fields that a leaf does not use are a single zero.
     """
 
     count: Any
@@ -36,12 +36,12 @@ class FactoredState(NamedTuple):
 
 
 def _decay_rate_pow(i: Array, exponent: Number = 0.8) -> Array:
-    """1 - (i + 1)**-exponent: 0 at the first step."""
+    """Returns 1 - (i + 1)**-exponent: 0 at the first step."""
     return 1.0 - (i + 1.0) ** (-exponent)
 
 
 def _factored_dims(shape: tuple[int, ...], factored: bool, least: int) -> tuple[int, int] | None:
-    """The second longest and the longest dimension, if both are at least `least` long."""
+    """Returns the second largest and the largest dimension, if both are at least `least`."""
     if not factored or len(shape) < 2:
         return None
     second, first = sorted(range(len(shape)), key=lambda d: shape[d])[-2:]

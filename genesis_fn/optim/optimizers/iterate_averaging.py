@@ -1,4 +1,4 @@
-"""Schedule-free optimization: averages in place of schedules (Defazio et al. 2024)."""
+"""Schedule-free optimizers: averages of iterates in place of schedules (Defazio et al. 2024)."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from genesis_fn.optim.tree_map_updates import (
 
 
 class ScheduleFreeState(NamedTuple):
-    """The interpolation, the sum of weights, steps (from 1), the base optimizer, its iterate z."""
+    """b1, the sum of weights, the next step (from 1), the largest rate, the base's state, and z."""
 
     b1: Array
     weight_sum: Array
@@ -39,7 +39,7 @@ class ScheduleFreeState(NamedTuple):
 
 
 def _average(y: Array, z: Array, b1: Number) -> Array:
-    """The average x of which the parameters are y = b1 * x + (1 - b1) * z."""
+    """Returns the average x of which the parameters are y = b1 * x + (1 - b1) * z."""
     return (y - (1.0 - b1) * z) / b1
 
 
@@ -129,7 +129,7 @@ def schedule_free(
         updates: Updates, state: ScheduleFreeState, params: Params | None = None, **extra: Any
     ) -> tuple[Updates, ScheduleFreeState]:
         base.require_params(params, "schedule_free")
-        # What z leaves out has no gradient for the inner transformation either.
+        # Leaves that are frozen in z are frozen for the base optimizer too.
         updates = map_updates(lambda g, _: g, updates, extras=(params,))
         lr = learning_rate(state.step_count) if callable(learning_rate) else learning_rate
         dtype = state.max_lr.dtype

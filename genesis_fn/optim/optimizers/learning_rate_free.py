@@ -24,7 +24,7 @@ from genesis_fn.optim.tree_map_updates import (
 
 
 class ProdigyState(NamedTuple):
-    """Moments, the weighted sum of gradients, the start, and the estimate with its numerator."""
+    """Moments, the sum s, the first parameters, the estimate d, its numerator r, steps taken."""
 
     exp_avg: PyTree
     exp_avg_sq: PyTree

@@ -45,7 +45,7 @@ _PRECONDITIONINGS = ("frobenius", "spectral", "aol", "schatten")
 
 
 class MuonDimensionNumbers(NamedTuple):
-    """Which axes of a parameter are its matrix's rows (reduced over) and columns (outputs).
+    """The axes of a parameter that are its matrix's rows (reduced over) and columns (outputs).
 
     The others are batches. `nn.Linear` weights, [out, in], are MuonDimensionNumbers(1, 0).
     """
@@ -62,7 +62,7 @@ class MuonState(NamedTuple):
 
 
 def _axes(shape: tuple[int, ...], dims: MuonDimensionNumbers) -> tuple[tuple[int, ...], ...]:
-    """(batch axes, reduction axes, output axes) of a parameter."""
+    """Returns (batch axes, reduction axes, output axes) of a parameter."""
     rows, columns = (
         tuple(a % len(shape) for a in ((axes,) if isinstance(axes, int) else axes)) for axes in dims
     )
@@ -85,7 +85,7 @@ def _gram(x: Array) -> Array:
 
 
 def _coefficients(ns_coeffs: Coefficients, ns_steps: int) -> list[tuple[float, float, float]]:
-    """One triple per iteration."""
+    """Returns one triple per iteration."""
     if isinstance(ns_coeffs, str):
         if ns_coeffs not in NS_COEFFS:
             raise ArgumentError(
@@ -108,7 +108,7 @@ def _iterate(x: Array, gram: Array, coeffs: tuple[float, float, float]) -> Array
 
 
 def _preconditioned(x: Array, preconditioning: str, eps: Number) -> tuple[Array, Array]:
-    """(x scaled to singular values of at most about 1, its Gram matrix)."""
+    """Returns x scaled to singular values of at most about 1, and its Gram matrix."""
     if preconditioning == "frobenius":
         x = x / (jnp.sqrt(jnp.sum(abs_sq(x), axis=(-2, -1), keepdims=True)) + eps)
         return x, _gram(x)
@@ -192,7 +192,7 @@ def _is_dims(x: Any) -> bool:
 
 
 def _dims_of(spec: DimensionNumbers | None, params: Params) -> PyTree:
-    """MuonDimensionNumbers (or None) per leaf, for a specification that may be a prefix."""
+    """Returns MuonDimensionNumbers (or None) per leaf, for a specification that may be a prefix."""
     dims = per_parameter(spec, params)
     return tree.map(
         lambda d, sub: tree.map(lambda _: d, sub, is_leaf=is_none), dims, params, is_leaf=_is_dims
@@ -360,7 +360,8 @@ def muon(
         adam_learning_rate: AdamW's learning rate, or a schedule of it; None: `learning_rate`.
         muon_weight_dimension_numbers: MuonDimensionNumbers, a tree of them with None for AdamW's
             parameters, or a function of the parameters that gives it; None: arrays of two
-            dimensions are matrices [in, out].
+            dimensions are matrices [in, out]; `nn.Linear` weights, [out, in], need
+            MuonDimensionNumbers(1, 0).
         consistent_rms: positive rms of the updates of matrices; None: the formula above.
 
     Returns:

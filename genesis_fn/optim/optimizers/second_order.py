@@ -1,4 +1,4 @@
-"""Sophia: steps divided by a sampled Hessian diagonal, and clipped (Liu et al. 2023)."""
+"""Sophia: steps divided by an estimated Hessian diagonal, and clipped (Liu et al. 2023)."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def hutchinson_estimator_diag_hessian(
 
 
 class SophiaState(NamedTuple):
-    """Steps taken, the first moment, the moving Hessian diagonal, and its estimator's state."""
+    """Steps taken, the first moment, the mean Hessian diagonal, and the estimator's state."""
 
     count: Any
     mu: PyTree

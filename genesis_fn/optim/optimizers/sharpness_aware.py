@@ -15,7 +15,7 @@ from genesis_fn.optim.tree_map_updates import is_none, map_updates, select, zero
 
 
 class SAMState(NamedTuple):
-    """Steps since the last real one, both optimizers' states, and the parameters at that step."""
+    """Calls since the latest step, both optimizers' states, and the parameters at that step."""
 
     steps_since_sync: Array
     opt_state: OptState

@@ -9,7 +9,7 @@ import genesis_fn.numpy as jnp
 from genesis_fn.optim.annotations import OptState, Updates
 from genesis_fn.optim.state import state_access, tree_math
 
-# State fields that hold a value worth reporting, and the key it is reported under.
+# State fields that `describe` reports, and their keys in the result.
 _REPORTED = {
     "learning_rate": "lr",
     "weight_decay": "weight_decay",
@@ -65,6 +65,6 @@ def _report(
     value: Any,
 ) -> None:
     paths = values_by_path.setdefault(name, {})
-    # An injected hyperparameter is also stored by the transformation inside: the outer one counts.
+    # An injected hyperparameter is stored by the inner transformation too: the outer one counts.
     if not any(path[: len(p)] == p for p in paths):
         paths[path] = value

@@ -18,7 +18,7 @@ from genesis_fn.optim.annotations import Number, Updates
 from genesis_fn.optim.numerics import abs_sq, one_minus_power
 from genesis_fn.optim.tree_map_updates import F32, is_none, widen
 
-# Functions here have an argument called `tree`.
+# Functions here have an argument called `tree`, which hides the module.
 leaf_paths = tree.paths
 
 

@@ -212,4 +212,5 @@ def per_example_layer_norm_clip(
         per_example_global_norm_clip(g, global_l2_norm_clip * share**0.5)
         for g, share in zip(leaves, shares, strict=True)
     ]
-    return tuple(tree.unflatten(treedef, [c[i] for c in clipped]) for i in range(2))  # type: ignore[return-value]
+    sums, counts = (tree.unflatten(treedef, [c[i] for c in clipped]) for i in range(2))
+    return sums, counts

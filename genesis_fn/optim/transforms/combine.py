@@ -95,6 +95,7 @@ def optimizer(
 def _chain(
     name: str, args: tuple[Any, ...], named: dict[Any, Any]
 ) -> base.GradientTransformationExtraArgs:
+    """Chains transformations; errors call the chain `name`."""
     for key, tx in [*enumerate(args), *named.items()]:
         if not (hasattr(tx, "init") and hasattr(tx, "update")):
             raise ArgumentError(
@@ -129,7 +130,7 @@ def _chain(
     update.__qualname__ = name
     chained = base.GradientTransformationExtraArgs(init, update)
     if named:
-        chained.update.state_type = chain_state(fields)  # type: ignore[attr-defined]
+        chained.update.state_type = chain_state(fields)  # pyright: ignore[reportAttributeAccessIssue]
     return chained
 
 

@@ -84,19 +84,19 @@ def _drawn(x: Array, dtype: DType, key: Key) -> Array:
     """Rounds `x` at random to one of its neighbours in `dtype`; the result has the dtype of `x`."""
     near = x.astype(dtype)
     value = near.astype(x.dtype)
-    # Among numbers of one sign, the next one away from zero has the next bits.
+    # The bits of floats of one sign count up away from zero: adding 1 gives the next float.
     bits = lax.bitcast_convert_type(near, dtypes.dtype(f"uint{8 * near.dtype.itemsize}"))
     outwards = abs(x) > abs(value)
     step = jnp.where(outwards, 1, -1).astype(I32)
     moved = (bits.astype(I32) + step).astype(bits.dtype)
     other = lax.bitcast_convert_type(moved, dtype).astype(x.dtype)
-    # 0 where x is exact, NaN and so never where it is beyond the greatest number.
+    # 0 where x is exact; NaN beyond the greatest number, where the comparison is then false.
     share = abs(x - value) / jnp.where(x == value, 1.0, abs(other - value))
     return jnp.where(random.uniform(key, x.shape) < share, other, value)
 
 
 class LostStepsState(NamedTuple):
-    """Steps taken, and the share of nonzero updates that the last one lost."""
+    """Steps taken, and the share of the latest nonzero updates that was lost."""
 
     count: Any
     lost: Array

@@ -125,7 +125,7 @@ def scale_by_learning_rate(
 
 
 class WeightDecaySchedule(NamedTuple):
-    """Steps taken, and the decay last used."""
+    """Steps taken, and the latest weight decay."""
 
     count: Any
     weight_decay: Array
@@ -327,7 +327,7 @@ def zero_nans() -> base.GradientTransformation:
             nan = jnp.isnan(u)
             return jnp.where(nan, 0.0, u), jnp.any(nan)
 
-        # The state is a record of the latest updates, and what it was does not matter.
+        # The state only records the latest updates: its old value is not read.
         updates, found = map_updates(leaf, updates, init(map_updates(widen, updates)).found_nan)
         return updates, ZeroNansState(found)
 
