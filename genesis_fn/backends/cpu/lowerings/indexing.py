@@ -1,4 +1,4 @@
-"""CPU lowerings of gather, scatter, rows of a table and dynamic slices, without loops over elements.
+"""CPU lowerings of gather, scatter, rows of a table and dynamic slices, without Python loops.
 
 A `WindowLayout` chooses one of four forms by shapes alone:
 
