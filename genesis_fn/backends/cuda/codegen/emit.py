@@ -124,8 +124,8 @@ class KernelWriter:
     def address(self, offset: Expr, names: Collection[str]) -> str:
         """The text of an element offset whose shape has the axes of all `names`."""
         offset = self.untiled(offset)
-        # An offset beyond 32 bits is computed from 64-bit copies of its variables: casting the result
-        # would be too late.
+        # An offset beyond 32 bits is computed from 64-bit copies of its variables: a cast of the
+        # result would come after the overflow.
         text = offset.text("_wide" if is_wide(offset) else "")
         missing = [x for x in self._variables(names) if x not in offset.names]
         return text + "".join([f" + {x} * 0" for x in missing if x in ("p", "q", "r", "i", "j")])
