@@ -1,4 +1,4 @@
-"""CPU lowerings of gather, scatter, rows of a table and dynamic slices, without Python loops.
+"""CPU lowerings of gather, scatter, table rows and dynamic slices, without loops over elements.
 
 A `WindowLayout` chooses one of four forms by shapes alone:
 

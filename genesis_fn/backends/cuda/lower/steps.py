@@ -252,8 +252,6 @@ class ProgramLowering:
             self.items.append(self._opaque(g))
             self.items[-1].summary = self.table.summaries[at]
             return
-        # Generated before buffers are chosen: whether a result may overwrite an operand depends on
-        # the order in which the kernels read and write.
         made = generate_once(g.body, self.table.target, self.table.generated)
         for v in made.writes:
             if v not in self.buffers:
