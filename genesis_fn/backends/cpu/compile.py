@@ -176,6 +176,8 @@ class _ProgramWriter:
             ends.setdefault(n, []).append(v)
         results = set(outs)
         n = 0
+        # Values are dropped right after the statement that reads them last, so that the allocator
+        # can use their memory for the next one.
         while n < len(todo):
             s, count = todo[n], 1
             if isinstance(s, Statement):
@@ -236,6 +238,8 @@ class _ProgramWriter:
             if e not in early:
                 needed.update(e.ins)
         kept: list[Var] = []
+        # From the end: a value that is too large to keep is computed by the program, which then
+        # needs its operands.
         for e in reversed(fixed):
             asked = [o for o in e.outs if o in needed]
             if asked and e.prim not in _LAZY and sum(o.aval.nbytes for o in asked) <= _KEPT:
@@ -245,6 +249,7 @@ class _ProgramWriter:
                 needed.update(e.ins)
         if not kept:
             return jaxpr
+        # Folded by the same compiler, without folding.
         before = Jaxpr((), dead_code(fixed, kept)[0], kept, (), jaxpr.name)
         try:
             values = TensorProgram(before, fold=False).run()
@@ -348,6 +353,7 @@ class _ProgramWriter:
         for operand in s.in_place:
             v = s.ins[operand]
             storages = self.storages[v]
+            # It must die here and be alone in memory that this program may write.
             if (
                 last.get(v) != n
                 or v not in self.dense
@@ -358,8 +364,10 @@ class _ProgramWriter:
             (storage,) = storages
             if storage not in self.writable or self.values_in[storage] != {v}:
                 continue
+            # The in-place text views the operand as a matrix, which other layouts do not allow.
             if operand in s.row_major_operands and v not in self.row_major:
                 continue
+            # It would be read again, through the other operand, after it has changed.
             if not s.elementwise and s.ins.count(v) > 1:
                 continue
             if commit and storage in self.donated:

@@ -117,6 +117,7 @@ _TORCH: dict[str, Any] = {
 for _name in dir(torch):
     if _name.startswith("_foreach_") and not _name.endswith("_"):
         _TORCH[_name[1:]] = getattr(torch, _name)
+# Names that generated functions may use.
 _TORCH["row_major"] = torch.contiguous_format
 _TORCH["silu"] = torch.nn.functional.silu
 _TORCH["silu_backward"] = torch.ops.aten.silu_backward.default
@@ -234,6 +235,7 @@ def _binary(e: Eqn, names: Namespace) -> Statement | None:
     prim, out = e.prim, e.outs[0]
     sign, function, method, commutes = _BINARY[prim]
     ins, (x, y) = placeholders(e, names)
+    # Integer division truncates, and needs care with zero (`lowerings/elementwise.py`).
     if not ins or (prim is ops.div.prim and not dtypes.is_inexact(out.aval.dtype)):
         return None
     if prim in OF_COMPLEX and dtypes.is_complex(out.aval.dtype):
@@ -248,7 +250,7 @@ def _binary(e: Eqn, names: Namespace) -> Statement | None:
         text = f"{function}({x}, {y})"
     in_place = {}
     for place, v in enumerate(ins):
-        if v.aval is not out.aval:
+        if v.aval is not out.aval:  # another shape or dtype: it cannot hold the result
             continue
         mine = f"{{{place}}}"
         if method and mine == x:
@@ -328,6 +330,7 @@ def _convert(e: Eqn, names: Namespace) -> Statement | None:
 
 
 _TWO_LISTS = {"+": "add", "-": "sub", "*": "mul", "/": "div"}
+# What `foreach_of` recognises: two tensors and an operator, a product with a constant, a method.
 _FORM = re.compile(r"(\{0\}) ([-+*/]) (\{1\})|(?:\{0\} \* (k\d+)|(k\d+) \* \{0\})|\{0\}\.(\w+)\(\)")
 
 
@@ -432,7 +435,7 @@ def _update(e: Eqn, names: Namespace) -> Statement:
 @_form(reduce_sum_p)
 def _sum(e: Eqn, names: Namespace) -> Statement | None:
     kind = e.outs[0].aval.dtype
-    if not dtypes.is_inexact(kind):
+    if not dtypes.is_inexact(kind):  # torch would widen the sum of integers to int64
         return None
     return Statement(e, e.outs, list(e.ins), f"{{0}}.sum({e.params['axes']})")
 

@@ -53,6 +53,7 @@ class _PatternMatcher:
 
     def __init__(self, jaxpr: Jaxpr, names: Namespace) -> None:
         self.names = names
+        # Results count twice, so that no pattern absorbs one.
         self.uses: dict[Any, int] = dict.fromkeys(jaxpr.outs, 2)
         self.producer: dict[Var, Eqn] = {}
         for e in jaxpr.eqns:
@@ -118,6 +119,7 @@ class _PatternMatcher:
                     continue
                 parts = self._gate_slope(through, t, s, gate.ins[0])
                 if parts is not None:
+                    # The pattern read s three times: perhaps the forward silu is its only user now.
                     self.uses[s] -= 3
                     self.absorbed.update([direct, through, *parts])
                     self.fused[e] = Statement(
@@ -236,6 +238,7 @@ class _PatternMatcher:
         parts = [d for d, _ in dots]
         rest = [i for i in e.ins if self.producer.get(i) not in parts]
         shape, target = e.outs[0].aval.shape, dots[0][1].shape
+        # In place, a term that comes twice would have changed by then.
         if len(set(rest)) < len(rest) or any(p.shape != target for _, p in dots):
             return None
         ins, products = list(rest), ""

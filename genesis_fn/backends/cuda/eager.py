@@ -77,6 +77,8 @@ def eager_function(
     """A function of arrays and Python scalars that runs `prim`; None for a fused function without a
     kernel, whose reference program must be compiled."""
     avals = tuple(avals)
+    # Launches contain scalars: a function with scalar operands keeps one set of launches for each
+    # combination of values, by `repr`, since 0.0 and -0.0 are equal.
     if not any(type(a) in SCALARS for a in avals):
         return _specialised(runtime, device, prim, avals, params)
     made: OrderedDict[str, Callable[..., Any]] = OrderedDict()

@@ -61,6 +61,7 @@ class BinaryCache:
             with suppress(OSError):
                 path.unlink()
             return None
+        # `trim` takes the modification time for that of the last use; written at most once an hour.
         with suppress(OSError):
             if time.time() - path.stat().st_mtime > _USED_AGAIN:
                 os.utime(path)
@@ -93,6 +94,7 @@ class BinaryCache:
         if total <= self._limit:
             return
         for _, size, path in sorted(entries, key=lambda e: e[0]):
+            # A fifth more than needed, so that the next entries do not trim again.
             if total <= 0.8 * self._limit:
                 return
             with suppress(OSError):

@@ -137,6 +137,7 @@ def compile_launches(
         assert compiled is not None
         ready[key] = compiled
     _memory.update(ready)
+    # The oldest first; another thread may remove the same one.
     while len(_memory) > _MOST_REMEMBERED:
         _memory.pop(next(iter(_memory)), None)
     return [ready[key] for key in keys]
@@ -255,7 +256,8 @@ def _where(kernel: Any) -> tuple[Any, ...]:
     module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", "")
     if function is not None and module == GENERATOR:
         return "generated", "".join(linecache.getlines(function.__code__.co_filename))
-    # Users' modules are not imported a second time: what that does, only they know.
+    # A worker imports only the library's own modules: importing a user's module again could do
+    # anything. Users' kernels are compiled in this process.
     found: Any = sys.modules.get(module) if module and module.startswith("genesis_fn.") else None
     named = getattr(found, name, None) is kernel
     return ("module", module, name) if named else ("object", kernel)
@@ -276,6 +278,7 @@ def _travels(value: Any) -> bool:
 
 
 def _canonical(value: Any) -> str:
+    # The type is part of the text: 1, 1.0 and True are equal, and compile to different code.
     if hasattr(value, "cache_key"):
         return f"function {value.cache_key}"
     if isinstance(value, tuple):

@@ -97,6 +97,7 @@ def compiled_by_triton(wanted: CompileRequest) -> Any:
     ordered = [name for name in names if name in types]
     if ordered != list(types):
         raise CompileError(f"kernel {kernel.__name__} takes {ordered} in this order, not {types}")
+    # What Triton's launcher would find out from the arguments: 16-byte alignment lets it vectorise.
     attributes = {(names.index(name),): [["tt.divisibility", 16]] for name in wanted.divisible}
     if is_gluon(kernel):
         from triton.experimental.gluon._runtime import GluonASTSource
@@ -121,6 +122,7 @@ def compile_request(wanted: CompileRequest) -> tuple[dict[str, Any], bytes]:
     binary = bytes(result.asm["cubin"])
     if dict(wanted.options).get("launch_pdl"):
         ptx = result.asm["ptx"]
+        # Kernels whose source waits do something useful before (they load weights).
         if "griddepcontrol.wait" not in ptx:
             binary = _assembled(_waiting(ptx), wanted)
     return {

@@ -69,6 +69,7 @@ class KernelWriter:
 
     def pointer(self, target: Pointee, written: bool) -> str:
         """The parameter for a buffer."""
+        # Named in order of appearance, so that equal structures give equal texts.
         key = target, written
         if key not in self._names:
             name = self._names[key] = f"b{len(self._names)}"
@@ -82,6 +83,7 @@ class KernelWriter:
         if self.partial and i.level:
             return
         text = _MAKERS[i.op](self, i)
+        # Constants stand where they are used: the compiler folds them into instructions.
         if i.op == "const":
             self.value[n] = text
             return
@@ -122,6 +124,8 @@ class KernelWriter:
     def address(self, offset: Expr, names: Collection[str]) -> str:
         """The text of an element offset whose shape has the axes of all `names`."""
         offset = self.untiled(offset)
+        # An offset beyond 32 bits is computed from 64-bit copies of its variables: a cast of the
+        # result would come after the overflow.
         text = offset.text("_wide" if is_wide(offset) else "")
         missing = [x for x in self._variables(names) if x not in offset.names]
         return text + "".join([f" + {x} * 0" for x in missing if x in ("p", "q", "r", "i", "j")])
@@ -201,6 +205,7 @@ def _join(t: KernelWriter, i: Instr) -> str:
     return f"({a} + {b})" if combine == "add" else f"{combine}({a}, {b})"
 
 
+# The text of an instruction, by its operation.
 _MAKERS: dict[str, Callable[[KernelWriter, Instr], str]] = {
     "load": _load, "index": _index, "const": _const, "where": _where, "round": _round, "map": _map,
     "combine": _join,

@@ -17,6 +17,7 @@ _ERROR_WORD = "genesis_fn.kernels.language.error_word"
 _START = PRELUDE.replace("\n\n\n@", f"\nfrom {_ERROR_WORD} import flag_error\n\n\n@")
 
 
+# Equal texts give one object, since a kernel's digest is computed once for each object.
 @functools.lru_cache(maxsize=4096)
 def source_kernel(name: str, parameters: str, body: str) -> SourceKernel:
     """The kernel of this text; equal texts give the same object."""
@@ -39,6 +40,7 @@ def add_elements(
 
     `buffers` and `scalars` are its parameters by name; indices have 64 bits if `wide`.
     """
+    # The last block's indices go beyond `count` before the mask applies.
     wide = wide or count > INT32_MAX - BLOCK
     start = "tl.program_id(0).to(tl.int64)" if wide else "tl.program_id(0)"
     body = [f"i = {start} * BLOCK + tl.arange(0, BLOCK)", "inside = i < N", *lines]
@@ -202,6 +204,8 @@ def add_copy(
     farthest = max(extent(sizes, read) + source_offset, extent(sizes, write) + target_offset, count)
     wide = farthest > INT32_MAX - BLOCK
     kind = "i64" if wide else "i32"
+    # A transposing copy: consecutive reads along one axis, consecutive writes along another. Tiles
+    # are worth it from half a tile on.
     turned = [d for d, s in enumerate(read[:-1]) if s == 1 and sizes[d] >= TILE // 2]
     if turned and read[-1] != 1 and write[-1] == 1 and sizes[-1] >= TILE // 2:
         _add_tiled_copy(
@@ -217,6 +221,7 @@ def add_copy(
             kind,
         )
         return
+    # A dense target needs no strides: element i goes to offset i.
     packed = list(dense(sizes)) == write
     view = Strided("v", sizes, read) if packed else Strided("v", sizes, read, write)
     scalars = {

@@ -45,6 +45,7 @@ class GeneratedKernels:
         """Whether `v` may be written over `u`: each launch that reads `u` comes before the one that
         writes `v`, or reads exactly the elements that it writes."""
         out, source = len(self.reads) + self.writes.index(v), self.reads.index(u)
+        # Equal element offsets are equal bytes only for elements of one size.
         if v.aval.dtype.itemsize != u.aval.dtype.itemsize:
             return False
         n = next(n for n, use in enumerate(self.uses) if out in use.writes)
@@ -52,6 +53,8 @@ class GeneratedKernels:
             return False
         if source not in self.uses[n].reads:
             return True
+        # In the second kernel only what follows the reduction is loaded again; in the first one (or
+        # the only one) any load counts.
         read = list(range(len(body.instrs)))
         if n:
             stop = "column_reduce" if body.domain.row_column else "reduce"
@@ -61,13 +64,13 @@ class GeneratedKernels:
                 if body.instrs[k].after_column_reduce or body.instrs[k].level
             ]
             read = needed(body.instrs, after, stop)
-        places = [offset for target, offset, _ in body.stores if target is v]
+        offsets = [offset for target, offset, _ in body.stores if target is v]
         loads = [
             body.instrs[k].meta[1]
             for k in read
             if body.instrs[k].op == "load" and body.instrs[k].meta[0] is u
         ]
-        return not self.uses[n].looped and all(offset == places[0] for offset in loads)
+        return not self.uses[n].looped and all(offset == offsets[0] for offset in loads)
 
 
 KernelCache: TypeAlias = dict[Any, tuple[list[Var], GeneratedKernels]]
@@ -76,6 +79,8 @@ KernelCache: TypeAlias = dict[Any, tuple[list[Var], GeneratedKernels]]
 def generate_once(body: KernelIR, target: Target, known: KernelCache) -> GeneratedKernels:
     """`generate(body, target)`, or from `known` the kernels of a body that differs in its values
     only, as those of repeated layers do."""
+    # The key leaves out which values are read and written: kernels name buffers by position. Of the
+    # 775 launches of a 28-layer training step 69 are distinct (docs/cuda.md, "The first call").
     values, key = body.shape()
     if key not in known:
         known[key] = values, generate(body, target)
@@ -95,6 +100,8 @@ def generate(body: KernelIR, target: Target) -> GeneratedKernels:
     loads = [loops.instrs[n].meta[0] for n in loops.of("load")]
     reads = list(dict.fromkeys([*loads, *loops.counters]))
     writes = list(dict.fromkeys([v for v, _, _ in loops.stores]))
+    # Buffers of a plan: reads, writes, then workspaces. A value that is both is two buffers here,
+    # bound to one address when it is updated in place.
     number = {Parameter(v, False): n for n, v in enumerate(reads)}
     number |= {Parameter(v, True): len(number) + n for n, v in enumerate(writes)}
     steps, sources, uses = [], [], []
@@ -147,12 +154,15 @@ def _reindexed(loops: Loops, split: bool) -> Loops:
     instrs, stores = loops.instrs, loops.stores
     if not enabled("split_rows"):
         return loops
+    # A flat kernel that finds rows by `p // n` and `p % n` gets them as loop variables instead.
     if depth == 1:
         length = 0 if tile_columns(loops) else reindex.row_length(instrs, rows)
         if not length:
             return loops
         instrs, stores = reindex.as_rows(instrs, stores, rows, length)
         rows, depth, inner = rows // length, length, True
+    # A rotation computes both halves of a row under a condition: as parts of a row, each half is
+    # computed once and without one.
     if inner and not split and depth <= PERSISTENT:
         length = reindex.segment_length(instrs, depth)
         if length < depth:

@@ -34,12 +34,14 @@ def _flat(t: KernelWriter) -> None:
     n, block = t.loops.rows, t.tiling.block
     t.line(f"p = tl.program_id(0){_cast(n, block)} * {block} + tl.arange(0, {block})")
     t.bounded("p", n, n % block == 0)
-    _all_of_them(t)
+    _straight_line(t)
 
 
 def _tiled(t: KernelWriter) -> None:
     """Programs compute tiles of `block` by `chunk`, in row-major order of tiles."""
     tiling = t.tiling
+    # Triton 3.6 takes an index's divisibility for each axis from how it was made: ranges get their
+    # axes first and are computed with then (docs/cuda.md, "Alignment").
     rows, columns = t.loops.rows // tiling.columns, tiling.columns
     across = cdiv(columns, tiling.chunk)
     t.line(
@@ -51,10 +53,11 @@ def _tiled(t: KernelWriter) -> None:
     t.bounded("i", rows, rows % tiling.block == 0)
     t.bounded("j", columns, columns % tiling.chunk == 0)
     t.tiled = ix.add(ix.scale(ix.var("i", rows), columns), ix.var("j", columns))
-    _all_of_them(t)
+    _straight_line(t)
 
 
-def _all_of_them(t: KernelWriter) -> None:
+def _straight_line(t: KernelWriter) -> None:
+    """Write all instructions and stores."""
     t.wide_names()
     for n in range(len(t.loops.instrs)):
         t.emit(n)
@@ -110,6 +113,7 @@ def _slab(t: KernelWriter) -> None:
     used = needed(instrs, roots)
     _whole_row(t)
     t.wide_names(p=False)
+    # What does not vary by row (weights) is loaded once, before the loop.
     for n in used:
         if "p" not in instrs[n].names:
             step(t, n)
@@ -143,6 +147,7 @@ def _slab(t: KernelWriter) -> None:
     for store in loops.stores:
         t.store(store)
     t.depth -= 1
+    # After the loop: each program's columns, [splits, columns], without the mask of its last rows.
     t.masks.pop("p", None)
     for n, (part,) in loops.partial_results("column_reduce").items():
         finish(t, n, f"a{n}", axis=0, whole=True)
@@ -182,7 +187,7 @@ def _looped(t: KernelWriter) -> None:
     level_of = {n: instrs[instrs[n].args[0]].level for n in loops.of("reduce")}
     for level in sorted({*level_of.values()} | {instrs[n].level for _, _, n in stores}):
         if t.partial and level > 0:
-            break
+            break  # needs whole reductions, which the second kernel combines
         _fixed(t, [n for n in fixed if instrs[n].level <= level])
         reductions = [n for n in level_of if level_of[n] == level]
         _pass(t, reductions, [s for s in stores if instrs[s[2]].level == level])

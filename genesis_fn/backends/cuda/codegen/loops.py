@@ -16,7 +16,7 @@ from genesis_fn.core.backend.index import Expr
 from genesis_fn.core.dtypes import DType
 from genesis_fn.core.jaxpr import Var
 
-INT32 = 2**31 - 1  # the largest offset that takes 32 bits
+INT32 = 2**31 - 1  # the largest offset in 32 bits, whose arithmetic is cheaper
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +76,10 @@ class Loops:
         if i.op != "load" or "p" not in i.names:
             return False
         target, _, guards = i.meta
+        # Rows under a condition (a padded or concatenated part) may not be read at all.
         if any("p" in g.expr.names for g in guards):
             return False
+        # A smaller array is read again by other rows, from the cache.
         points = self.rows * (self.depth if "r" in i.names else 1)
         return target.aval.size >= points
 

@@ -27,6 +27,7 @@ def step(t: KernelWriter, n: int) -> None:
 def _reduce_row(t: KernelWriter, n: int) -> None:
     i, kind = t.loops.instrs[n], t.loops.accumulator(n)
     x, how = _tile(t, i.args[0], kind), i.meta[0]
+    # Elements beyond the row must not count: a masked load gives 0, which is the identity of few.
     if "r" in t.masks:
         x = f"tl.where({t.masks['r']}, {x}, {literal(how.identity(kind), kind)})"
     if not how.position:
@@ -98,6 +99,7 @@ def finish(t: KernelWriter, n: int, x: str, axis: int = 1, whole: bool = False) 
         text = f"tl.xor_sum({x}, {axis}, keep_dims=True)"
     else:
         text = f"tl.reduce({x}, {axis}, {combine}, keep_dims=True)"
+    # Partial results stay in the accumulator's dtype: rounding them would change the sum.
     if not (whole or t.partial or dtypes.widened(i.dtype) == kind):
         text = f"{text} != 0" if i.dtype == dtypes.BOOL else f"({text}).to({MEMORY[i.dtype]})"
     t.line(f"v{n} = {text}")
@@ -121,6 +123,7 @@ def _tile(t: KernelWriter, n: int, kind: DType) -> str:
     i, text = t.loops.instrs[n], t.value[n]
     if dtypes.widened(i.dtype) != kind:
         text = f"{text}.to({MEMORY[kind]})"
+    # With one row in a tile, [1, chunk] is the whole tile.
     if "r" in i.names and ("p" in i.names or t.tiling.block == 1):
         return text
     if not i.names:

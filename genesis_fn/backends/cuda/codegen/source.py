@@ -23,6 +23,7 @@ def definition(function: object) -> str | None:
     """The source of a kernel that can stand in another one: it was made from text, uses only `tl`
     and the functions of `MODULES`, and has no error word. None for other kernels."""
     if isinstance(function, SourceKernel):
+        # Kernels of lowerings import `flag_error` as well, which does no harm unless they call it.
         head, _, text = function.text.partition("@triton.jit\n")
         known = head.startswith(PRELUDE.partition("@triton.jit\n")[0].rstrip())
         return text if known and "flag_error" not in text else None
@@ -62,7 +63,7 @@ def combo_kernel(
     lines: list[str] = []
     names: list[str] = []
     order: list[str] = []
-    before = 0
+    before = 0  # programs of the kernels ahead
     for k, (text, grid) in enumerate(zip(definitions, grids, strict=True)):
         (found,) = ast.parse(text).body
         assert isinstance(found, ast.FunctionDef)
@@ -73,6 +74,7 @@ def combo_kernel(
         last = k == len(definitions) - 1
         test = "else" if last else f"{'elif' if k else 'if'} tl.program_id(0) < {before + grid}"
         lines += [f"    {test}:"]
+        # Re-parsed and printed, not concatenated as text: only names are changed, never strings.
         body = "\n".join([ast.unparse(s) for s in found.body])
         lines += ["        " + line for line in body.splitlines()]
         before += grid

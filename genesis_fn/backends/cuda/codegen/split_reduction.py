@@ -48,6 +48,7 @@ def _split_reduction(loops: Loops, target: Target) -> Kernels:
     """Two kernels: partial reductions (and stores that need none), then their combination."""
     rows, instrs = loops.rows, loops.instrs
     tiling = _partial_tiling(loops, target)
+    # Stores that need no reduction stay in the first kernel, which has the elements at hand.
     early = [s for s in loops.stores if instrs[s[2]].level == 0]
     late = [s for s in loops.stores if instrs[s[2]].level > 0]
     first = Loops(rows, loops.depth, loops.inner, instrs, early, loops.counters)
@@ -62,6 +63,7 @@ def _partial_tiling(loops: Loops, target: Target) -> Tiling:
     """The tiling of the first kernel: as many splits as fill the GPU, at least two chunks each."""
     block, chunk = looped_tile(loops)
     blocks = cdiv(loops.rows, block)
+    # At most four programs for each processor, and 256 splits: rows of the second kernel.
     count = max(1, min(4 * target.processors // blocks, cdiv(loops.depth, 2 * chunk), 256))
     length = cdiv(cdiv(loops.depth, count), chunk) * chunk
     count = cdiv(loops.depth, length)
@@ -111,6 +113,7 @@ def _combining(
     for n in chosen:
         i = loops.instrs[n]
         if n in parts:
+            # An argmax is reduced from two loads, its partial extremes and their positions.
             begin = len(result)
             result += [
                 Instr("load", (), (part, offset, frozenset()), part.dtype, offset.names, 0)

@@ -100,11 +100,13 @@ def _periods(e: Expr) -> set[int]:
 
 def _reduction_tiling(loops: Loops, target: Target) -> Tiling:
     rows, depth = loops.rows, loops.depth
+    # Loads along the row are what a program keeps in registers.
     live = max(1, sum(1 for i in loops.instrs if i.op == "load" and "r" in i.names))
     budget = 4096 if loops.largest <= 4 and live <= 6 else 2048
     padded = next_power_of_two(depth)
     if loops.inner and padded <= PERSISTENT // (loops.largest // 4 or 1):
         block = max(1, min(budget // padded, next_power_of_two(rows)))
+        # Fewer rows for each program rather than idle processors.
         while block > 1 and cdiv(rows, block) < 2 * target.processors:
             block //= 2
         warps = warps_for(block * padded, 16 if live <= 6 else 8)
@@ -120,6 +122,7 @@ def looped_tile(loops: Loops) -> tuple[int, int]:
     """(rows, elements of r) of one tile of a reduction in a loop."""
     if loops.inner:
         return 1, min(4096 if loops.largest <= 4 else 2048, next_power_of_two(loops.depth))
+    # `r` is not the fastest axis: neighbouring rows are, so that a tile needs many of them.
     block = min(64, next_power_of_two(loops.rows))
     return block, min(2048 // block, next_power_of_two(loops.depth))
 
@@ -159,6 +162,7 @@ def slab_tiling(loops: Loops, target: Target) -> Tiling:
         elements //= 2
     block = min(max(1, 256 * elements // padded), next_power_of_two(cdiv(loops.rows, 4)))
     warps = min(16, max(1, block * padded // (32 * elements)))
+    # One wave: as many programs as run at once, each with its share of the blocks of rows.
     resident = max(1, 16 // warps)
     count = min(target.processors * resident, cdiv(loops.rows, block))
     early = block * padded // (32 * warps) * each <= 2 * _REGISTERS

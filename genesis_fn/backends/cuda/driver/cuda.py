@@ -41,8 +41,8 @@ _RELAXED = cu.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
 _SET_DEPENDENCIES = int(
     cu.CUstreamUpdateCaptureDependencies_flags.CU_STREAM_SET_CAPTURE_DEPENDENCIES
 )
-_CUDA_KIND = 2  # DLPack's kDLCUDA
-_DEFAULT_SHARED = 48 << 10
+_CUDA_KIND = 2  # kDLCUDA of DLPack
+_DEFAULT_SHARED = 48 << 10  # bytes of shared memory that a kernel may use without asking
 _CONDITIONAL_DRIVER = 12080  # 12.8, the first driver with switch nodes
 
 # What version 12.9 has as `_v2` and `_v3` variants has the plain name in version 13.
@@ -102,7 +102,7 @@ class _Module:
         if compiled.shared > _DEFAULT_SHARED:
             attribute = cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
             _check(cu.cuFuncSetAttribute(self.function, attribute, compiled.shared))
-        if compiled.num_ctas > 8:
+        if compiled.num_ctas > 8:  # larger clusters than every GPU guarantees
             attribute = cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED
             _check(cu.cuFuncSetAttribute(self.function, attribute, 1))
         # Lazily loaded code would otherwise be loaded by the first launch, maybe during a capture.
@@ -212,6 +212,7 @@ class CudaDriver:
         self.info = self._describe(index)
         self._access = _read_write(index)
         self.compute = self.new_stream()
+        # By key of the binary. Weak: a module is unloaded when its last launch is gone.
         self._modules: weakref.WeakValueDictionary[str, _Module] = weakref.WeakValueDictionary()
         self._setters: dict[str, Any] = {}
         self._lock = threading.Lock()
@@ -326,6 +327,7 @@ class CudaDriver:
 
     def new_stream(self) -> StreamHandle:
         self.activate()
+        # Non-blocking: the legacy default stream of other libraries must not serialise with it.
         flags = int(cu.CUstream_flags.CU_STREAM_NON_BLOCKING)
         return _check(cu.cuStreamCreate(flags))
 
@@ -346,6 +348,7 @@ class CudaDriver:
     def new_event(self, timing: bool = False) -> EventHandle:
         self.activate()
         flags = cu.CUevent_flags
+        # Events without timing are cheaper to record and to wait for.
         kind = flags.CU_EVENT_DEFAULT if timing else flags.CU_EVENT_DISABLE_TIMING
         return _check(cu.cuEventCreate(int(kind)))
 
@@ -423,6 +426,7 @@ class CudaDriver:
             )
         )
         content = ctypes.string_at(result.getPtr(), 128)
+        # A bug of drivers up to 13.1 (see `patch_small_map`).
         if self.driver_version <= 13010:
             content = patch_small_map(content, sizes, strides, meta["elem_size"])
         return content

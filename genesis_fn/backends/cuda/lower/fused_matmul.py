@@ -114,6 +114,8 @@ def gemv_epilogue_text(
 ) -> tuple[str, dict[str, Var]]:
     """(lines that turn `acc` (and `acc1`), the results `values`, into the body's root, the
     pointers they use)."""
+    # `rm`, `rn` and `inside` are the product kernel's (see `Hooks`): the body's flat index is made
+    # of them.
     inputs: dict[str, Var] = {}
     part = _InlinedKernel(body, "e", Tiling("flat", (1, 1, 1), 1), inputs)
     part.masks = {"p": "inside"}
@@ -121,6 +123,7 @@ def gemv_epilogue_text(
     accumulators = dict(zip(values, ("acc", "acc1")))
     for n, i in enumerate(body.instrs):
         if i.op == "load" and i.meta[0] in accumulators:
+            # Rounded as if it had been stored and loaded, so that fusion changes no bit.
             part.value[n] = rounded(accumulators[i.meta[0]], i.dtype)
         else:
             part.emit(n)
@@ -145,7 +148,7 @@ def matmul_epilogue_text(
         else:
             part.emit(n)
     for v in results[1:]:
-        part.pointer(v, True)  # in this order
+        part.pointer(v, True)  # so that outputs are numbered in this order
     for store in body.stores:
         if store[0] is not results[0]:
             part.store(store)
@@ -155,8 +158,10 @@ def matmul_epilogue_text(
 
 
 def gemv_prologue_text(body: KernelIR, depth: int) -> tuple[str, str, dict[str, Var]]:
-    """(lines that run once for each row, lines that make `a` at the places `rk_row` of row `rm`,
-    the pointers that both use)."""
+    """(lines that run once for each row, lines that make `a` at elements `rk_row` of row `rm`, the
+    pointers that both use)."""
+    # Each program computes the row's reductions itself: the row comes from the L2 cache, and a
+    # kernel of its own would cost a launch that this one waits for.
     inputs: dict[str, Var] = {}
     padded = next_power_of_two(depth)
     tiling = Tiling("row", (1, 1, 1), 1, padded)
@@ -171,6 +176,7 @@ def gemv_prologue_text(body: KernelIR, depth: int) -> tuple[str, str, dict[str, 
         fixed = [n for n in needed(instrs, [root]) if "r" not in instrs[n].names]
         for n in needed(instrs, [*reductions, *fixed]):
             step(part, n)
+    # The elements are computed again in the loop over k, from the reductions that are known now.
     again = _InlinedKernel(body, "w", tiling, inputs)
     pointwise = body.domain.reduced == 1
     again.line(f"p = rm * {depth} + rk_row" if pointwise else "p = rm")

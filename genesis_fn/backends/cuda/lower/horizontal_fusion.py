@@ -43,6 +43,7 @@ def fuse_horizontally(
     buffers of inputs and targets: a step that only reads inputs may run early."""
     if not enabled("horizontal"):
         return items
+    # Equal kernels first: one launch takes up to 512 of them, a combo kernel six launches.
     return _fuse_different_kernels(_fuse_same_kernel(_hoist(items, table, fixed), table), table)
 
 
@@ -167,6 +168,7 @@ def _multi_tensor_step(items: Sequence[ScheduledStep], table: BufferTable) -> Sc
     children = [item.steps[0] for item in items]
     rows = [[b for b, _ in c.buffers] for c in children if isinstance(c, SubProgram)]
     width = len(rows[0])
+    # The executable fills the table in when it binds buffers to addresses.
     pointers = table.new(8 * width * len(rows))
     table.pointers[pointers] = rows
     launch = items[0].launch
@@ -174,6 +176,7 @@ def _multi_tensor_step(items: Sequence[ScheduledStep], table: BufferTable) -> Sc
     kernel = multi_tensor_kernel(launch.kernel, launch.arguments, width)
     grid, arguments = (*launch.grid[:2], len(rows)), {"table": BufferArg(0, "i64")}
     launch = replace(launch, kernel=kernel, grid=grid, arguments=arguments)
+    # The launch's only argument is the table, so what it reaches through it is stated here.
     reached = [b for item in items for b in (*item.reads, *item.writes, *item.scratch)]
     made = _merged(items[-1], items, SubProgram((launch,), ((pointers, 0),), tuple(reached)))
     kept = made.summary
@@ -217,6 +220,7 @@ def _fuse_different_kernels(
             result += [] if n in taken else [item]
             continue
         members = [first]
+        # Accesses of the members and of all that lies between: copies, since they grow.
         between = _Accesses({*accesses[n].reads}, {*accesses[n].writes})
         for m in range(n + 1, min(n + 1 + _WINDOW, len(items))):
             other = small[m]
@@ -283,6 +287,7 @@ def _combo_step(members: Sequence[_Candidate]) -> ScheduledStep:
         (child,) = x.item.steps
         assert type(child) is SubProgram
         buffers += child.buffers
+    # Members with another number of warps are tiny (`_compatible`): the largest serves all.
     launch = replace(
         launches[0],
         kernel=function,

@@ -196,7 +196,7 @@ class ProgramLowering:
         outputs = self._finish()
         return self.items, outputs
 
-    # Values.
+    # Buffers of values.
 
     def buffer(self, v: Var) -> int:
         """The buffer of a value."""
@@ -233,6 +233,7 @@ class ProgramLowering:
         if x is None:
             return None
         u, offset = self.graph.memory(x)
+        # Not if the step reads the same memory through another operand, or `x` is a part of it.
         shared = sum([type(i) is Var and self.graph.memory(i)[0] is u for i in e.ins]) > 1
         return None if offset or shared or u.aval.nbytes != v.aval.nbytes else u
 
@@ -318,6 +319,8 @@ class ProgramLowering:
     ) -> bool:
         """Whether `v` may be written to buffer `b`: nothing needs its contents by then, except the
         step of `v` itself, which may update `source` there."""
+        # `_held` lists every value that was ever put into this memory: those that are dead by now
+        # pass the tests below.
         held = self._held.get(self.table.root(b), ())
         now = self._made_at[v]
         here = self.fusion.groups[now]
@@ -374,6 +377,7 @@ class ProgramLowering:
     def _opaque(self, g: FusionGroup) -> ScheduledStep:
         e = g.eqn
         assert e is not None
+        # Control flow is summarised before its body, whose steps are listed behind it.
         at = len(self.table.summaries)
         if e.prim in _CONTROL:
             self.table.summaries.append(StepSummary("", 0, 0, [], [str(e.where)], self.depth))
@@ -423,6 +427,7 @@ class ProgramLowering:
         if checks(lowered, [v.aval for v in e.outs]):
             self.table.sites.append(e)
             if self.table.error_word is None:
+                # One word for the whole program; sites tell its checks apart.
                 self.table.error_word = self.table.new(8)
             writes = [*writes, self.table.error_word]
         return self._planned(lowered, reads, writes)
@@ -494,6 +499,7 @@ def pack_arena(
     pointer tables and the error word are elsewhere.
     """
     lives: dict[int, tuple[int, int]] = {}
+    # The values of a loop's body have the body's arena as their root: one temporary of the loop.
     outside = {*fixed, *table.pointers, *map(table.root, outputs), table.error_word}
     for n, item in enumerate(items):
         for b in map(table.root, (*item.reads, *item.writes, *item.scratch)):
@@ -561,6 +567,7 @@ def _while(s: ProgramLowering, e: Eqn) -> ScheduledStep:
     ins = [s.buffer(i) for i in e.ins]
     outs = [s.buffers[v] for v in e.outs]
     start = s.copy_carry(outs, ins[a + b :])
+    # The condition writes its result to a byte that the conditional node reads.
     predicate = s.temporary(1)
     test = s.body(p["cond"], [*ins[:a], *outs], [predicate])
     body = s.body(p["body"], [*ins[a : a + b], *outs], outs)
@@ -572,6 +579,7 @@ def _while(s: ProgramLowering, e: Eqn) -> ScheduledStep:
 def _cond(s: ProgramLowering, e: Eqn) -> ScheduledStep:
     ins = [s.buffer(i) for i in e.ins]
     outs = [s.buffers[v] for v in e.outs]
+    # Every branch writes the results to the same buffers; of the arenas only one is in use.
     bodies = [s.body(branch, ins[1:], outs) for branch in e.params["branches"]]
     arena = s.body_arena(bodies)
     branches = tuple([tuple(body.steps) for body in bodies])

@@ -58,6 +58,7 @@ class AddressSpace:
 
     def take(self, size: int) -> int | None:
         """The start of `size` bytes of the smallest free interval that holds them, or None."""
+        # Best fit, of equal sizes the lowest address.
         index = bisect_left(self._by_size, (size, 0))
         if index == len(self._by_size):
             return None
@@ -106,13 +107,16 @@ class AddressSpace:
             high = low + _round_up(high - low, self._unit)
             ahead = high
             if gap_end == self.base + self.span:
-                # Whole pieces, so that blocks of round sizes free whole pieces again.
+                # The end of the mapped range grows ahead, by a 16th of what is mapped, so that few
+                # requests call the driver; in whole pieces, so that blocks of round sizes free
+                # whole pieces again.
                 step = _round_up(max(high - low, min(self.mapped // 16, 1 << 28)), self._piece)
                 if step <= spare and low + step <= gap_end:
                     ahead = low + step
             try:
                 self._map(low, ahead)
             except DeviceMemoryExhausted:
+                # Not enough for growing ahead: map what the request itself needs.
                 reached = self._reach(low)
                 if reached < high:
                     self._map(reached, high)
@@ -159,6 +163,7 @@ class AddressSpace:
         self._driver.release(self.base, self.span)
 
     def _map(self, start: int, end: int) -> None:
+        # Large requests get large pieces (an eighth of them), since each costs two driver calls.
         size = max(self._piece, min(_round_up((end - start) // 8, self._unit), _LARGEST_PIECE))
         while start < end:
             length = min(size, end - start)
@@ -193,7 +198,8 @@ class AddressSpace:
         for low, high in self._unused_runs(gaps):
             if high - low < size:
                 continue
-            # Unmapped bytes are fewest where a window touches an end of its run or of a gap.
+            # Candidates: unmapped bytes are fewest where a window touches an end of its run or of a
+            # gap.
             inside = [g for g in gaps if low <= g[0] and g[1] <= high]
             starts = {low, high - size}
             for gap in inside:

@@ -152,6 +152,7 @@ def to_dlpack(
     """
     if dtype not in _CODES:
         raise TypeError(f"DLPack has no {dtype}")
+    # Order the consumer's stream behind the work that writes the array.
     driver = buffer.driver
     consumer = _consumer_stream(driver, stream)
     if consumer is not None:
@@ -177,6 +178,8 @@ def to_dlpack(
         managed.major, managed.minor = 1, 0
         managed.flags = _READ_ONLY if read_only else 0
     address = ctypes.addressof(managed)
+    # What the capsule points to must outlive it; `_exported` holds it until the deleter runs, in
+    # whichever thread the consumer calls it.
     held: list[Any] = [managed, sizes, steps, buffer]
 
     def release() -> None:
@@ -203,10 +206,11 @@ def from_dlpack(array: Any, driver: Driver) -> ImportedArray:
         raise ValueError(
             f"the array is on DLPack device ({kind}, {index}), not on cuda:{driver.info.index}"
         )
+    # The producer makes this stream wait for its own work on the array.
     stream = driver.stream_handle(driver.compute) if on_device else None
     try:
         capsule = array.__dlpack__(stream=stream, max_version=(1, 0))
-    except (TypeError, BufferError):
+    except (TypeError, BufferError):  # an older producer
         capsule = array.__dlpack__(stream=stream) if on_device else array.__dlpack__()
     place = id(capsule)
     if _is_valid(place, _VERSION):
@@ -276,6 +280,8 @@ _lock = threading.RLock()
 
 
 def _release_after_work(driver: Driver, release: Callable[[], None]) -> None:
+    # A finalizer must not wait for the device: the memory is released at a later exchange, once the
+    # event is done.
     event = driver.new_event()
     driver.record(event, driver.compute)
     with _lock:

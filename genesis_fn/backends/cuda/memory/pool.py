@@ -262,6 +262,8 @@ class Pool:
             address = self.large_space.take(rounded)
             if address is not None:
                 return address
+            # Coalescing throws exact sizes away, which training steps ask for again and again: only
+            # when the cache has grown beyond its slack.
             if self.mapped - self.in_use + rounded > max(self.slack, self.peak // 10):
                 self._flush_large()
                 address = self.large_space.take(rounded)
@@ -285,6 +287,7 @@ class Pool:
             assert start is not None
         self.slabs[start] = rounded
         count = size // rounded
+        # Reversed: `pop` hands out ascending addresses.
         blocks.extend(start + i * rounded for i in reversed(range(count)))
         return True
 
@@ -347,7 +350,7 @@ class Pool:
         pending, held, live, exact = self._pending, self._held, self.live, self.free_lists
         while pending:
             address = pending.popleft()
-            if held and address in held:
+            if held and address in held:  # another stream may still use it
                 self._deferred.append((address, held.pop(address)))
                 continue
             rounded = live.pop(address)[1]

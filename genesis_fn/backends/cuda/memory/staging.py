@@ -108,6 +108,7 @@ class Staging:
                 part = min(self._chunk, size - offset)
                 start = self._take(part)
                 assert self._ring is not None
+                # The part is free: `_take` has waited for the copy that read it last.
                 ctypes.memmove(self._ring + start, host + offset, part)
                 driver.copy(destination + offset, self._ring + start, part, driver.compute)
                 event = self._events.pop() if self._events else driver.new_event()
@@ -120,6 +121,7 @@ class Staging:
         for offset in range(0, size, self._chunk):
             read = self.read(source + offset, min(self._chunk, size - offset))
             reads.append((read, offset))
+            # Two chunks are copied by the device while the host empties the oldest one.
             if len(reads) > 2:
                 first, at = reads.popleft()
                 first.into(host + at)
@@ -136,7 +138,7 @@ class Staging:
             self._ring = self._driver.pin(self._size)
         start = -(-self._head // _ALIGN) * _ALIGN
         if start + size > self._size:
-            start = 0
+            start = 0  # a part must be contiguous
         end = start + size
         while self._busy and any(low < end and start < high for low, high, _ in self._busy):
             _, _, event = self._busy.popleft()

@@ -94,6 +94,7 @@ class ProgramBinding:
         for b in table.pointers:
             owners.append(self.runtime.alloc(table.bytes[b], self.site))
             base[b] = owners[-1].address
+        # Follow each buffer to its root: what is part of a part has the sum of the offsets.
         memory = []
         for b, size in enumerate(table.bytes):
             at, offset = b, 0
@@ -148,6 +149,7 @@ class CudaExecutable(Executable):
         addresses = [b.address for b in storages]
         io = self.io
         with io.lock:
+            # `taken` holds one reference itself, which `_ALONE` counts.
             if self._taken:
                 taken = self._pick_taken(storages)
                 alone = sum(map(getrefcount, taken)) == self._alone
@@ -166,6 +168,7 @@ class CudaExecutable(Executable):
         `addresses`."""
         driver = self.runtime.driver
         counts = list(map(getrefcount, taken))
+        # The copies are ahead of the program on the compute stream.
         for i, count in zip(self._taken, counts, strict=True):
             if count > _ALONE or buffers[i].owner is not self.runtime.pool:
                 copy = self.runtime.alloc(buffers[i].bytes, self.binding.site)
@@ -179,6 +182,8 @@ class CudaExecutable(Executable):
         updated = self.io.updated
         results = range(first_out, first_out + count)
         others = [i for k, i in enumerate(updated) if k not in results]
+        # The state's leaves are updated in place, in order, and nothing else is: then no leaf ever
+        # moves, and the state as one object stands for all addresses.
         if updated[first_out : first_out + count] != list(inside) or set(others) & set(inside):
             return None
         if not set(self._taken) <= set(inside):
@@ -271,6 +276,7 @@ def arena(device: Runtime, size: int, shared: bool = True) -> Block | None:
         return None
     if not shared:
         return device.alloc(-(-size // ALIGNMENT) * ALIGNMENT, "temporaries of a program")
+    # Weakly held: the arena goes with the last program that was captured over it.
     index = device.driver.info.index
     with _arena_lock:
         held = _arenas[index]() if index in _arenas else None

@@ -119,6 +119,7 @@ class IOBuffers:
         made = [out.address for _, out in self.outputs]
         key = (*addresses, *made)
         if key not in self.graphs:
+            # Slots change addresses, and with them the key: perhaps to one that is known.
             self._stabilise(buffers, addresses)
             key = (*addresses, *made)
         if key not in self.graphs:
@@ -129,6 +130,8 @@ class IOBuffers:
     def _stabilise(self, buffers: list[Any], addresses: list[int]) -> None:
         """Give inputs that move a slot, and fix all outputs after many calls with new addresses, so
         that such calls need no further graph."""
+        # An input has moved if no graph was captured with its address. Large inputs are copied only
+        # once there is no room for another graph.
         full = len(self.graphs) >= _MOST_GRAPHS
         driver = self.runtime.driver
         for i, known in enumerate(zip(*self.graphs) if self.graphs else ()):
@@ -194,6 +197,8 @@ class GraphReplay:
             # In stream order: the last launch, which reads the slot, is ahead of this copy.
             driver.copy(slot.address, addresses[n], buffers[n].bytes, driver.compute)
             addresses[n] = slot.address
+        # An output that the caller still holds has another address now: the key differs, and
+        # `rebind` captures or finds another graph.
         addresses += io.allocate_outputs()
         if addresses != self._at or io.version != self._version:
             del addresses[len(buffers) :]

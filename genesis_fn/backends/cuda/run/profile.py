@@ -147,6 +147,7 @@ def _name(step: Any) -> str:
 
 def _run(runtime: Runtime, pieces: Sequence[_Piece]) -> list[float]:
     """Seconds of each piece in one run."""
+    # Two events with nothing between them still take time: it is subtracted from each kernel's.
     idle = _event_seconds(runtime)
     times: list[float] = []
     n = 0
@@ -173,6 +174,7 @@ def _gaps(runtime: Runtime, runs: Sequence[Callable[[], Any]]) -> list[float]:
     events = [driver.new_event(timing=True) for _ in range(len(runs) + 1)]
     if not driver.info.target.interpreted:
         block = runtime.alloc(_HOLD_BYTES, "profiling")
+        # The fills take longer than enqueueing all pieces, so the device never waits for the host.
         for _ in range(4 + int(len(runs) * _HOST_SECONDS / _HOLD_SECONDS)):
             driver.fill(block.address, 0, block.bytes, driver.compute)
     driver.record(events[0], driver.compute)
