@@ -164,7 +164,7 @@ class JitFunction(Copied, Generic[P, R]):
     def _program(self, bound: BoundArguments) -> Program:
         # What is captured while tracing is made beside the arguments.
         near = default_device_of(bound.leaves)
-        key = bound.key(near.place)
+        key = bound.key(near.device)
         with self.cache.lock, near:
             for program in self.cache.variants.get(key, ()):
                 if all([g.holds() for g in program.guards]):
@@ -388,7 +388,7 @@ class JitFunction(Copied, Generic[P, R]):
         bound = self.spec.bind(args, kwargs, shapes=True)
         near = default_device_of(bound.leaves)
         with near:
-            program = self._staged(bound.key(near.place), bound)
+            program = self._staged(bound.key(near.device), bound)
         return Traced(self, program, self.spec.donations(bound))
 
     lower = trace
