@@ -1,4 +1,4 @@
-"""bench: how long a function takes once it is compiled and warm, with nothing left running."""
+"""`bench`: the time of a function once it is compiled and warm, waiting for its results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Looking into programs while they run."""
+"""Debugging programs while they run: printing, callbacks, breakpoints, checks."""
 
 from genesis_fn.core.configuration import settings as _settings
 from genesis_fn.core.configuration.settings import check_keys as check_keys

@@ -1,4 +1,4 @@
-"""Where the time goes: each kernel or equation with the user's lines, or a trace of the process."""
+"""Profiles: the time of each kernel or equation, by the user's lines; traces of the process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Signals that wait for the end of a step."""
+"""Signals that end a training run after the step that is running."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Training a language model: the step, the loop, the log, and going on after an interruption."""
+"""Training a language model: the step, the loop, the log, and resuming after an interruption."""
 
 from __future__ import annotations
 
@@ -264,8 +264,8 @@ def train(
                     if late:
                         break
             except KeyboardInterrupt:
-                # A step that was cut short has lent its state's memory: the last checkpoint is what
-                # holds.
+                # A step that was cut short has donated its state: only the last checkpoint is
+                # whole.
                 if whole and kept != done:
                     keep()
                 say(f"\ninterrupted at step {done}; run the same command to go on")

@@ -1,4 +1,4 @@
-"""Devices, and the door through which a device finds the backend that runs programs on it."""
+"""Devices, and the registry in which a device finds the backend that runs programs on it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Device:
-    """A place where arrays live: `cpu(0)`, `cuda(1)`. One object per place."""
+    """Where arrays live: `cpu(0)`, `cuda(1)`. One object for each, compared by identity."""
 
     __slots__ = ("kind", "index", "sigs")
 

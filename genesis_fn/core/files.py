@@ -1,4 +1,4 @@
-"""Files that somebody else wrote: opened where they are plain files, read up to a limit.
+"""Reading files that are not trusted: only plain files, and only up to a limit.
 
 Whatever such a file holds, reading it ends in a value or in one FileError that names it.
 """

@@ -132,8 +132,8 @@ def e_jaxprs(eqn: Eqn) -> Iterator[Jaxpr]:
     return jaxprs_in(eqn.params)
 
 
-# Stands in a program's cache for the program: it would hold itself, and be freed by the cyclic
-# collector only.
+# Stands for a program in its own cache: a reference to itself would be a cycle, which only the
+# cyclic collector frees.
 ITSELF = object()
 
 
@@ -141,6 +141,7 @@ def memoized(transform: Callable[..., Any]) -> Callable[..., Any]:
     """Remember a program transform's results on the program (first argument) it was applied to."""
 
     def call(jaxpr: Jaxpr, *args: Any) -> Any:
+        # `safe_zero` changes what derivative rules make of the same program.
         key = (transform, ctx.safe_zero, *args)
         found = jaxpr.cache.get(key)
         if found is None:
@@ -155,6 +156,7 @@ def dead_code(eqns: Sequence[Eqn], outs: Sequence[Atom]) -> tuple[list[Eqn], set
     """(equations that `outs` or side effects need, every operand those read, and `outs`)."""
     live: set[Atom] = {o for o in outs if type(o) is Var}
     kept = []
+    # Backwards: when an equation is reached, all of its users have been.
     for e in reversed(eqns):
         if e.prim.effect or not live.isdisjoint(e.outs) or any(j.effect for j in e_jaxprs(e)):
             live.update(i for i in e.ins if type(i) is Var)

@@ -1,4 +1,4 @@
-"""Primitives, tracers, and `bind`: the one door through which every operation goes.
+"""Primitives, tracers, and `bind`, which every operation goes through.
 
 There is one thread-local *current trace*; `None` means eager. `bind` reads it and hands it the
 operation. A tracer belongs to a trace by identity, so nested transforms cannot be confused.
@@ -71,8 +71,8 @@ class default_device_of:
 
 
 def trace_context_key() -> tuple[Any, ...]:
-    """What, beside its arguments, decides what a function traces to: part of the key wherever
-    staged programs are kept. (The rest of the context is only reported, or raises at once.)"""
+    """What decides what a function traces to, apart from its arguments: part of the key of every
+    cache of staged programs. (The rest of the context is only reported, or raises at once.)"""
     return ctx.axes, ctx.safe_zero, ctx.backward, ctx.apart, config.current().traced
 
 
@@ -94,13 +94,13 @@ class Primitive:
     * `precision`: "low", "high" or "follow", for `amp`.
     * `lowering`: what a compiler may do with it (see `core/backend/lowering.py`); None for an
       operation that is a step of its own.
-    * `updates`: the operand that the result is with a part of it changed: it may be done in its
-      memory.
+    * `updates`: the operand of which the result is a copy with a part changed; the result may take
+      its memory.
     * `visits(*avals, **params)` -> (aval, [(axis, size), ...]): the components of an index, in
       operand 1, are where a window of these sizes starts in an array of this aval. Its parameter
       `mode` may be "check".
     * `program`: the parameter that holds what a call runs, once, on all of its operands.
-    * `effect`: it does something beside its results, in order and though nobody uses them.
+    * `effect`: it has a side effect: it is kept, and in order, though nobody uses its results.
     * `collective`: it runs along an axis that a `vmap` around names.
     * `weak`: which operands decide whether the result is weak (all of them); None: it never is.
     * `bounded`: its derivatives are bounded whatever the operands are.
@@ -110,9 +110,9 @@ class Primitive:
 
     Rules of primitives that run programs (loops, branches, calls), each for one transform:
 
-    * `plain`: it runs `jaxpr` on its operands, and nothing is meant by the call.
+    * `plain`: it only runs `jaxpr` on its operands, so that the call may be inlined.
     * `depends(ins, **params)`: which outputs depend on the operands marked in `ins`.
-    * `key_uses(**params)`: what it does with the random keys among its operands.
+    * `key_uses(**params)`: how it uses the random keys among its operands.
     * `guard(ins, active, **params)`: the operands, with `active` in front of those of each program.
 
     * `words(prim, values, avals, params)`: the operation on random keys, done on their words:
@@ -207,6 +207,7 @@ class Primitive:
 
     def abstract(self, avals: tuple[Any, ...], params: dict[str, Any]) -> Any:
         """The output aval (or avals), by the shape rule, remembered per (avals, params)."""
+        # The same parameters in another order are another entry: sorting would cost every call.
         key = (avals, tuple(params.items())) if params else avals
         try:
             return self.abstract_cache[key]
@@ -215,7 +216,7 @@ class Primitive:
         if self.words is None:
             self._refuse_keys(avals, params)
         result = self.shape(*avals, **params)
-        if len(self.abstract_cache) >= 8192:
+        if len(self.abstract_cache) >= 8192:  # shapes that vary must not fill the memory
             self.abstract_cache.clear()
         self.abstract_cache[key] = result
         return result
@@ -231,6 +232,8 @@ class Primitive:
 
     def eager(self, args: tuple[Any, ...], params: dict[str, Any]) -> Any:
         """Run on concrete arrays, through the backend of the device they are on."""
+        # Signatures are interned, one object for each aval and device: hashing them is by identity.
+        # A scalar counts by its type, as a prepared function takes its value at the call.
         if params or not args:
             key: Any = [a.sig if type(a) is ArrayImpl else type(a) for a in args]
             key.extend(params.items())

@@ -27,7 +27,7 @@ import numpy as np
 
 from genesis_fn.core.array import Array, offers_array
 
-_MOST = 512  # values that are looked at before a function counts as one of a kind
+_MOST = 512  # values that are read of a function before it counts as Unknowable
 _LIBRARY = __name__.partition(".")[0]
 # Packages whose functions and modules count as constant.
 _CONSTANT = frozenset((*sys.stdlib_module_names, _LIBRARY, "numpy", "ml_dtypes", "torch")) - {
@@ -70,7 +70,7 @@ class Same:
         self.value = value
 
     def __hash__(self) -> int:
-        return id(self.value)
+        return id(self.value)  # no other object has it: `value` is alive as long as this is
 
     def __eq__(self, other: object) -> bool:
         return type(other) is Same and other.value is self.value
@@ -82,6 +82,7 @@ class Weak:
     __slots__ = ("ref", "hash")
 
     def __init__(self, value: Any) -> None:
+        # The hash must not change when the object dies: it is a key in dictionaries.
         self.ref, self.hash = weakref.ref(value), id(value)
 
     def __hash__(self) -> int:
@@ -173,6 +174,7 @@ class Reader:
         return self._within(x, lambda: (kind, *self.all(x)))
 
     def _set(self, x: Any, kind: type) -> Any:
+        # A frozenset of keys: the order in which a set gives its elements is not part of it.
         key = lambda: (kind, frozenset([self.read(v) for v in x]))
         return key() if kind is frozenset else self._within(x, key)
 
@@ -189,6 +191,8 @@ class Reader:
 
     def _bytearray(self, x: Any, kind: type) -> Any:
         return self._within(x, lambda: (kind, bytes(x)))
+
+    # By their bytes: 0.0 == -0.0 would share a key, and NaN would have none that is found again.
 
     def _float(self, x: float, kind: type) -> Any:
         return kind, struct.pack("<d", x)
@@ -337,6 +341,7 @@ class Reader:
         values = np.ascontiguousarray(x)
         if values.dtype.hasobject:
             raise Unknowable if self.whole else NotStatic(x, "an array of objects")
+        # A digest, since a key with the bytes would keep a copy of the array in every cache.
         digest = hashlib.blake2b(values.tobytes(), digest_size=16).digest()
         return kind, values.dtype, values.shape, digest
 
@@ -386,6 +391,8 @@ class Reader:
 
     def _promised(self, x: Any, kind: type) -> Any:
         """Equal as the class says, which a user's may do of what holds arrays."""
+        # By its own `__eq__`: a user's may read what changes, or hide it, so that nothing is known
+        # of a function that holds one.
         if self.whole and not _is_constant(kind):
             raise Unknowable
         try:

@@ -1,8 +1,8 @@
 """TrainState: named pytrees carried from step to step as one flat, frozen value.
 
 `jit` passes a donated state through in constant time: what a step returned is a `Memory`, the
-storages of all leaves, which the next call hands on as it is. Arrays are made of it when somebody
-looks.
+storages of all leaves, which the next call passes on as it is. Arrays are made of it when an
+attribute is read.
 """
 
 # The functions below the class read its private attributes: as methods they would take names that
@@ -22,7 +22,7 @@ from genesis_fn.core.aval import Signature
 
 @dataclasses.dataclass(frozen=True)
 class LeafKey(tree.GetAttrKey):
-    """The way from a state to a leaf, as one step: the state keeps its leaves flat."""
+    """The path from a state to a leaf, as one key: the state keeps its leaves flat."""
 
     plain: str = ""
 
@@ -33,7 +33,8 @@ class LeafKey(tree.GetAttrKey):
 
 
 class Layout:
-    """The names and structures of a state's parts. Equal layouts are one object."""
+    """The names and structures of a state's parts. Interned: equal layouts are one object, so that
+    a jitted call compares them by identity."""
 
     __slots__ = ("names", "treedefs", "starts", "count")
 
@@ -186,7 +187,7 @@ def layout_of(state: TrainState) -> Layout:
 
 
 def from_buffers(layout: Layout, memory: Memory) -> TrainState:
-    """A state of leaves that nobody has looked at."""
+    """A state whose leaves are still storages: no arrays are made until they are read."""
     state = object.__new__(TrainState)
     _set(state, layout, None, memory)
     return state
@@ -195,7 +196,7 @@ def from_buffers(layout: Layout, memory: Memory) -> TrainState:
 def buffers_of(
     state: object, layout: Layout, sigs: list[Signature]
 ) -> Memory | list[ArrayImpl] | None:
-    """The memory of a state, or its leaves if somebody has looked at them; None for anything but a
+    """The memory of a state, or its leaves if they have been read; None for anything but a
     state of this layout with leaves of these signatures. Raises DonatedError."""
     if type(state) is not TrainState or state._layout is not layout:
         return None
@@ -209,7 +210,7 @@ def buffers_of(
 
 
 def mark_donated(state: TrainState, mark: Deleted) -> None:
-    """Note that the state's memory is another's now."""
+    """Record that the state's memory was donated: reading it raises DonatedError."""
     _set(state, state._layout, None, mark)
 
 

@@ -1,4 +1,4 @@
-"""Text from folders of files: what a language model is trained on when nothing is downloaded."""
+"""Text from folders of files, to train a language model on without a download."""
 
 from __future__ import annotations
 

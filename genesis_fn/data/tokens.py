@@ -1,4 +1,4 @@
-"""A long row of tokens, and the batches that training takes from it."""
+"""Text as one array of tokens, and the batches that training takes from it."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class TokenWindows:
             )
 
     def check_one_batch(self, name: str) -> None:
-        """Raises ValueError where `in_order` would give nothing."""
+        """Raise ValueError where `in_order` would give nothing."""
         wanted = self.batch * (self.length + 1)
         if len(self.tokens) < wanted:
             raise ValueError(

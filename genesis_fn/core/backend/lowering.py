@@ -81,7 +81,7 @@ def same(*, shares: bool = True) -> View:
 
 
 class Source:
-    """Each element of the result is known by its place: `value(at, **params)` is an expression in
+    """Each element of the result is known by its index: `value(at, **params)` is an expression in
     the index `at`, or a Python number."""
 
     __slots__ = ("value",)
@@ -93,7 +93,7 @@ class Source:
 class Reduce:
     """Elements along `params["axes"]`, or `params["axis"]`, become one.
 
-    * `combine`: the function of `kernels.language` that joins two elements: "add", "multiply",
+    * `combine`: the function of `kernels.language` that combines two elements: "add", "multiply",
       "maximum", "minimum", "bit_and", "bit_or" or "bit_xor".
     * `identity(dtype)`: the result over no elements.
     * `position`: the result is where the first extreme is.

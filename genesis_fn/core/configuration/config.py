@@ -95,7 +95,7 @@ def _from_environment() -> Config:
 
 
 class _State:
-    """The process-wide configuration; threads may override it for a while."""
+    """The process-wide configuration; `override` replaces it within a block, in one thread."""
 
     value = _from_environment()
 

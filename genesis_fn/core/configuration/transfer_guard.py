@@ -1,8 +1,8 @@
 """transfer_guard: what happens at copies between the host's memory and a device's, by JAX's levels.
 
-"log" and "disallow" are about copies that nobody asked for in words: an ndarray that becomes an
-operand, `float(x)`, printing. `device_put` and `device_get` ask for one; "log_explicit" and
-"disallow_explicit" are about those too. Arrays on the CPU are in the host's memory: nothing is
+"log" and "disallow" concern implicit copies: an ndarray that becomes an operand, `float(x)`,
+printing. `device_put` and `device_get` make explicit ones; "log_explicit" and "disallow_explicit"
+concern those too. Arrays on the CPU are in the host's memory: nothing is
 copied between devices for them.
 """
 

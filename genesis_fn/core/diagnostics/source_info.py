@@ -60,7 +60,8 @@ class SourceLocation(NamedTuple):
         return f"{self}  {text}" if text else str(self)
 
 
-# By identity, since hashing a code object reads all of it; the objects are kept alive beside.
+# By identity, since hashing a code object reads all of it; `_known` keeps the objects alive, so
+# that no other gets their address.
 _internal: dict[int, bool] = {}
 _known: list[CodeType] = []
 

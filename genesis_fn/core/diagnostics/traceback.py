@@ -1,4 +1,4 @@
-"""Tracebacks that end at the library's door.
+"""Tracebacks without the library's own frames.
 
 An exception that leaves a transformed function keeps the user's frames and loses those in between
 that are the library's own. `GENESIS_TRACEBACK=full` keeps all of them.
