@@ -32,7 +32,7 @@ Aux = TypeVar("Aux")
 def _check_outputs(
     outs: Sequence[Any], fun: Callable[..., Any], holomorphic: bool, what: str
 ) -> None:
-    """Raises TypeError for an output that a Jacobian has no meaning for."""
+    """Raise TypeError for an output whose Jacobian is not defined."""
     for i, kind in enumerate(map(typeof, outs)):
         if holomorphic and not dtypes.is_complex(kind.dtype):
             wanted, remedy = "complex outputs (holomorphic=True)", "leave holomorphic=True out"
@@ -137,6 +137,7 @@ def jacfwd(
         labels = lambda: argument_labels(fun, args, chosen)
         called = CallSite("jacfwd", name_of(fun), leaves, labels)
 
+        # Aux does not depend on the tangent: out_axes=None takes it out of the batch.
         def column(*tangents: Any) -> tuple[list[Any], list[Any]]:
             outs, ts = jvp_flat(flat, leaves, tangents, called)
             kept.append(outs)

@@ -1,4 +1,4 @@
-"""Calls: the `jit` primitive, which runs a program, and others like it."""
+"""Primitives that call a program: `jit`, and regions of `amp`."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def call_primitive(name: str) -> Primitive:
 
 jit_p = call_primitive("jit")
 jit_p.plain = True
-# The program of `amp`: an enclosing `amp` leaves its precision alone.
+# A program traced under `amp`: an enclosing `amp` does not change its precision.
 region_p = call_primitive("precision_region")
 # A program that `amp` runs in float32 as a whole.
 wide_p = call_primitive("wide_region")
