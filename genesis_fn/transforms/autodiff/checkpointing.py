@@ -172,6 +172,7 @@ def _linearize(
 ) -> Any:
     jaxpr, mask, count = inlined(jaxpr), tuple(nonzero), len(jaxpr.outs)
     program, saved = _forward(jaxpr, policy)
+    # A checkpoint again, so that a derivative of the derivative recomputes too.
     outs = bind(checkpoint_p, *xs, jaxpr=program, policy=policy)
     primals, kept = outs[:count], outs[count:]
     out_avals = tuple([typeof(o) for o in primals])
@@ -276,7 +277,7 @@ def checkpoint(
 
     @boundary(fun)
     def checkpointed(*args: Any, **kwargs: Any) -> Any:
-        if ctx.trace is None:
+        if ctx.trace is None:  # not differentiated: nothing would be saved
             return fun(*as_taken(args), **as_taken(kwargs))
         # Leaves that are no arrays may stay Python values: a call is traced anew each time, so they
         # need not be keys of anything.
@@ -294,6 +295,7 @@ def checkpoint(
         jaxpr, captured = stage(
             flat, [typeof(x) for x in leaves], name=name_of(fun), weak=weak, labels=labels()
         )
+        # Captured values are operands, so that they get their gradients.
         outs = user_call(checkpoint_p, *captured, *leaves, jaxpr=jaxpr, policy=policy)
         return flat.called(outs)
 

@@ -85,13 +85,15 @@ class BatchTrace(Trace):
                 # that is.
                 out, d = prim.batch(self, values, dims, **params)  # pyright: ignore[reportOptionalCall]
             elif self.axis_name is not None and self._names(prim, params):
+                # Handled even if no operand is batched: `axis_index` differs between examples, and
+                # a sum over equal values is a product by the size.
                 if prim.collective:
                     out, d = prim.batch(self.batch_size, values, dims, **params)  # pyright: ignore[reportOptionalCall]
                 else:
                     out, d = prim.batch(  # pyright: ignore[reportOptionalCall]
                         self.batch_size, values, dims, **params, axis_name=self.axis_name
                     )
-            elif not batched:
+            elif not batched:  # the same for all examples: computed once, without a batch
                 return bind(prim, *values, **params)
             elif prim.batch is None:
                 raise errors.NotDifferentiableError(
@@ -147,6 +149,7 @@ class named_axis:
 
     def __enter__(self) -> None:
         self.before = ctx.axes
+        # An inner axis hides an outer one of the same name.
         ctx.axes = (*(a for a in self.before if a[0] not in dict(self.entry)), *self.entry)
 
     def __exit__(self, *exc: Any) -> None:

@@ -139,6 +139,7 @@ def leaf_key(x: Any) -> Any:
     return (x.aval, True) if x.weak else x.aval
 
 
+# Types of leaves that a program takes without conversion.
 _TAKEN = frozenset((ArrayImpl, Frozen, *SCALARS))
 
 
@@ -203,6 +204,7 @@ class ArgSpec:
         # Freeze first, by the positions and names that the caller wrote: so does generated code.
         values = self.in_order(*self.with_frozen(args, kwargs))
         given, treedef = tree.flatten(values)
+        # Arrays of other libraries and numbers go to the device of the first array.
         device = next((x.sig.device for x in given if type(x) is ArrayImpl), None)
         leaves = [
             x
@@ -255,7 +257,7 @@ class ArgSpec:
                         f"one array is donated twice, as {paths[first[id(x)]]} and as {paths[i]}\n"
                         f"  at {where().describe()}\n  pass a copy: x.copy()"
                     )
-            position += type(leaf) is not Frozen
+            position += type(leaf) is not Frozen  # static leaves are no inputs of the program
         return tuple(found)
 
     def label(self, arg: int | str) -> str:

@@ -99,7 +99,7 @@ class JitFunction(Copied, Generic[P, R]):
             settings = config.current()
             if ctx.trace is None and ctx.watch is None and not ctx.axes:
                 for known, call in self.cache.fast:
-                    if known is settings:
+                    if known is settings:  # settings are immutable: identity is enough
                         result = call(args, kwargs)
                         if result is not MISS:
                             return result

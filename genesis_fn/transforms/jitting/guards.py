@@ -108,6 +108,8 @@ class _Recorder:
 
     def note(self, x: Any, name: str, value: Any) -> None:
         """Record that attribute `name` of `x` was read."""
+        # Python reads dunders by itself all the time; of them only `__dict__` (as by `vars`) is
+        # state.
         if (id(x), name) in self.names or (name[:2] == "__" and name != "__dict__"):
             return
         if not _is_held(x, name):
@@ -138,7 +140,7 @@ def _patch(kind: type) -> None:
     through the patch too, which `_note` ignores.
     """
     with _lock:
-        if kind in _patched:
+        if kind in _patched:  # counted: traces nest, and watch several objects of a class
             _patched[kind][0] += 1
             return
         before: Any = kind.__getattribute__

@@ -90,6 +90,7 @@ class Static:
         self.value = value
 
 
+# Unflattening gives the value itself, not a Static.
 tree.register_node(Static, lambda x: ((), x.value), lambda value, _: value)
 
 

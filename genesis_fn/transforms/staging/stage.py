@@ -158,7 +158,7 @@ class StageTrace(Trace):
         out_atoms = []
         for o in outs:
             atom = self.atom(o)
-            if type(atom) is not Var:
+            if type(atom) is not Var:  # a Python scalar: outputs are variables
                 with running(self):
                     atom = full((), atom, scalar_type(atom)).variable
             out_atoms.append(atom)
