@@ -169,15 +169,15 @@ def _scalar_loss(
             "  for (loss, extras) pass has_aux=True"
         )
     value = outs[0]
-    kind = typeof(value)
-    allowed = dtypes.is_complex(kind.dtype) if holomorphic else dtypes.is_float(kind.dtype)
-    if kind.shape != () or not allowed:
+    result = typeof(value)
+    allowed = dtypes.is_complex(result.dtype) if holomorphic else dtypes.is_float(result.dtype)
+    if result.shape != () or not allowed:
         wanted = "complex scalar (holomorphic=True)" if holomorphic else "real floating scalar"
         remedy = "reduce it, for example by .sum() or .mean(), or use jacrev or vjp"
-        if kind.shape == () and dtypes.is_complex(kind.dtype):
+        if result.shape == () and dtypes.is_complex(result.dtype):
             remedy = "take its .real or abs; pass holomorphic=True if it is holomorphic"
         raise TypeError(
-            f"grad needs {name_of(fun)} to return a {wanted}, it returned {kind}\n"
+            f"grad needs {name_of(fun)} to return a {wanted}, it returned {result}\n"
             f"  at {where().describe()}\n  {remedy}"
         )
     return value
@@ -335,29 +335,29 @@ def _matching(
     return [_fitting(x, a, f"{what}, leaf {i}") for i, (x, a) in enumerate(zip(leaves, avals))]
 
 
-def _fitting(x: Any, kind: Aval, what: str) -> Any:
+def _fitting(x: Any, expected: Aval, what: str) -> Any:
     """A tangent or cotangent as an array of this aval; None where it is zero, as it is for values
     of integer dtypes (JAX writes it with dtype float0)."""
     if x is None:
         return None
     float0 = getattr(x, "dtype", None) == dtypes.FLOAT0
     if not float0:
-        x = as_array(x, kind.dtype if _is_meant_as(x, kind.dtype) else None)
-    if x.shape != kind.shape:
+        x = as_array(x, expected.dtype if _is_meant_as(x, expected.dtype) else None)
+    if x.shape != expected.shape:
         raise errors.ShapeError(
-            f"{what}: {list(x.shape) if float0 else typeof(x)} does not fit {kind}\n"
+            f"{what}: {list(x.shape) if float0 else typeof(x)} does not fit {expected}\n"
             f"  at {where().describe()}"
         )
-    if dtypes.is_key(kind.dtype) and not float0:
+    if dtypes.is_key(expected.dtype) and not float0:
         raise errors.DTypeError(
-            f"{what}: random keys, {kind}, have no derivative, got {typeof(x)}\n"
+            f"{what}: random keys, {expected}, have no derivative, got {typeof(x)}\n"
             f"  at {where().describe()}\n  pass None, or zeros of dtype float0"
         )
-    if not dtypes.is_inexact(kind.dtype):
+    if not dtypes.is_inexact(expected.dtype):
         return None
-    if float0 or typeof(x).dtype != kind.dtype:
+    if float0 or typeof(x).dtype != expected.dtype:
         raise errors.DTypeError(
-            f"{what}: {'float0' if float0 else typeof(x)} must have the dtype of {kind}\n"
+            f"{what}: {'float0' if float0 else typeof(x)} must have the dtype of {expected}\n"
             f"  at {where().describe()}"
         )
     return x
@@ -555,8 +555,8 @@ def linear_transpose(
         return [instantiate(c, a) for c, a in zip(back, avals, strict=True)]
 
     # Stage the derivative with the point as an input: a linear function's does not depend on it.
-    kinds = [*avals, *out_avals]
-    program, captured = stage(pull, kinds, name=name_of(fun))
+    in_avals = [*avals, *out_avals]
+    program, captured = stage(pull, in_avals, name=name_of(fun))
     first, rest = [False] * len(captured), [False] * len(out_avals)
     for i, path in enumerate(tree.paths(primals)):
         if any(dependent(program, [*first, *(k == i for k in range(len(avals))), *rest])):
@@ -569,7 +569,7 @@ def linear_transpose(
     def transposed(ct: PyTree) -> tuple[PyTree, ...]:
         cts = _matching(ct, flat.out_tree, out_avals, "the cotangent", "the output")
         with default_device_of([*captured, *cts]):
-            dense = [instantiate(c, a) for c, a in zip([None] * len(avals) + cts, kinds)]
+            dense = [instantiate(c, a) for c, a in zip([None] * len(avals) + cts, in_avals)]
             return tree.unflatten(in_tree, evaluate(program, *captured, *dense))
 
     return transposed

@@ -164,16 +164,16 @@ def _patch(kind: type) -> None:
 
 def _unpatch(kind: type) -> None:
     with _lock:
-        found = _patched.get(kind)
-        if found is None:
+        entry = _patched.get(kind)
+        if entry is None:
             return
-        found[0] -= 1
-        if not found[0]:
+        entry[0] -= 1
+        if not entry[0]:
             del _patched[kind]
-            if found[1] is _MISSING:
+            if entry[1] is _MISSING:
                 type.__delattr__(kind, "__getattribute__")
             else:
-                type.__setattr__(kind, "__getattribute__", found[1])
+                type.__setattr__(kind, "__getattribute__", entry[1])
 
 
 def _note(x: Any, name: str, value: Any) -> None:
@@ -192,11 +192,11 @@ def _is_held(x: Any, name: str) -> bool:
             return True
     except AttributeError:
         pass
-    found = inspect.getattr_static(type(x), name, _MISSING)
+    static = inspect.getattr_static(type(x), name, _MISSING)
     return (
-        found is _MISSING
-        or isinstance(found, types.MemberDescriptorType)
-        or not hasattr(type(found), "__get__")
+        static is _MISSING
+        or isinstance(static, types.MemberDescriptorType)
+        or not hasattr(type(static), "__get__")
     )
 
 

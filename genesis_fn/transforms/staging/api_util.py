@@ -30,12 +30,12 @@ def labels_of(
     code = getattr(inner, "__code__", None)
     names = code.co_varnames[: code.co_argcount] if code is not None else ()
     names = names[isinstance(inner, types.MethodType) :]
-    found = []
+    labels = []
     for i, a in enumerate(args):
         name = names[i] if i < len(names) else str(i)
-        found += [f"{name}{p}" for p in tree.paths(a)]
+        labels += [f"{name}{p}" for p in tree.paths(a)]
     kwargs = kwargs or {}
-    return found + [f"{k}{p}" for k in sorted(kwargs) for p in tree.paths(kwargs[k])]
+    return labels + [f"{k}{p}" for k in sorted(kwargs) for p in tree.paths(kwargs[k])]
 
 
 def flatten_arrays(

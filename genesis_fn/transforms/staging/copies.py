@@ -17,10 +17,10 @@ def importable(f: object) -> str | None:
     if "cloudpickle" in caller or caller.partition(".")[0] == "dill":
         return None
     name = getattr(f, "__qualname__", None)
-    found: Any = sys.modules.get(getattr(f, "__module__", None) or "")
+    value: Any = sys.modules.get(getattr(f, "__module__", None) or "")
     for part in (name or "").split("."):
-        found = getattr(found, part, None)
-    return name if found is f and found is not None else None
+        value = getattr(value, part, None)
+    return name if value is f and value is not None else None
 
 
 class Copied(abc.ABC):

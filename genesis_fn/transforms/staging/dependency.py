@@ -12,12 +12,12 @@ def dependent(jaxpr: Jaxpr, given: Sequence[bool]) -> list[bool]:
 
     Calls, branches and scans are analysed; for other equations, every output depends on all inputs.
     """
-    found = {v for v, g in zip(jaxpr.invars, given, strict=True) if g}
+    reached = {v for v, g in zip(jaxpr.invars, given, strict=True) if g}
     for e in jaxpr.eqns:
-        ins = [type(i) is Var and i in found for i in e.ins]
+        ins = [type(i) is Var and i in reached for i in e.ins]
         if any(ins):
-            found.update(o for o, d in zip(e.outs, _outputs(e, ins), strict=True) if d)
-    return [type(o) is Var and o in found for o in jaxpr.outs]
+            reached.update(o for o, d in zip(e.outs, _outputs(e, ins), strict=True) if d)
+    return [type(o) is Var and o in reached for o in jaxpr.outs]
 
 
 def _outputs(e: Eqn, ins: list[bool]) -> list[bool]:
@@ -29,8 +29,8 @@ def _outputs(e: Eqn, ins: list[bool]) -> list[bool]:
 
 def of_branches(ins: list[bool], *, branches: Sequence[Jaxpr]) -> list[bool]:
     """The rule of a cond or switch, whose first operand chooses the branch."""
-    found = [any(d) for d in zip(*[dependent(b, ins[1:]) for b in branches])]
-    return [True] * len(found) if ins[0] else found
+    outs = [any(d) for d in zip(*[dependent(b, ins[1:]) for b in branches])]
+    return [True] * len(outs) if ins[0] else outs
 
 
 def of_loop(ins: list[bool], *, jaxpr: Jaxpr, consts: int, carry: int, **_: object) -> list[bool]:

@@ -165,9 +165,9 @@ def live_arrays(platform: str | None = None) -> list[ArrayImpl]:
     >>> any(y is x for y in gf.live_arrays("cpu"))
     True
     """
-    kind = {"gpu": "cuda"}.get(platform or "", platform)
+    wanted = {"gpu": "cuda"}.get(platform or "", platform)
     return [
         x
         for x in gc.get_objects()
-        if type(x) is ArrayImpl and not x.is_deleted() and kind in (None, x.device.kind)
+        if type(x) is ArrayImpl and not x.is_deleted() and wanted in (None, x.device.kind)
     ]

@@ -61,7 +61,7 @@ class StageTracer(Tracer):
     def arguments(self) -> list[str]:
         """The arguments of the traced function that this value depends on."""
         made_by = {o: e for e in self.owner.eqns for o in e.outs}
-        found, todo, seen = set(), [self.variable], set()
+        reached, todo, seen = set(), [self.variable], set()
         while todo:
             v = todo.pop()
             if v in seen:
@@ -70,11 +70,11 @@ class StageTracer(Tracer):
             if v in made_by:
                 todo.extend(i for i in made_by[v].ins if type(i) is Var)
             else:
-                found.add(v)
+                reached.add(v)
         return [
             self.owner.labels[i] if i < len(self.owner.labels) else f"argument {i}"
             for i, v in enumerate(self.owner.invars)
-            if v in found
+            if v in reached
         ]
 
 
@@ -93,9 +93,9 @@ class StageTrace(Trace):
         self.captured: list[tuple[Var, Any]] = []  # keeps values alive, whose ids are keys below
         self.vars_of: dict[int, Var] = {}
 
-    def argument(self, kind: Aval, weak: bool = False) -> StageTracer:
+    def argument(self, aval: Aval, weak: bool = False) -> StageTracer:
         """A new input."""
-        v = Var(kind)
+        v = Var(aval)
         self.invars.append(v)
         return StageTracer(self, v, None, weak)
 
@@ -105,10 +105,10 @@ class StageTrace(Trace):
             return x.variable
         if type(x) in SCALARS:
             return x
-        found = self.vars_of.get(id(x))
-        if found is None:
-            found = self.vars_of[id(x)] = self._capture(x)
-        return found
+        var = self.vars_of.get(id(x))
+        if var is None:
+            var = self.vars_of[id(x)] = self._capture(x)
+        return var
 
     def _capture(self, x: Any) -> Var:
         if isinstance(x, Tracer):
