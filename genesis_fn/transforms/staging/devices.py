@@ -84,11 +84,11 @@ def device_put(
     """
     leaves, treedef = tree.flatten(x)
     if device is None or isinstance(device, (Device, str)):
-        targets: Sequence[Any] = [place(device)] * len(leaves)
+        places: Sequence[Any] = [place(device)] * len(leaves)
     else:
-        targets = [place(d) for d in tree.broadcast_prefix(device, x)]
+        places = [place(d) for d in tree.broadcast_prefix(device, x)]
     with transfer_guard.asked_for():
-        return tree.unflatten(treedef, [_put(v, d, donate) for v, d in zip(leaves, targets)])
+        return tree.unflatten(treedef, [_put(v, p, donate) for v, p in zip(leaves, places)])
 
 
 def _put(x: Any, where: Device | None, donate: Any) -> Any:
