@@ -1,7 +1,8 @@
-"""What can be done to a function or a program, and the higher-order primitives that hold
-programs.
+"""Transforms of functions and programs, and the higher-order primitives that contain programs.
 
-The package exports what users may call; the rest is the library's own.
+`staging` records functions as programs, `autodiff` differentiates them, `batching` is vmap,
+`jitting` compiles; then control flow, functions with rules of their own, precision and debugging.
+The names exported here are for users; the rest is internal.
 """
 
 from genesis_fn.transforms.autodiff.checkpointing import (

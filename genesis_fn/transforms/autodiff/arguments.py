@@ -79,20 +79,20 @@ def differentiable_leaves(
     }.get(what, "keep it out")
     mask = [differentiable(x) for x in leaves]
     for i, (x, m) in enumerate(zip(leaves, mask)):
-        kind = typeof(x)
+        aval = typeof(x)
         if not m and nonfloat == "raise":
             raise TypeError(
-                f"{what} needs floating-point inputs, but {label(i)} is {kind}\n"
+                f"{what} needs floating-point inputs, but {label(i)} is {aval}\n"
                 f"  at {where().describe()}\n  {remedy} of the differentiated arguments"
             )
-        if m and holomorphic and not dtypes.is_complex(kind.dtype):
+        if m and holomorphic and not dtypes.is_complex(aval.dtype):
             raise TypeError(
-                f"{what} with holomorphic=True needs complex inputs, but {label(i)} is {kind}\n"
+                f"{what} with holomorphic=True needs complex inputs, but {label(i)} is {aval}\n"
                 f"  at {where().describe()}\n  make it complex, as by .astype('complex64')"
             )
-        if m and what == "jacfwd" and dtypes.is_complex(kind.dtype) and not holomorphic:
+        if m and what == "jacfwd" and dtypes.is_complex(aval.dtype) and not holomorphic:
             raise TypeError(
-                f"jacfwd of a complex input needs holomorphic=True; {label(i)} is {kind}\n"
+                f"jacfwd of a complex input needs holomorphic=True; {label(i)} is {aval}\n"
                 f"  at {where().describe()}\n"
                 "  use jacrev, or differentiate its real and imaginary parts"
             )

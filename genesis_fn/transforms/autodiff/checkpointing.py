@@ -1,8 +1,8 @@
-"""checkpoint: save little on the way forward, recompute on the way back.
+"""checkpoint: save little in the forward pass, recompute in the backward pass.
 
-The forward pass runs the program and keeps its inputs and what the policy names. The backward pass
-linearizes the program again with those values put in place, so that what they make is not computed
-a second time; forward mode differentiates the program as it stands.
+The forward pass runs the program and saves its inputs and what the policy selects. The backward
+pass linearizes the program again, with the saved values substituted, so that what leads to them
+alone is not computed a second time. Forward mode differentiates the program as it is.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ Tree = TypeVar("Tree")
 
 @memoized
 def _forward(jaxpr: Jaxpr, policy: Callable[..., Any] | None) -> tuple[Jaxpr, tuple[Var, ...]]:
-    """(program that also returns the values the policy saves, those variables)."""
+    """(program that also returns the values that the policy saves, their variables)."""
     program = _ruled(jaxpr)
     if policy is None:
         return program, ()
@@ -65,8 +65,8 @@ def _forward(jaxpr: Jaxpr, policy: Callable[..., Any] | None) -> tuple[Jaxpr, tu
 
 @memoized
 def _ruled(jaxpr: Jaxpr) -> Jaxpr:
-    """The program with the forward rule of each `custom_vjp` in place of its function: what reverse
-    mode runs, and what is differentiated further."""
+    """The program with each `custom_vjp` replaced by its forward rule, as reverse mode runs it. A
+    second derivative differentiates the forward rule, not the function."""
     eqns = []
     for e in jaxpr.eqns:
         if e.prim is custom_call_p and e.params["call"].reverse:
@@ -84,12 +84,12 @@ def _ruled(jaxpr: Jaxpr) -> Jaxpr:
 
 
 def _primal(call: CustomCall, *xs: Any) -> list[Any]:
-    """The outputs by the forward rule."""
+    """The outputs of a custom function, computed by its forward rule."""
     return call.fwd((False,) * len(xs), xs)[0]
 
 
 def _mapped(f: Callable[..., Any], value: Any) -> Any:
-    """A parameter with `f` applied to the programs in it."""
+    """A parameter of an equation with `f` applied to each program in it."""
     if type(value) is Jaxpr:
         return f(value)
     if type(value) is tuple and any(type(v) is Jaxpr for v in value):
@@ -100,12 +100,13 @@ def _mapped(f: Callable[..., Any], value: Any) -> Any:
 @memoized
 def _backward(jaxpr: Jaxpr, saved: tuple[Var, ...], nonzero: tuple[bool, ...]) -> Jaxpr:
     """[inputs, saved values, output cotangents] -> cotangents of the nonzero inputs."""
-    count, given = len(jaxpr.invars), set(saved)
-    # Effects happened on the way forward; they must not happen again.
+    count, is_saved = len(jaxpr.invars), set(saved)
+    # Effects happened in the forward pass; the recomputation must not repeat them.
     eqns = [e for e in dead_code(_pure(jaxpr.eqns), jaxpr.outs)[0]]
 
     def f(*args: Any) -> list[Any]:
-        # The barrier keeps the recomputation from being merged with the first computation.
+        # The barrier keeps compilers from merging the recomputation with the first computation,
+        # whose intermediate values would stay alive.
         inputs = optimization_barrier(args[:count]) if count else []
         known = dict(zip(saved, args[count : count + len(saved)]))
         cts = args[count + len(saved) :]
@@ -120,7 +121,7 @@ def _backward(jaxpr: Jaxpr, saved: tuple[Var, ...], nonzero: tuple[bool, ...]) -
                 ctx.line = e.where
                 outs = bind(e.prim, *[env[i] if type(i) is Var else i for i in e.ins], **e.params)
                 for o, x in zip(e.outs, outs if e.prim.multi else (outs,)):
-                    if o in given:
+                    if o in is_saved:  # the saved primal; the recomputed one is dead code then
                         t = trace.split(x)[1]
                         x = known[o] if t is None else LinearizeTracer(trace, known[o], t)
                     env[o] = x
@@ -141,7 +142,7 @@ def _backward(jaxpr: Jaxpr, saved: tuple[Var, ...], nonzero: tuple[bool, ...]) -
 
 
 def _pure(eqns: Sequence[Eqn]) -> list[Eqn]:
-    """The equations without those that act on the world and return nothing, at any depth."""
+    """The equations without those that only have an effect, at any depth."""
     return [
         e.replace(params={k: _mapped(without_effects, v) for k, v in e.params.items()})
         if any(j.effect for j in e_jaxprs(e))
@@ -158,8 +159,8 @@ def without_effects(jaxpr: Jaxpr) -> Jaxpr:
 
 
 def _forward_mode(jaxpr: Jaxpr, saved: tuple[Var, ...], nonzero: tuple[bool, ...]) -> Jaxpr | None:
-    """[inputs, saved values, nonzero tangents] -> output tangents; None of a program with a rule
-    that has no forward mode, whose reverse mode does not need this one."""
+    """[inputs, saved values, nonzero tangents] -> output tangents; None for a program with a rule
+    that has no forward mode, since reverse mode works without."""
     try:
         return push_program(without_effects(jaxpr), tuple([v.aval for v in saved]), nonzero)
     except errors.NotDifferentiableError:
@@ -171,9 +172,10 @@ def _linearize(
 ) -> Any:
     jaxpr, mask, count = inlined(jaxpr), tuple(nonzero), len(jaxpr.outs)
     program, saved = _forward(jaxpr, policy)
+    # A checkpoint again, so that a derivative of the derivative recomputes too.
     outs = bind(checkpoint_p, *xs, jaxpr=program, policy=policy)
     primals, kept = outs[:count], outs[count:]
-    kinds = tuple([typeof(o) for o in primals])
+    out_avals = tuple([typeof(o) for o in primals])
 
     def apply(*ts: Any) -> list[Any]:
         return linear_call(
@@ -181,7 +183,7 @@ def _linearize(
             [t for t in ts if t is not None],
             forward=_forward_mode(jaxpr, saved, mask),
             backward=_backward(jaxpr, saved, mask),
-            out_avals=kinds,
+            out_avals=out_avals,
             name=jaxpr.name,
         )
 
@@ -275,9 +277,10 @@ def checkpoint(
 
     @boundary(fun)
     def checkpointed(*args: Any, **kwargs: Any) -> Any:
-        if ctx.trace is None:
+        if ctx.trace is None:  # not differentiated: nothing would be saved
             return fun(*as_taken(args), **as_taken(kwargs))
-        # What is no array stays as it is: nothing of this call is kept for another.
+        # Leaves that are no arrays may stay Python values: a call is traced anew each time, so they
+        # need not be keys of anything.
         args = tuple(
             [
                 Static(a) if i in static or (not is_value(a) and tree.structure(a).is_leaf()) else a
@@ -292,6 +295,7 @@ def checkpoint(
         jaxpr, captured = stage(
             flat, [typeof(x) for x in leaves], name=name_of(fun), weak=weak, labels=labels()
         )
+        # Captured values are operands, so that they get their gradients.
         outs = user_call(checkpoint_p, *captured, *leaves, jaxpr=jaxpr, policy=policy)
         return flat.called(outs)
 
@@ -378,7 +382,8 @@ class checkpoint_policies:
 
 
 class _Policy(tuple[Any, ...]):
-    """A policy made of hashable parts: equal policies share programs."""
+    """A policy that compares by its arguments: equal policies share programs, which are memoized by
+    policy."""
 
     def __new__(cls, *parts: Any):
         return super().__new__(cls, parts)

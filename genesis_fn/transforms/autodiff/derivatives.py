@@ -1,4 +1,8 @@
-"""Derivatives of functions of pytrees: grad, vjp, jvp, linearize, Jacobians, Hessians."""
+"""Derivatives of functions of pytrees: grad, vjp, jvp, linearize, linear_transpose.
+
+Each flattens the arguments, calls `linearize_flat` or `jvp_flat` on the flat function, and puts the
+results into pytrees again.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +46,7 @@ Aux = TypeVar("Aux")
 
 
 class safe_zeros:
-    """`with safe_zeros(on):` derivatives made inside treat 0 * inf as 0."""
+    """`with safe_zeros(on):` derivatives taken within the block treat 0 * inf as 0."""
 
     __slots__ = ("on", "before")
 
@@ -121,7 +125,7 @@ def value_and_grad(
             called = CallSite("grad", name_of(fun), leaves, labels)
             outs, nonzero, jaxpr, residuals = linearize_flat(flat, leaves, mask, called)
             value = _scalar_loss(outs, flat, fun, holomorphic)
-            if nonzero[0]:
+            if nonzero[0]:  # else the loss does not depend on the arguments: all gradients are zero
                 with default_device_of(leaves):
                     grads = _pull(jaxpr, residuals, [full((), 1, typeof(value).dtype)], nonzero)
             else:
@@ -165,15 +169,15 @@ def _scalar_loss(
             "  for (loss, extras) pass has_aux=True"
         )
     value = outs[0]
-    kind = typeof(value)
-    allowed = dtypes.is_complex(kind.dtype) if holomorphic else dtypes.is_float(kind.dtype)
-    if kind.shape != () or not allowed:
+    result = typeof(value)
+    allowed = dtypes.is_complex(result.dtype) if holomorphic else dtypes.is_float(result.dtype)
+    if result.shape != () or not allowed:
         wanted = "complex scalar (holomorphic=True)" if holomorphic else "real floating scalar"
         remedy = "reduce it, for example by .sum() or .mean(), or use jacrev or vjp"
-        if kind.shape == () and dtypes.is_complex(kind.dtype):
+        if result.shape == () and dtypes.is_complex(result.dtype):
             remedy = "take its .real or abs; pass holomorphic=True if it is holomorphic"
         raise TypeError(
-            f"grad needs {name_of(fun)} to return a {wanted}, it returned {kind}\n"
+            f"grad needs {name_of(fun)} to return a {wanted}, it returned {result}\n"
             f"  at {where().describe()}\n  {remedy}"
         )
     return value
@@ -252,9 +256,10 @@ def grad(
 
 
 class LinearMap:
-    """A linear function that was recorded at a point; a pytree, so it may cross `jit`.
+    """The derivative of a function at a point, recorded as a linear program with its residuals.
 
-    Called with cotangents it is a vjp; `forward` maps tangents.
+    It is a pytree of the residuals, so that `jit` may take and return it. `push` maps tangents,
+    `pull` cotangents. `static` is (program, nonzero outputs, differentiable inputs, ...).
     """
 
     __slots__ = ("residuals", "static")
@@ -263,21 +268,21 @@ class LinearMap:
         self.residuals, self.static = residuals, static
 
     def pull(self, cts: Sequence[Any]) -> list[Any]:
-        """Cotangents of the outputs to those of the inputs, both flat; None is zero."""
+        """Map cotangents of the outputs to those of the inputs, both flat; None is zero."""
         jaxpr, nonzero, mask = self.static[:3]
         with default_device_of([*cts, *self.residuals]):
             return filled(mask, _pull(jaxpr, self.residuals, cts, nonzero))
 
     def push(self, tangents: Sequence[Any]) -> list[Any]:
-        """Tangents of the inputs to those of the outputs, both flat; None is zero."""
+        """Map tangents of the inputs to those of the outputs, both flat; None is zero."""
         jaxpr, nonzero, mask = self.static[:3]
-        given = [
+        dense = [
             instantiate(t, v.aval)
             for t, v in zip(
                 [t for t, m in zip(tangents, mask) if m], jaxpr.invars[len(self.residuals) :]
             )
         ]
-        return filled(nonzero, evaluate(jaxpr, *self.residuals, *given))
+        return filled(nonzero, evaluate(jaxpr, *self.residuals, *dense))
 
 
 class VJP(LinearMap):
@@ -319,7 +324,7 @@ def _matching(
     value: Any, treedef: tree.PyTreeDef, avals: Sequence[Aval], what: str, other: str
 ) -> list[Any]:
     """The leaves of `value`, which must have this structure and these avals. None stands for zero
-    in place of a leaf or a subtree, and is the empty subtree where the structure has one."""
+    instead of a leaf or a subtree, and for itself where the structure has None."""
     try:
         leaves = tree.leaves_or_none(value, treedef)
     except errors.TreeError:
@@ -330,36 +335,36 @@ def _matching(
     return [_fitting(x, a, f"{what}, leaf {i}") for i, (x, a) in enumerate(zip(leaves, avals))]
 
 
-def _fitting(x: Any, kind: Aval, what: str) -> Any:
+def _fitting(x: Any, expected: Aval, what: str) -> Any:
     """A tangent or cotangent as an array of this aval; None where it is zero, as it is for values
     of integer dtypes (JAX writes it with dtype float0)."""
     if x is None:
         return None
-    nothing = getattr(x, "dtype", None) == dtypes.FLOAT0
-    if not nothing:
-        x = as_array(x, kind.dtype if _is_meant_as(x, kind.dtype) else None)
-    if x.shape != kind.shape:
+    float0 = getattr(x, "dtype", None) == dtypes.FLOAT0
+    if not float0:
+        x = as_array(x, expected.dtype if _is_meant_as(x, expected.dtype) else None)
+    if x.shape != expected.shape:
         raise errors.ShapeError(
-            f"{what}: {list(x.shape) if nothing else typeof(x)} does not fit {kind}\n"
+            f"{what}: {list(x.shape) if float0 else typeof(x)} does not fit {expected}\n"
             f"  at {where().describe()}"
         )
-    if dtypes.is_key(kind.dtype) and not nothing:
+    if dtypes.is_key(expected.dtype) and not float0:
         raise errors.DTypeError(
-            f"{what}: random keys, {kind}, have no derivative, got {typeof(x)}\n"
+            f"{what}: random keys, {expected}, have no derivative, got {typeof(x)}\n"
             f"  at {where().describe()}\n  pass None, or zeros of dtype float0"
         )
-    if not dtypes.is_inexact(kind.dtype):
+    if not dtypes.is_inexact(expected.dtype):
         return None
-    if nothing or typeof(x).dtype != kind.dtype:
+    if float0 or typeof(x).dtype != expected.dtype:
         raise errors.DTypeError(
-            f"{what}: {'float0' if nothing else typeof(x)} must have the dtype of {kind}\n"
+            f"{what}: {'float0' if float0 else typeof(x)} must have the dtype of {expected}\n"
             f"  at {where().describe()}"
         )
     return x
 
 
 def _is_meant_as(x: Any, kind: dtypes.DType) -> bool:
-    """Whether a number or ndarray has this dtype, or has no dtype but is of its kind."""
+    """Whether an ndarray has this dtype, or a Python number is of its kind (float, complex)."""
     if isinstance(x, (np.ndarray, np.generic)):
         return x.dtype == kind
     return (type(x) is float and dtypes.is_float(kind)) or (
@@ -370,8 +375,7 @@ def _is_meant_as(x: Any, kind: dtypes.DType) -> bool:
 def _at(
     what: str, fun: Callable[..., Any], primals: tuple[Any, ...], has_aux: bool
 ) -> tuple[FlatFunction, list[Any], CallSite]:
-    """(flat function, leaves of the primals, how messages tell of them) of a call of a derivative
-    at a point."""
+    """(flat function, leaves of the primals, call site for messages) of a derivative at a point."""
     labels = functools.partial(labels_of, fun, primals)
     leaves, in_tree, _ = flatten_arrays(primals, "a primal: ", labels)
     flat = FlatFunction(fun, in_tree, has_aux=has_aux)
@@ -381,10 +385,11 @@ def _at(
 def _linearized(
     what: str, kind: type, fun: Callable[..., Any], primals: tuple[Any, ...], has_aux: bool
 ) -> Any:
-    """(outputs, the linear map at that point as a `kind` of it), and aux if there is any."""
+    """(outputs, the linear map at that point, of class `kind`), and aux if there is any."""
     flat, leaves, called = _at(what, fun, primals, has_aux)
     mask = tuple([differentiable(x) for x in leaves])
     outs, nonzero, jaxpr, residuals = linearize_flat(flat, leaves, mask, called)
+    # Leaves of aux follow the outputs; their tangents are not part of the map.
     nonzero = tuple(nonzero[: flat.out_count])
     jaxpr = Jaxpr(jaxpr.invars, jaxpr.eqns, jaxpr.outs[: sum(nonzero)], (), jaxpr.name)
     static = (
@@ -549,8 +554,9 @@ def linear_transpose(
         back = LinearMap(residuals, (jaxpr, nonzero[: len(outs)], mask)).pull(cts)
         return [instantiate(c, a) for c, a in zip(back, avals, strict=True)]
 
-    kinds = [*avals, *out_avals]
-    program, captured = stage(pull, kinds, name=name_of(fun))
+    # Stage the derivative with the point as an input: a linear function's does not depend on it.
+    in_avals = [*avals, *out_avals]
+    program, captured = stage(pull, in_avals, name=name_of(fun))
     first, rest = [False] * len(captured), [False] * len(out_avals)
     for i, path in enumerate(tree.paths(primals)):
         if any(dependent(program, [*first, *(k == i for k in range(len(avals))), *rest])):
@@ -563,8 +569,8 @@ def linear_transpose(
     def transposed(ct: PyTree) -> tuple[PyTree, ...]:
         cts = _matching(ct, flat.out_tree, out_avals, "the cotangent", "the output")
         with default_device_of([*captured, *cts]):
-            given = [instantiate(c, a) for c, a in zip([None] * len(avals) + cts, kinds)]
-            return tree.unflatten(in_tree, evaluate(program, *captured, *given))
+            dense = [instantiate(c, a) for c, a in zip([None] * len(avals) + cts, in_avals)]
+            return tree.unflatten(in_tree, evaluate(program, *captured, *dense))
 
     return transposed
 

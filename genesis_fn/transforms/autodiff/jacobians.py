@@ -32,28 +32,28 @@ Aux = TypeVar("Aux")
 def _check_outputs(
     outs: Sequence[Any], fun: Callable[..., Any], holomorphic: bool, what: str
 ) -> None:
-    """Raises TypeError for an output that a Jacobian has no meaning for."""
-    for i, kind in enumerate(map(typeof, outs)):
-        if holomorphic and not dtypes.is_complex(kind.dtype):
+    """Raise TypeError for an output whose Jacobian is not defined."""
+    for i, aval in enumerate(map(typeof, outs)):
+        if holomorphic and not dtypes.is_complex(aval.dtype):
             wanted, remedy = "complex outputs (holomorphic=True)", "leave holomorphic=True out"
-        elif what == "jacrev" and not holomorphic and not dtypes.is_float(kind.dtype):
+        elif what == "jacrev" and not holomorphic and not dtypes.is_float(aval.dtype):
             wanted, remedy = "real floating outputs", "use vjp for others"
-            if dtypes.is_complex(kind.dtype):
+            if dtypes.is_complex(aval.dtype):
                 remedy = "pass holomorphic=True for a holomorphic function, use vjp for others"
         else:
             continue
         raise TypeError(
-            f"{what} needs {name_of(fun)} to return {wanted}, leaf {i} of its output is {kind}\n"
+            f"{what} needs {name_of(fun)} to return {wanted}, leaf {i} of its output is {aval}\n"
             f"  at {where().describe()}\n  {remedy}"
         )
 
 
-def _basis(kind: Aval, offset: int, count: int) -> Any:
+def _basis(aval: Aval, offset: int, count: int) -> Any:
     """[count, *shape]: rows `offset` ... of the identity over all elements, reshaped to this
     leaf."""
-    rows = iota(dtypes.I32, (count, kind.size), 0)
-    columns = ops.add(iota(dtypes.I32, (count, kind.size), 1), offset)
-    return reshape(ops.convert(ops.eq(rows, columns), kind.dtype), (count, *kind.shape))
+    rows = iota(dtypes.I32, (count, aval.size), 0)
+    columns = ops.add(iota(dtypes.I32, (count, aval.size), 1), offset)
+    return reshape(ops.convert(ops.eq(rows, columns), aval.dtype), (count, *aval.shape))
 
 
 def _bases(avals: Sequence[Aval]) -> list[Any]:
@@ -137,6 +137,7 @@ def jacfwd(
         labels = lambda: argument_labels(fun, args, chosen)
         called = CallSite("jacfwd", name_of(fun), leaves, labels)
 
+        # Aux does not depend on the tangent: out_axes=None takes it out of the batch.
         def column(*tangents: Any) -> tuple[list[Any], list[Any]]:
             outs, ts = jvp_flat(flat, leaves, tangents, called)
             kept.append(outs)

@@ -1,9 +1,9 @@
 """Derivatives: one linearize rule per primitive serves forward and reverse mode.
 
-A `LinearizeTrace` runs primal values under its parent and tangents under its *tape*. With the
-parent itself as tape that is forward mode; with a fresh `StageTrace` the tangents become a linear
-program, which `transpose.py` runs backwards. There is no partial evaluation. `None` is a zero
-tangent.
+A `LinearizeTrace` runs primal values under its parent and tangents under its *tape*. If the tape is
+the parent, that is forward mode; if it is a new `StageTrace`, the tangents become a linear program,
+which `transpose.py` runs backwards. So reverse mode needs no partial evaluation of a joint program.
+A tangent of `None` is zero: operations on it are never made.
 """
 
 from __future__ import annotations
@@ -84,8 +84,8 @@ class separate_tangents:
 
 
 class SplitTrace(Trace):
-    """Runs what touches a tangent on `tape` and the rest under `parent`: how a rule that computes
-    values and tangents together is linearized."""
+    """Runs operations that depend on a tangent on `tape` and all others under `parent`: linearizes
+    a jvp rule, which computes values and tangents together."""
 
     __slots__ = ("parent", "tape")
 
@@ -98,14 +98,16 @@ class SplitTrace(Trace):
         return type(x) is StageTracer and x.owner is self.tape
 
     def process(self, prim: Primitive, args: tuple[Any, ...], params: dict[str, Any]) -> Any:
-        late = any(map(self.holds, args))
-        if late and prim.stage is not None and params["call"].linear is None:
+        tangential = any(map(self.holds, args))
+        # Calls that compute both are split too: on the tape as a whole, their primal outputs would
+        # count as tangents.
+        if tangential and prim.stage is not None and params["call"].linear is None:
             return prim.inline(*args, **params)  # pyright: ignore[reportOptionalCall]
-        if late and prim.plain:
+        if tangential and prim.plain:
             program = params["jaxpr"]
             if not all(dependent(program, list(map(self.holds, args)))):
-                return evaluate(program, *args)  # it computes both
-        ctx.trace = self.tape if late else self.parent
+                return evaluate(program, *args)
+        ctx.trace = self.tape if tangential else self.parent
         try:
             return bind(prim, *args, **params)
         finally:
@@ -126,8 +128,9 @@ class LinearizeTrace(Trace):
     ) -> None:
         super().__init__(name or "a derivative", called)
         self.parent, self.tape = parent, tape
+        # A derivative taken inside of a rule that is being split: its tangents must split as well.
         self.rule = parent if tape is parent and type(parent) is SplitTrace else None
-        self.calling = ""  # the function with rules of its own that runs now
+        self.calling = ""  # name of the custom function that runs now
 
     def split(self, x: Any) -> tuple[Any, Any]:
         """(primal, tangent or None) of a value."""
@@ -148,26 +151,30 @@ class LinearizeTrace(Trace):
         linearize, before = prim.linearize, self.calling
         if prim.stage is not None:  # a custom call
             call = params["call"]
-            if nonzero and call.linear is not None:  # not so in its residuals
+            if nonzero and call.linear is not None:
+                # Linear in its tangents, not in its residuals: differentiate its operations.
                 return prim.inline(*args, **params)  # pyright: ignore[reportOptionalCall]
             linearize = linearize if call.reverse else None
-            # It runs below this trace, whose tracers mean nothing there.
+            # Its rules run on primals, below this trace. A tracer of this trace met there was
+            # closed over, and its tangent would be lost: `leaked` reports it while `calling` is
+            # set.
             self.alive, self.calling = False, call.name
         ctx.trace = self.parent
         try:
             if not nonzero:
                 return bind(prim, *primals, **params)
             if prim.jvp is not None and self.tape is self.parent:
-                # In a rule that is split, now or once it is recorded, values and tangents part.
+                # Forward mode. In a rule that is split, now or when its program is, the value and
+                # the tangent must come from separate operations.
                 if self.rule is not None:
                     apart = any(map(self.rule.holds, tangents))
                 else:
                     apart = ctx.apart and prim.stage is None
-                parts = self._parts(linearize, primals, tangents, params) if apart else None
-                if parts is None:
-                    parts = prim.jvp(primals, tangents, **params)
-                return self._wrap(prim, *parts)
-            if prim.jvp is not None and linearize is None:
+                pair = self._separately(linearize, primals, tangents, params) if apart else None
+                if pair is None:
+                    pair = prim.jvp(primals, tangents, **params)
+                return self._wrap(prim, *pair)
+            if prim.jvp is not None and linearize is None:  # reverse mode of a custom_jvp
                 out, t = self._split(prim, primals, tangents, params)
                 return self._wrap(prim, out, t)
             if linearize is None:
@@ -185,15 +192,15 @@ class LinearizeTrace(Trace):
                 self.alive = not before
         return self._wrap(prim, out, t)
 
-    def _parts(
+    def _separately(
         self,
         linearize: Callable[..., Any] | None,
         primals: list[Any],
         tangents: list[Any],
         params: dict[str, Any],
     ) -> tuple[Any, Any] | None:
-        """(value, tangent), each computed by itself. None where that cannot be: of a while loop,
-        whose derivative may still be one of the rule's values."""
+        """(value, tangent), computed by separate operations; None where that is impossible, as for
+        a while loop, whose derivative may still be one of the rule's values."""
         if linearize is None:
             return None
         try:
@@ -205,7 +212,7 @@ class LinearizeTrace(Trace):
     def _split(
         self, prim: Primitive, primals: list[Any], tangents: list[Any], params: dict[str, Any]
     ) -> tuple[list[Any], list[Any]]:
-        """What the forward-mode rule returns, its operations on tangents done on the tape."""
+        """The result of the forward-mode rule, with its operations on tangents on the tape."""
         ctx.trace = split = SplitTrace(self.parent, self.tape)  # pyright: ignore[reportArgumentType]
         with separate_tangents():
             out, t = prim.jvp(primals, tangents, **params)  # pyright: ignore[reportOptionalCall]
@@ -220,7 +227,7 @@ class LinearizeTrace(Trace):
         return not (self.alive or self.calling or ctx.backward)
 
     def leaked(self, tracer: Tracer) -> Exception:
-        """As of any trace; or its value is closed over by a function whose rule runs now."""
+        """The error for a leaked tracer, or for one that the rule that runs now closes over."""
         if not self.calling and not ctx.backward:
             return super().leaked(tracer)
         return errors.NotDifferentiableError(
@@ -241,7 +248,7 @@ def jvp_flat(
     tangents: Sequence[Any],
     called: CallSite | None = None,
 ) -> tuple[list[Any], list[Any]]:
-    """(outputs, their tangents or None) of a flat function; a None tangent is zero."""
+    """Forward mode: (outputs, their tangents) of a flat function; a None tangent is zero."""
     parent = ctx.trace
     trace = LinearizeTrace(parent, parent, called=called)
     try:
@@ -264,7 +271,8 @@ def linearize_flat(
     nonzero: Sequence[bool],
     called: CallSite | None = None,
 ) -> tuple[list[Any], list[bool], Jaxpr, list[Any]]:
-    """(outputs, which have a tangent, linear program, residuals) of a flat function at a point.
+    """(outputs, which of them have a tangent, linear program, residuals) of a flat function at a
+    point.
 
     The program maps [residuals, tangents of the `nonzero` inputs] to the nonzero output tangents.
     """
@@ -330,7 +338,7 @@ def jvp_jaxpr(
     """(program, nonzero outputs): [inputs, nonzero tangents] -> [outputs, nonzero output
     tangents]."""
     count = len(jaxpr.invars)
-    found: list[tuple[bool, ...]] = []
+    out_nonzero: list[tuple[bool, ...]] = []  # known while tracing
 
     def f(*args: Any) -> list[Any]:
         primals, tangents = args[:count], filled(nonzero, args[count:])
@@ -339,9 +347,9 @@ def jvp_jaxpr(
             zeros(typeof(o)) if t is None and i else t
             for o, t, i in zip(outs, out_tangents, instantiate, strict=True)
         ]
-        found.append(tuple(t is not None for t in out_tangents))
+        out_nonzero.append(tuple(t is not None for t in out_tangents))
         return [*outs, *(t for t in out_tangents if t is not None)]
 
     avals = [*jaxpr.in_avals, *(a for a, n in zip(jaxpr.in_avals, nonzero) if n)]
     program = stage_closed(f, avals, jaxpr.name)
-    return program, found[-1]
+    return program, out_nonzero[-1]

@@ -14,10 +14,11 @@ from genesis_fn.transforms.staging.stage import stage_closed
 
 
 def transpose_flat(jaxpr: Jaxpr, operands: Sequence[Any], cts: Sequence[Any]) -> list[Any]:
-    """The cotangents of a program's inputs: `operands` holds a `LinearOperand` for each input whose
-    cotangent is asked for, and the values of the others (their entry in the result is None).
+    """The cotangents of a program's linear inputs, from those of its outputs; None is zero.
 
-    Equations that depend on no linear input are the recomputation that linearize rules asked for.
+    `operands` holds a `LinearOperand` for each linear input and the values of the others, whose
+    entry in the result is None. Equations that depend on no linear input are run as they are: they
+    recompute values that linearize rules did not save.
     """
     before, line = ctx.backward, ctx.line
     ctx.backward = True
@@ -35,7 +36,7 @@ def _transpose(jaxpr: Jaxpr, operands: Sequence[Any], cts: Sequence[Any]) -> lis
             linear.add(v)
         else:
             env[v] = x
-    todo = []
+    backwards = []
     for e in jaxpr.eqns:
         if linear.isdisjoint(e.ins):
             ctx.line = e.where
@@ -43,14 +44,16 @@ def _transpose(jaxpr: Jaxpr, operands: Sequence[Any], cts: Sequence[Any]) -> lis
             env.update(zip(e.outs, outs if e.prim.multi else (outs,)))
         else:
             linear.update(e.outs)
-            todo.append(e)
+            backwards.append(e)
+    # All cotangents of a variable are collected and added in one n-ary sum, which is rounded once:
+    # when its equation is reached, all its uses are behind.
     pending: dict[Var, list[Any]] = {}
     for o, ct in zip(jaxpr.outs, cts, strict=True):
         if ct is not None and o in linear:
             pending.setdefault(o, []).append(ct)
-    for e in reversed(todo):
+    for e in reversed(backwards):
         received = [pending.pop(o, None) for o in e.outs]
-        if not any(received):
+        if not any(received):  # no output matters: the equation is skipped, not run on zeros
             continue
         ctx.line = e.where
         sums = [None if r is None else total(r) for r in received]
@@ -87,6 +90,6 @@ def transpose_jaxpr(jaxpr: Jaxpr, linear: tuple[bool, ...], nonzero: tuple[bool,
         back = transpose_flat(jaxpr, operands, cts)
         return [instantiate(ct, a) for ct, a, n in zip(back, avals, linear) if n]
 
-    given = [a for a, n in zip(avals, linear) if not n]
-    given += [a for a, n in zip(jaxpr.out_avals, nonzero, strict=True) if n]
-    return stage_closed(f, given, jaxpr.name)
+    in_avals = [a for a, n in zip(avals, linear) if not n]
+    in_avals += [a for a, n in zip(jaxpr.out_avals, nonzero, strict=True) if n]
+    return stage_closed(f, in_avals, jaxpr.name)

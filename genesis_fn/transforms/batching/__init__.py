@@ -1,1 +1,5 @@
-"""vmap, named axes, and checks in lanes that may not be active."""
+"""vmap: batching traces, named axes and collectives, checks under a batched condition.
+
+In reading order: `batch` (the trace), `mapped_axes` (`vmap` itself), `collectives`,
+`predicated_checks`.
+"""

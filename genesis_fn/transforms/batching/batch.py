@@ -80,16 +80,20 @@ class BatchTrace(Trace):
                 dims.append(None)
         ctx.trace = self.parent
         try:
-            if prim.stage is not None:  # a function: what it closes over may be batched too
+            if prim.stage is not None:
+                # A custom function runs even if no operand is batched: it may close over a value
+                # that is.
                 out, d = prim.batch(self, values, dims, **params)  # pyright: ignore[reportOptionalCall]
             elif self.axis_name is not None and self._names(prim, params):
+                # Handled even if no operand is batched: `axis_index` differs between examples, and
+                # a sum over equal values is a product by the size.
                 if prim.collective:
                     out, d = prim.batch(self.batch_size, values, dims, **params)  # pyright: ignore[reportOptionalCall]
                 else:
                     out, d = prim.batch(  # pyright: ignore[reportOptionalCall]
                         self.batch_size, values, dims, **params, axis_name=self.axis_name
                     )
-            elif not batched:
+            elif not batched:  # the same for all examples: computed once, without a batch
                 return bind(prim, *values, **params)
             elif prim.batch is None:
                 raise errors.NotDifferentiableError(
@@ -113,8 +117,9 @@ class BatchTrace(Trace):
 
 
 class resumed:
-    """`with resumed(trace):` its operations run under the trace that was current, and its tracers
-    are good again: a function of it is run by another trace, or after it ended."""
+    """`with resumed(trace):` makes a batch trace current again, for a function of it that another
+    trace runs, or that runs after it ended: its tracers are alive again, and its operations run
+    under the trace that was current."""
 
     __slots__ = ("trace", "before", "axis")
 
@@ -144,6 +149,7 @@ class named_axis:
 
     def __enter__(self) -> None:
         self.before = ctx.axes
+        # An inner axis hides an outer one of the same name.
         ctx.axes = (*(a for a in self.before if a[0] not in dict(self.entry)), *self.entry)
 
     def __exit__(self, *exc: Any) -> None:
@@ -159,8 +165,8 @@ def vmap_flat(
     axis_name: Hashable = None,
     called: CallSite | None = None,
 ) -> list[Any]:
-    """The outputs of `f` mapped over the batch; `out_dims` may compute positions from the
-    outputs."""
+    """The outputs of `f` mapped over the batch. `out_dims` says where the batch goes in them; it
+    may be a function of the outputs."""
     trace = BatchTrace(ctx.trace, size, axis_name, called)
     try:
         with running(trace), named_axis(axis_name, size):
@@ -170,21 +176,21 @@ def vmap_flat(
                     for v, d in zip(values, dims, strict=True)
                 ]
             )
-        places = out_dims(outs) if callable(out_dims) else [out_dims] * len(outs)
+        wanted = out_dims(outs) if callable(out_dims) else [out_dims] * len(outs)
         result = []
-        for o, place in zip(outs, places, strict=True):
+        for o, axis in zip(outs, wanted, strict=True):
             value, dim = trace.split(o)
-            if place is None and dim is not None:
+            if axis is None and dim is not None:
                 raise ValueError(
                     "vmap: out_axes is None for an output that differs between examples, "
                     f"{typeof(o)}\n  at {where().describe()}"
                 )
-            if place is None:
+            if axis is None:
                 result.append(value)
             else:
                 ndim = value.ndim + (dim is None)
-                place = canonical_axis(place, ndim, f"vmap: out_axes of an output {value.aval}")
-                result.append(move_batch(value, dim, place, size))
+                axis = canonical_axis(axis, ndim, f"vmap: out_axes of an output {value.aval}")
+                result.append(move_batch(value, dim, axis, size))
     finally:
         trace.alive = False
     return result
@@ -198,8 +204,9 @@ def batch_jaxpr(
     force: tuple[bool, ...],
     axis_name: Hashable = None,
 ) -> tuple[Jaxpr, tuple[bool, ...]]:
-    """(program over batches at dimension 0, which outputs are batched); `force` makes them so."""
-    found: list[tuple[bool, ...]] = []
+    """(program over batches at dimension 0, which outputs are batched); outputs marked in `force`
+    are broadcast if they are not, as the carry of a loop must be."""
+    out_batched: list[tuple[bool, ...]] = []  # known while tracing
 
     def f(*args: Any) -> list[Any]:
         trace = BatchTrace(ctx.trace, size, axis_name)
@@ -208,19 +215,19 @@ def batch_jaxpr(
                 jaxpr,
                 *[BatchTracer(trace, v, 0) if b else v for v, b in zip(args, batched, strict=True)],
             )
-        result, which = [], []
-        for o, wanted in zip(outs, force, strict=True):
+        result, flags = [], []
+        for o, forced in zip(outs, force, strict=True):
             value, dim = trace.split(o)
-            which.append(dim is not None or wanted)
-            result.append(move_batch(value, dim, 0, size) if which[-1] else value)
-        found.append(tuple(which))
+            flags.append(dim is not None or forced)
+            result.append(move_batch(value, dim, 0, size) if flags[-1] else value)
+        out_batched.append(tuple(flags))
         return result
 
     avals = [aval((size, *a.shape), a.dtype) if b else a for a, b in zip(jaxpr.in_avals, batched)]
     program = stage_closed(f, avals, jaxpr.name)
-    return program, found[-1]
+    return program, out_batched[-1]
 
 
 def at_front(size: int, xs: Sequence[Any], dims: Sequence[int | None]) -> list[Any]:
-    """Batched operands with their batch moved to dimension 0; unbatched ones as they are."""
+    """The operands with their batch moved to dimension 0; unbatched ones unchanged."""
     return [x if d is None else move_batch(x, d, 0, size) for x, d in zip(xs, dims)]

@@ -1,8 +1,8 @@
-"""Collectives: operations over a named axis, which `vmap(..., axis_name=...)` gives its batch.
+"""Collectives: operations over a named axis, the batch axis of `vmap(..., axis_name=...)`.
 
-A collective reaches the trace of its axis by name, whether or not its operand is batched there, and
-becomes an ordinary operation on the batch dimension. To a vmap over another axis it is an operation
-like any other.
+The `BatchTrace` of the axis handles a collective whether or not its operand is batched there, as an
+ordinary operation on the batch dimension. To a vmap over another axis it is an operation like any
+other (`over_other`).
 """
 
 from __future__ import annotations
@@ -66,7 +66,8 @@ def _on_tree(f: Callable[[Any], Any], x: Any) -> Any:
 
 
 def _over_axis(name: str, here: Callable[[int, Any, int | None], Any], **rules: Any) -> Primitive:
-    """A collective of one value whose result has the value's type and is the same everywhere."""
+    """A collective whose result has the type of its operand and is equal for all examples. `here`
+    computes it from (axis size, value, batch dimension or None)."""
     prim = Primitive(name, lambda x, *, axis_name: x, collective=True, **rules)
 
     def batch(
@@ -93,7 +94,7 @@ def _sum_here(size: int, x: Any, d: int | None) -> Any:
 
 psum_p = _over_axis("psum", _sum_here)
 psum_p.linearize = linear_rule(psum_p)
-# The cotangents of every copy of the sum reach every term.
+# Every example's sum depends on every term, so each term gets the sum of all cotangents.
 psum_p.transpose = lambda ct, x, *, axis_name: [bind(psum_p, ct, axis_name=axis_name)]
 
 
@@ -295,13 +296,14 @@ def _axis_in(axis: int, ndim: int, what: str, x: Any) -> int:
 
 
 def _merged(x: Any, axis: int) -> Any:
-    """Dimensions `axis` and `axis + 1` as one."""
+    """`x` with dimensions `axis` and `axis + 1` merged to one."""
     s = typeof(x).shape
     return reshape(x, (*s[:axis], s[axis] * s[axis + 1], *s[axis + 2 :]))
 
 
-def _parted(x: Any, axis: int, sizes: Sequence[int], tiled: bool, what: str) -> Any:
-    """`x` with one dimension per named axis from `axis` on, and the rest of a block if `tiled`."""
+def _split_axis(x: Any, axis: int, sizes: Sequence[int], tiled: bool, what: str) -> Any:
+    """`x` with dimension `axis` split into one for each named axis, and one for the block if
+    `tiled`."""
     s, size = typeof(x).shape, math.prod(sizes)
     if s[axis] % size if tiled else s[axis] != size:
         wanted = "be a multiple of" if tiled else "equal"
@@ -393,7 +395,7 @@ def psum_scatter(
     def one(leaf: Any) -> Any:
         leaf = as_array(leaf)
         at = _axis_in(scatter_dimension, typeof(leaf).ndim, "psum_scatter", leaf)
-        leaf = _parted(leaf, at, sizes, tiled, "psum_scatter")
+        leaf = _split_axis(leaf, at, sizes, tiled, "psum_scatter")
         for name, size in zip(names, sizes):
             leaf = bind(psum_scatter_p, leaf, axis_name=name, axis=at, size=size)
         return leaf
@@ -479,7 +481,7 @@ def all_to_all(
         ndim = typeof(leaf).ndim
         split = _axis_in(split_axis, ndim, "all_to_all", leaf)
         concat = _axis_in(concat_axis, ndim, "all_to_all", leaf)
-        leaf = _parted(leaf, split, sizes, tiled, "all_to_all")
+        leaf = _split_axis(leaf, split, sizes, tiled, "all_to_all")
         to = concat if len(names) == 1 else 0
         for k in reversed(range(len(names))):  # several axes come to the front, the last one first
             at = split + len(names) - 1

@@ -1,4 +1,4 @@
-"""vmap: a function of one example becomes a function of batches."""
+"""vmap: axes and sizes of the arguments are checked here, `batch.vmap_flat` does the work."""
 
 from __future__ import annotations
 
@@ -78,7 +78,8 @@ def vmap(
                 raise errors.TreeError(f"vmap: in_axes for argument {i}: {error}") from None
         leaves, in_tree = tree.flatten(values)
         dims += [0] * (len(leaves) - len(dims))
-        # What all examples share may be anything.
+        # Arguments with in_axes=None may be anything, as strings or functions: they bypass the
+        # trace.
         aside = {
             i: x for i, (x, d) in enumerate(zip(leaves, dims)) if d is None and not is_value(x)
         }
@@ -125,7 +126,7 @@ def _paths(values: tuple[Any, ...]) -> list[str]:
 def _checked(
     x: Any, i: int, dims: list[Any], values: tuple[Any, ...], fun: Callable[..., Any]
 ) -> int | None:
-    """The mapped axis of the i-th leaf, counted from the front."""
+    """The mapped axis of the i-th leaf as a nonnegative int, or None."""
     d = dims[i]
     if d is None:
         return None
@@ -142,7 +143,7 @@ def _checked(
 
 
 def _sharing(values: tuple[Any, ...], i: int, dims: list[Any]) -> str:
-    """The line of a message that says how all examples share the i-th leaf."""
+    """The line of an error message that shows the `in_axes` that share the i-th leaf."""
     args = values[0]
     if i >= len(tree.leaves(args)):
         return "\n  give it by functools.partial to share it"

@@ -1,9 +1,10 @@
-"""Checks in programs that also run for lanes whose result is thrown away.
+"""Checks (assertions, index bounds) in programs that also run for examples that are not active.
 
-A batched cond runs every branch for every example, and a batched while loop runs on until its last
-example is done. `guarded(program)` takes one operand more, first: whether the example is active. An
-index that is checked is 0, which is always in range, where it is not, and a condition is then true;
-so the checks themselves, their messages and their lines stay as they are.
+A batched cond runs both branches for every example, and a batched while loop runs until its last
+example is done; a check must not fail for an example whose result is discarded. `guarded(program)`
+takes an additional first operand: whether the example is active. Where it is not, a checked index
+is replaced by 0, which is always in range, and an asserted condition by True; so the checks
+themselves, their messages and lines stay unchanged.
 """
 
 from __future__ import annotations
@@ -52,7 +53,8 @@ def _select(active: Any, x: Any, otherwise: Any) -> Any:
     return select(broadcast_in_dim(active, shape, tuple(range(typeof(active).ndim))), x, otherwise)
 
 
-# Only in programs on their way to being batched; its batching rule leaves none behind.
+# `select(active, x, otherwise)`. It has no lowering: it occurs in programs that are about to be
+# batched, and its batching rule replaces it.
 if_active_p = Primitive("if_active", lambda active, x, *, otherwise: x, batch=_if_active_batch)
 
 
@@ -118,12 +120,14 @@ def _guarded_eqn(e: Eqn, active: Var) -> list[Eqn]:
     if params.get("mode") == "check":  # gather, scatter, take_rows, segment_sum
         return _replaced(e, active, {1: 0})
     if prim is fused_p:
+        # As one operation it cannot take `active`: either zeros for its index operands satisfy all
+        # its checks, or it is taken apart into a call.
         if not _passes_at_zero(params["jaxpr"]):
             call = {"jaxpr": guarded(params["jaxpr"])}
             return [e.replace(prim=jit_p, ins=[active, *e.ins], params=call)]
         return _replaced(e, active, {i: 0 for i, x in enumerate(e.ins) if _is_index(x)})
     if prim is custom_call_p and params["call"].batch is not None:
-        # What the user's rule does with lanes is not known.
+        # A user's batching rule takes no further operand: its checks are dropped instead.
         return [e.replace(params=_without_checks(e))]
     new = {k: v + 1 if k in _COUNTS else _guarded_param(v) for k, v in params.items()}
     ins = prim.guard(e.ins, active, **params) if prim.guard is not None else [active, *e.ins]
@@ -137,8 +141,8 @@ def _guarded_eqn(e: Eqn, active: Var) -> list[Eqn]:
 
 @memoized
 def _passes_at_zero(jaxpr: Jaxpr) -> bool:
-    """Whether every check of a fused function is of an index that is 0 where its integer operands
-    are, such as a label: with those at 0 where it is not active it stays one operation."""
+    """Whether every check of a fused function is on an index that is 0 if its integer operands are,
+    such as a label: then these are replaced by 0, and it stays one operation."""
     zero = {v for v in jaxpr.invars if _is_index(v)}
     for e in jaxpr.eqns:
         if _checks(e, set()) and not (e.params.get("mode") == "check" and e.ins[1] in zero):
@@ -149,13 +153,13 @@ def _passes_at_zero(jaxpr: Jaxpr) -> bool:
     return True
 
 
-# What of zeros is zeros: of a choice, whatever decides it.
+# Operations that map zeros to zeros; `select`, whatever its condition.
 _ZERO_AT_ZERO = frozenset((select_p, convert_p, reshape_p, broadcast_in_dim_p))
 
 
 class _Guarded(Wrapped):
-    """A custom call of which the first operand says whether it is active; its rules' checks count
-    only there."""
+    """A custom call with a further first operand, whether it is active; the checks in its rules are
+    guarded by it."""
 
     __slots__ = ()
 
@@ -164,7 +168,7 @@ class _Guarded(Wrapped):
         self.linear = None if call.linear is None else call.linear + 1
 
     def _run(self, f: Callable[..., Any], active: Any, *args: Any) -> Any:
-        """`f(*args)`, which are lists of values or None and have such a list as its result."""
+        """Run `f(*args)` with guarded checks; arguments and results are lists of values or None."""
         leaves, in_tree = tree.flatten(args)
         flat = FlatFunction(f, in_tree)
         program = stage_closed(flat, [typeof(x) for x in leaves], self.name)
@@ -204,7 +208,7 @@ def _guarded_param(value: Any) -> Any:
 
 
 def _replaced(e: Eqn, active: Var, otherwise: dict[int, Any]) -> list[Eqn]:
-    """`e` with some operands replaced by constants where it is not active."""
+    """`e` with some operands replaced by the constants `otherwise` where it is not active."""
     before, ins = [], list(e.ins)
     for i, constant in otherwise.items():
         if type(ins[i]) is Var:

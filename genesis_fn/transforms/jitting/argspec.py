@@ -42,18 +42,18 @@ def _parameters(fun: Callable[..., Any]) -> tuple[list[_Parameter] | None, list[
     None for what has no signature."""
     plain = type(fun) is types.FunctionType
     plain = plain and vars(fun).keys().isdisjoint(("__wrapped__", "__signature__"))
-    found = _read.get(fun.__code__) if plain else None
-    if found is None:
-        found = _signature(fun, follow_wrapped=True), _signature(fun, follow_wrapped=False)
+    result = _read.get(fun.__code__) if plain else None
+    if result is None:
+        result = _signature(fun, follow_wrapped=True), _signature(fun, follow_wrapped=False)
         if plain:
-            _read[fun.__code__] = found
-    return found
+            _read[fun.__code__] = result
+    return result
 
 
 def _signature(fun: Callable[..., Any], follow_wrapped: bool) -> list[_Parameter] | None:
     try:
-        found = inspect.signature(fun, follow_wrapped=follow_wrapped)
-        return [(p.name, p.kind) for p in found.parameters.values()]
+        signature = inspect.signature(fun, follow_wrapped=follow_wrapped)
+        return [(p.name, p.kind) for p in signature.parameters.values()]
     except (TypeError, ValueError):
         return None
 
@@ -139,6 +139,7 @@ def leaf_key(x: Any) -> Any:
     return (x.aval, True) if x.weak else x.aval
 
 
+# Types of leaves that a program takes without conversion.
 _TAKEN = frozenset((ArrayImpl, Frozen, *SCALARS))
 
 
@@ -190,9 +191,11 @@ class ArgSpec:
                     f"{', '.join(known)}\n  at {where().describe()}"
                 )
         # With *args the count is known at a call only: negative positions stay, see `_is_chosen`.
-        found = {n if open_end else n % count for n in nums}
-        found |= {self.positional.index(n) for n in names if n in self.positional}
-        return frozenset((*found, *names, *[self.positional[n] for n in found if 0 <= n < count]))
+        positions = {n if open_end else n % count for n in nums}
+        positions |= {self.positional.index(n) for n in names if n in self.positional}
+        return frozenset(
+            (*positions, *names, *[self.positional[n] for n in positions if 0 <= n < count])
+        )
 
     def bind(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], shapes: bool = False
@@ -203,6 +206,7 @@ class ArgSpec:
         # Freeze first, by the positions and names that the caller wrote: so does generated code.
         values = self.in_order(*self.with_frozen(args, kwargs))
         given, treedef = tree.flatten(values)
+        # Arrays of other libraries and numbers go to the device of the first array.
         device = next((x.sig.device for x in given if type(x) is ArrayImpl), None)
         leaves = [
             x
@@ -245,18 +249,18 @@ class ArgSpec:
             for arg, x in _numbered(bound.values)
             for _ in range(tree.structure(x).num_leaves)
         ]
-        found, first, position = [], {}, 0
+        positions, first, position = [], {}, 0
         for i, (x, leaf) in enumerate(zip(bound.raw_leaves, bound.leaves)):
             if donated[i] and isinstance(x, (ArrayImpl, ShapeDtypeStruct)):
-                found.append(position)
+                positions.append(position)
                 if type(x) is ArrayImpl and first.setdefault(id(x), i) != i:
                     paths = self.paths(bound.values)
                     raise errors.DonatedError(
                         f"one array is donated twice, as {paths[first[id(x)]]} and as {paths[i]}\n"
                         f"  at {where().describe()}\n  pass a copy: x.copy()"
                     )
-            position += type(leaf) is not Frozen
-        return tuple(found)
+            position += type(leaf) is not Frozen  # static leaves are no inputs of the program
+        return tuple(positions)
 
     def label(self, arg: int | str) -> str:
         """The name of an argument by its position (or name)."""

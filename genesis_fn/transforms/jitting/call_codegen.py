@@ -96,12 +96,12 @@ class ArrayPool:
 
     def take(self) -> list[ArrayImpl]:
         """An array without memory for each signature, to which nobody else refers."""
-        found = self._kept.pop() if self._kept else None
+        arrays = self._kept.pop() if self._kept else None
         # A count above that of a list alone, or a weak reference, means that the caller still holds
         # a donated array, which must go on raising DonatedError.
-        if found is not None and sum(map(getrefcount, found)) == _ALONE * len(found):
-            if not sum(map(getweakrefcount, found)):
-                return found
+        if arrays is not None and sum(map(getrefcount, arrays)) == _ALONE * len(arrays):
+            if not sum(map(getweakrefcount, arrays)):
+                return arrays
         return [ArrayImpl(None, s) for s in self._sigs]
 
     def keep(self, arrays: list[ArrayImpl]) -> None:
@@ -314,9 +314,9 @@ class _CallWriter:
             return f"type({at}) is {kind.__name__} and {at} == {x!r}"
         key, fixed = read(x)
         if kind is tuple and len(x) <= _SHORT:
-            parts = [f"type({at}) is tuple and len({at}) == {len(x)}"]
-            parts += [self._equals(f"{at}[{i}]", v, read) for i, v in enumerate(x)]
-            equal = " and ".join(f"({p})" for p in parts)
+            tests = [f"type({at}) is tuple and len({at}) == {len(x)}"]
+            tests += [self._equals(f"{at}[{i}]", v, read) for i, v in enumerate(x)]
+            equal = " and ".join(f"({p})" for p in tests)
         elif key == (kind, Same(x)):
             return f"{at} is {self.name(x)}"
         else:

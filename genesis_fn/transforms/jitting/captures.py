@@ -37,14 +37,14 @@ def captures_of(
     fun: Callable[..., Any], programs: Iterable[tuple[Jaxpr, Sequence[Any]]]
 ) -> list[Captured]:
     """What the programs of a function captured, each array once, in the order of the reads."""
-    names, found = _names(fun), {}
+    names, captures = _names(fun), {}
     for jaxpr, values in programs:
         for v, x in zip(jaxpr.invars, values):
-            if id(x) not in found:
+            if id(x) not in captures:
                 line = _line(jaxpr, v) or "returned as it is"
                 nbytes = getattr(x, "nbytes", x.aval.nbytes)
-                found[id(x)] = Captured(names.get(id(x), ""), str(x.aval), nbytes, line)
-    return list(found.values())
+                captures[id(x)] = Captured(names.get(id(x), ""), str(x.aval), nbytes, line)
+    return list(captures.values())
 
 
 def _line(jaxpr: Jaxpr, v: Var) -> str | None:
@@ -62,9 +62,9 @@ def _line(jaxpr: Jaxpr, v: Var) -> str | None:
             # types tell where this does not hold.
             position = list(e.ins).index(v) - (len(e.ins) - len(inner.invars))
             if 0 <= position < len(inner.invars) and inner.invars[position].aval == v.aval:
-                found = _line(inner, inner.invars[position])
-                if found is not None:
-                    return found
+                line = _line(inner, inner.invars[position])
+                if line is not None:
+                    return line
         if e.where is not None and not programs:
             return e.where.describe()
         call = call or e.where
@@ -73,7 +73,7 @@ def _line(jaxpr: Jaxpr, v: Var) -> str | None:
 
 def _names(fun: Callable[..., Any]) -> dict[int, str]:
     """{id of an array: its name} in the scope of `fun` and of the functions that it refers to."""
-    found: dict[int, str] = {}
+    name_of: dict[int, str] = {}
     seen, todo = set(), [fun]
     while todo and len(seen) < _MOST:
         f = getattr(todo[0], "__func__", todo[0])
@@ -85,8 +85,8 @@ def _names(fun: Callable[..., Any]) -> dict[int, str]:
             if callable(value) and not isinstance(value, type):
                 todo.append(value)
             for path, x in _arrays(value):
-                found.setdefault(id(x), f"{name}{path}")
-    return found
+                name_of.setdefault(id(x), f"{name}{path}")
+    return name_of
 
 
 def _held(f: Any) -> Iterator[tuple[str, Any]]:

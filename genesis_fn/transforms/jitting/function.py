@@ -99,7 +99,7 @@ class JitFunction(Copied, Generic[P, R]):
             settings = config.current()
             if ctx.trace is None and ctx.watch is None and not ctx.axes:
                 for known, call in self.cache.fast:
-                    if known is settings:
+                    if known is settings:  # settings are immutable: identity is enough
                         result = call(args, kwargs)
                         if result is not MISS:
                             return result
@@ -243,19 +243,19 @@ class JitFunction(Copied, Generic[P, R]):
         flat.f.__name__ = spec.name
 
         def body(*tracers: Any) -> list[Any]:
-            given = iter(tracers)
-            return flat(*[x.value if type(x) is Frozen else next(given) for x in bound.leaves])
+            remaining = iter(tracers)
+            return flat(*[x.value if type(x) is Frozen else next(remaining) for x in bound.leaves])
 
         labels = [p for p, x in zip(paths, bound.leaves) if type(x) is not Frozen]
-        kinds = bound.arrays()
+        arrays = bound.arrays()
         # `no_collection`: tracing allocates many objects that live on, no garbage.
         with guards_of(self.fun, objects) as guards, no_collection():
             jaxpr, captured = stage(
                 body,
-                [k.aval for k in kinds],
+                [k.aval for k in arrays],
                 name=spec.name,
                 labels=labels,
-                weak=[k.weak for k in kinds],
+                weak=[k.weak for k in arrays],
             )
         for v in frozen:
             v.settle()
@@ -342,8 +342,8 @@ class JitFunction(Copied, Generic[P, R]):
         large = sum(x.nbytes for x in captured if type(x) is ArrayImpl)
         if large <= LARGE:
             return
-        found = captures_of(self.fun, [(jaxpr, captured)])
-        most = max(found, key=lambda c: c.nbytes)
+        listed = captures_of(self.fun, [(jaxpr, captured)])
+        most = max(listed, key=lambda c: c.nbytes)
         warn(
             f"{self.spec.name} captured {large >> 20} MiB of arrays from outside; they stay alive "
             f"with its compiled programs\n  called at {where().describe()}\n"

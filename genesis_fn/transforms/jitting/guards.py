@@ -108,6 +108,8 @@ class _Recorder:
 
     def note(self, x: Any, name: str, value: Any) -> None:
         """Record that attribute `name` of `x` was read."""
+        # Python reads dunders by itself all the time; of them only `__dict__` (as by `vars`) is
+        # state.
         if (id(x), name) in self.names or (name[:2] == "__" and name != "__dict__"):
             return
         if not _is_held(x, name):
@@ -138,7 +140,7 @@ def _patch(kind: type) -> None:
     through the patch too, which `_note` ignores.
     """
     with _lock:
-        if kind in _patched:
+        if kind in _patched:  # counted: traces nest, and watch several objects of a class
             _patched[kind][0] += 1
             return
         before: Any = kind.__getattribute__
@@ -162,16 +164,16 @@ def _patch(kind: type) -> None:
 
 def _unpatch(kind: type) -> None:
     with _lock:
-        found = _patched.get(kind)
-        if found is None:
+        entry = _patched.get(kind)
+        if entry is None:
             return
-        found[0] -= 1
-        if not found[0]:
+        entry[0] -= 1
+        if not entry[0]:
             del _patched[kind]
-            if found[1] is _MISSING:
+            if entry[1] is _MISSING:
                 type.__delattr__(kind, "__getattribute__")
             else:
-                type.__setattr__(kind, "__getattribute__", found[1])
+                type.__setattr__(kind, "__getattribute__", entry[1])
 
 
 def _note(x: Any, name: str, value: Any) -> None:
@@ -190,11 +192,11 @@ def _is_held(x: Any, name: str) -> bool:
             return True
     except AttributeError:
         pass
-    found = inspect.getattr_static(type(x), name, _MISSING)
+    static = inspect.getattr_static(type(x), name, _MISSING)
     return (
-        found is _MISSING
-        or isinstance(found, types.MemberDescriptorType)
-        or not hasattr(type(found), "__get__")
+        static is _MISSING
+        or isinstance(static, types.MemberDescriptorType)
+        or not hasattr(type(static), "__get__")
     )
 
 

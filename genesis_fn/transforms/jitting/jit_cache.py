@@ -117,14 +117,14 @@ def shared(known: Fingerprint, key: ProgramKey) -> Program | None:
     with _lock:
         while _gone:
             SHARED.pop(_gone.popleft(), None)
-        found = SHARED.get(name)
-        if found is None:
+        entry = SHARED.get(name)
+        if entry is None:
             return None
         SHARED.move_to_end(name)
-    captured = [x() if type(x) is weakref.ref else x for x in found.captured]
+    captured = [x() if type(x) is weakref.ref else x for x in entry.captured]
     if any(x is None for x in captured):  # died since, its callback has not been seen yet
         return None
-    return dataclasses.replace(found.program, captured=captured) if captured else found.program
+    return dataclasses.replace(entry.program, captured=captured) if captured else entry.program
 
 
 def share(known: Fingerprint, program: Program) -> None:

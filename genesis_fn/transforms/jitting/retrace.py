@@ -25,17 +25,17 @@ def show_key(key: Any) -> str:
     if isinstance(key, Aval):
         return str(key)
     if isinstance(key, tuple) and isinstance(key[0], Aval):
-        kind = key[0]
-        name = ("bool", "int", "float", "complex")[kind_rank(kind.dtype)]
-        return f"{kind} (weak)" if kind.shape else f"Python {name}"
+        aval = key[0]
+        name = ("bool", "int", "float", "complex")[kind_rank(aval.dtype)]
+        return f"{aval} (weak)" if aval.shape else f"Python {name}"
     return repr(key)
 
 
 def _context_difference(before: tuple[Any, ...], now: tuple[Any, ...]) -> list[str]:
     """What differs between two values of `trace_context_key()`."""
     names = ("named axes", "safe_zero", "within a backward pass", "within a jvp rule")
-    found = [f"{n}: {a} -> {b}" for n, a, b in zip(names, before, now) if a != b]
-    return found + [
+    changes = [f"{n}: {a} -> {b}" for n, a, b in zip(names, before, now) if a != b]
+    return changes + [
         f"setting {n}: {getattr(before[-1], n)} -> {getattr(now[-1], n)}"
         for n in config.names()
         if getattr(before[-1], n) != getattr(now[-1], n)
@@ -52,11 +52,11 @@ def _structures(before: Program, now: Program, spec: ArgSpec) -> list[str]:
         return []
     pairs = [(spec.label(i), *ab) for i, ab in enumerate(zip(args0, args))]
     pairs += [(k, kwargs0[k], kwargs[k]) for k in kwargs if k in kwargs0]
-    found = [tree.first_difference(a, b, name) for name, a, b in pairs]
+    changes = [tree.first_difference(a, b, name) for name, a, b in pairs]
     # "at p: expected a list of 2, got a tuple of 2", in the words of this module
     return [
         f.removeprefix("at ").replace(": expected ", ": ").replace(", got ", " -> ")
-        for f in found
+        for f in changes
         if f
     ]
 
@@ -78,23 +78,23 @@ def difference(program: Program, earlier: Sequence[Program], spec: ArgSpec) -> s
     now = dict(zip(program.paths, program.key.leaves))
     for other in earlier:
         before = dict(zip(other.paths, other.key.leaves))
-        found = [f"new leaf {p}" for p in now if p not in before and p not in static][:2]
-        found += [f"missing leaf {p}" for p in before if p not in now and p not in static][:2]
-        found += [
+        changes = [f"new leaf {p}" for p in now if p not in before and p not in static][:2]
+        changes += [f"missing leaf {p}" for p in before if p not in now and p not in static][:2]
+        changes += [
             _change(p, before.get(p), now.get(p), p in static)
             for p in {**before, **now}
             if before.get(p) != now.get(p) and (p in static or (p in before and p in now))
         ]
-        if not found and program.key.treedef != other.key.treedef:
-            found = _structures(other, program, spec) or ["the argument structure changed"]
-        found += _context_difference(other.key.trace_context, program.key.trace_context)
-        found += [
+        if not changes and program.key.treedef != other.key.treedef:
+            changes = _structures(other, program, spec) or ["the argument structure changed"]
+        changes += _context_difference(other.key.trace_context, program.key.trace_context)
+        changes += [
             f"{type(g.x).__name__}.{g.name} is another value now"
             for g in other.guards
             if g.name is not None and not g.holds()
         ]
-        if best is None or len(found) <= len(best):
-            best = found
+        if best is None or len(changes) <= len(best):
+            best = changes
     if not best:
         return "another program of equal arguments was dropped from the cache"
     return "; ".join(best[:3]) + (f"; and {len(best) - 3} more" if len(best) > 3 else "")

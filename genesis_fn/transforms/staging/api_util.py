@@ -1,4 +1,4 @@
-"""Between users' functions of pytrees and the flat functions that the core transforms."""
+"""Flattening: users' functions take pytrees, the core transforms functions of flat lists."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ from genesis_fn.core.types.annotations import PyTree
 
 
 def name_of(f: Callable[..., Any]) -> str:
-    """What messages call a function."""
+    """The name of a function in messages."""
     return getattr(f, "__name__", None) or type(f).__name__
 
 
 def labels_of(
     fun: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any] | None = None
 ) -> list[Any]:
-    """What messages call each leaf of a call's arguments: `params['w']`, by the function's own
-    names where they are known."""
+    """The name of each leaf of a call's arguments in messages, `params['w']`: by the parameter
+    names of the function if it has code."""
     inner = inspect.unwrap(fun)
     code = getattr(inner, "__code__", None)
     names = code.co_varnames[: code.co_argcount] if code is not None else ()
     names = names[isinstance(inner, types.MethodType) :]
-    found = []
+    labels = []
     for i, a in enumerate(args):
         name = names[i] if i < len(names) else str(i)
-        found += [f"{name}{p}" for p in tree.paths(a)]
+        labels += [f"{name}{p}" for p in tree.paths(a)]
     kwargs = kwargs or {}
-    return found + [f"{k}{p}" for k in sorted(kwargs) for p in tree.paths(kwargs[k])]
+    return labels + [f"{k}{p}" for k in sorted(kwargs) for p in tree.paths(kwargs[k])]
 
 
 def flatten_arrays(
@@ -60,7 +60,7 @@ def flatten_arrays(
 
 
 def missing(out: object) -> str:
-    """The line of a message about a function that returned None where more is needed."""
+    """The line of a message for a function that returned None by mistake, else ""."""
     return "\n  it returned None: is a return missing?" if out is None else ""
 
 
@@ -81,8 +81,8 @@ def flatten_output(out: PyTree, name: str) -> tuple[list[Any], tree.PyTreeDef]:
 
 
 class Static:
-    """An argument that stays as it is: a node of a structure, without leaves, of which unflattening
-    makes the value again."""
+    """Wraps an argument that is not traced: a pytree node without leaves, whose value is part of
+    the structure; unflattening unwraps it."""
 
     __slots__ = ("value",)
 
@@ -90,12 +90,13 @@ class Static:
         self.value = value
 
 
+# Unflattening gives the value itself, not a Static.
 tree.register_node(Static, lambda x: ((), x.value), lambda value, _: value)
 
 
 def as_taken(value: PyTree) -> PyTree:
-    """A pytree whose arrays of other libraries (torch tensors, say) are arrays of this one, for a
-    function that is called as it stands."""
+    """The pytree with arrays of other libraries (torch tensors, say) converted to this library's,
+    for a function that is called without tracing."""
     leaves, treedef = tree.flatten(value)
     if not any(offers_array(type(x)) for x in leaves):
         return value
@@ -103,11 +104,11 @@ def as_taken(value: PyTree) -> PyTree:
 
 
 class FlatFunction:
-    """`f` from flat leaves to flat leaves; `out_tree` is known after a call.
+    """`f` as a function of flat leaves that returns flat leaves; `out_tree` is known after a call.
 
-    With `has_aux`, `f` returns (output, aux): aux leaves follow the output's, `aux_tree` and
-    `out_count` say where. Leaves of aux that are not arrays are kept aside by position. `weak` says
-    which outputs are.
+    With `has_aux`, `f` returns (output, aux): the leaves of aux follow the first `out_count`, in
+    the structure `aux_tree`. Leaves of aux that are no arrays cannot be traced: `asides` keeps them
+    by position. `weak` says which outputs are weakly typed.
     """
 
     __slots__ = (
@@ -161,7 +162,7 @@ class FlatFunction:
         return tree.unflatten(self.out_tree, leaves[: self.out_count])
 
     def called(self, leaves: Sequence[Any]) -> PyTree:
-        """The pytree of a call's results: weak where the function's own are."""
+        """The pytree of a call's results, weakly typed where the function's own results are."""
         return self.output(with_weak_types(leaves[: self.out_count], self.weak[: self.out_count]))
 
     def aux(self, leaves: Sequence[Any]) -> PyTree:

@@ -1,4 +1,4 @@
-"""Calls: the `jit` primitive, which runs a program, and others like it."""
+"""Primitives that call a program: `jit`, and regions of `amp`."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ def linearize_call(
     """The linearize rule of running `jaxpr` on `xs`: its forward and tangent programs are calls."""
     call = call or jit_p
     count = len(jaxpr.outs)
-    forward, tangent, found, _ = linearize_jaxpr(jaxpr, tuple(nonzero), (False,) * count)
+    forward, tangent, out_nonzero, _ = linearize_jaxpr(jaxpr, tuple(nonzero), (False,) * count)
     outs = bind(call, *xs, jaxpr=forward)
     primals, residuals = outs[:count], outs[count:]
 
     def apply(*ts: Any) -> list[Any]:
-        given = [t for t in ts if t is not None]
-        return filled(found, bind(call, *residuals, *given, jaxpr=tangent))
+        tangents = [t for t in ts if t is not None]
+        return filled(out_nonzero, bind(call, *residuals, *tangents, jaxpr=tangent))
 
     return primals, apply
 
@@ -35,10 +35,10 @@ def jvp_call(
 ) -> Any:
     """The forward-mode rule of running `jaxpr`: one call computes outputs and tangents."""
     nonzero = tuple([t is not None for t in tangents])
-    program, found = jvp_jaxpr(jaxpr, nonzero, (False,) * len(jaxpr.outs))
+    program, out_nonzero = jvp_jaxpr(jaxpr, nonzero, (False,) * len(jaxpr.outs))
     outs = bind(call or jit_p, *primals, *[t for t in tangents if t is not None], jaxpr=program)
     count = len(jaxpr.outs)
-    return outs[:count], filled(found, outs[count:])
+    return outs[:count], filled(out_nonzero, outs[count:])
 
 
 def batch_call(
@@ -52,9 +52,9 @@ def batch_call(
 ) -> tuple[list[Any], list[int | None]]:
     """The batching rule of running `jaxpr`: one call of the program over batches."""
     batched = tuple([d is not None for d in dims])
-    program, found = batch_jaxpr(jaxpr, size, batched, (False,) * len(jaxpr.outs), axis_name)
+    program, out_batched = batch_jaxpr(jaxpr, size, batched, (False,) * len(jaxpr.outs), axis_name)
     outs = bind(call or jit_p, *at_front(size, xs, dims), jaxpr=program, **params)
-    return outs, [0 if b else None for b in found]
+    return outs, [0 if b else None for b in out_batched]
 
 
 def call_primitive(name: str) -> Primitive:
@@ -70,9 +70,9 @@ def call_primitive(name: str) -> Primitive:
         linear = tuple([is_linear(x) for x in operands])
         nonzero = tuple([ct is not None for ct in cts])
         program = transpose_jaxpr(jaxpr, linear, nonzero)
-        given = [x for x in operands if not is_linear(x)]
+        values = [x for x in operands if not is_linear(x)]
         return filled(
-            linear, bind(prim, *given, *[ct for ct in cts if ct is not None], jaxpr=program)
+            linear, bind(prim, *values, *[ct for ct in cts if ct is not None], jaxpr=program)
         )
 
     prim.transpose = transpose
@@ -81,7 +81,7 @@ def call_primitive(name: str) -> Primitive:
 
 jit_p = call_primitive("jit")
 jit_p.plain = True
-# The program of `amp`: an enclosing `amp` leaves its precision alone.
+# A program traced under `amp`: an enclosing `amp` does not change its precision.
 region_p = call_primitive("precision_region")
 # A program that `amp` runs in float32 as a whole.
 wide_p = call_primitive("wide_region")

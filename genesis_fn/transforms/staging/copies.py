@@ -1,5 +1,5 @@
-"""Copies of transformed functions: by their name where they have one, else made again of what they
-transform. What they have traced stays behind."""
+"""Pickling and copying of transformed functions: by name where they can be imported, else by what
+they transform. Traced programs are not copied."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from typing import Any
 
 
 def importable(f: object) -> str | None:
-    """The name by which another process finds `f` in its module; None where there is none, or where
-    whole functions are sent, as cloudpickle does for those of the main program."""
+    """The qualified name by which another process can import `f`; None if there is none, or if the
+    pickler is one that sends functions by value, as cloudpickle does for the main program."""
     caller = sys._getframe(2).f_globals.get("__name__", "")  # pyright: ignore[reportPrivateUsage]
     if "cloudpickle" in caller or caller.partition(".")[0] == "dill":
         return None
     name = getattr(f, "__qualname__", None)
-    found: Any = sys.modules.get(getattr(f, "__module__", None) or "")
+    value: Any = sys.modules.get(getattr(f, "__module__", None) or "")
     for part in (name or "").split("."):
-        found = getattr(found, part, None)
-    return name if found is f and found is not None else None
+        value = getattr(value, part, None)
+    return name if value is f and value is not None else None
 
 
 class Copied(abc.ABC):
-    """What callables share that are made again of what they transform."""
+    """Base of callables that are copied and pickled by transforming the function again."""
 
     @abc.abstractmethod
     def _parts(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
@@ -40,5 +40,5 @@ class Copied(abc.ABC):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         remake, parts = self._parts()
-        made = memo[id(self)] = remake(*[copy.deepcopy(p, memo) for p in parts])
-        return made
+        copied = memo[id(self)] = remake(*[copy.deepcopy(p, memo) for p in parts])
+        return copied

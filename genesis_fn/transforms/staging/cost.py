@@ -74,8 +74,8 @@ def cost(jaxpr: Jaxpr) -> dict[str, float]:
     """Floating-point operations and bytes of a program.
 
     "bytes accessed" is what any execution must move: inputs read and outputs written once; "bytes
-    accessed unfused" sums every equation's. A branch counts as its dearest case, a while loop as
-    one step ("while loops" says how many there are).
+    accessed unfused" sums every equation's. A cond counts as its most expensive branch, a while
+    loop as one step ("while loops" says how many there are).
     """
     total = _count(jaxpr)
     result = {

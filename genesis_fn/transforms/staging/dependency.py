@@ -1,4 +1,4 @@
-"""Which outputs of a program may depend on the values of which inputs."""
+"""Dependency analysis: which outputs of a program may depend on the values of which inputs."""
 
 from __future__ import annotations
 
@@ -8,17 +8,16 @@ from genesis_fn.core.jaxpr import Eqn, Jaxpr, Var
 
 
 def dependent(jaxpr: Jaxpr, given: Sequence[bool]) -> list[bool]:
-    """For each output, whether any of the `given` inputs may decide its value.
+    """For each output, whether its value may depend on any of the inputs marked in `given`.
 
-    Calls, branches and scans are looked into; of other equations every output depends on all
-    inputs.
+    Calls, branches and scans are analysed; for other equations, every output depends on all inputs.
     """
-    found = {v for v, g in zip(jaxpr.invars, given, strict=True) if g}
+    reached = {v for v, g in zip(jaxpr.invars, given, strict=True) if g}
     for e in jaxpr.eqns:
-        ins = [type(i) is Var and i in found for i in e.ins]
+        ins = [type(i) is Var and i in reached for i in e.ins]
         if any(ins):
-            found.update(o for o, d in zip(e.outs, _outputs(e, ins), strict=True) if d)
-    return [type(o) is Var and o in found for o in jaxpr.outs]
+            reached.update(o for o, d in zip(e.outs, _outputs(e, ins), strict=True) if d)
+    return [type(o) is Var and o in reached for o in jaxpr.outs]
 
 
 def _outputs(e: Eqn, ins: list[bool]) -> list[bool]:
@@ -29,13 +28,13 @@ def _outputs(e: Eqn, ins: list[bool]) -> list[bool]:
 
 
 def of_branches(ins: list[bool], *, branches: Sequence[Jaxpr]) -> list[bool]:
-    """The rule of a choice by the first operand."""
-    found = [any(d) for d in zip(*[dependent(b, ins[1:]) for b in branches])]
-    return [True] * len(found) if ins[0] else found
+    """The rule of a cond or switch, whose first operand chooses the branch."""
+    outs = [any(d) for d in zip(*[dependent(b, ins[1:]) for b in branches])]
+    return [True] * len(outs) if ins[0] else outs
 
 
 def of_loop(ins: list[bool], *, jaxpr: Jaxpr, consts: int, carry: int, **_: object) -> list[bool]:
-    """The rule of a loop over rows: what the carry depends on grows."""
+    """The rule of a scan: the carry's dependencies grow until a fixed point."""
     body = jaxpr
     while True:
         outs = dependent(body, ins)

@@ -1,4 +1,4 @@
-"""Where arrays are: devices by JAX's names, copies to and from them, waiting."""
+"""Devices by JAX's names, copies of arrays to and from them, and waiting for results."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Tree = TypeVar("Tree")
 
 
 def devices(backend: str | None = None) -> list[Device]:
-    """All devices of a kind ("cpu", "gpu" or "cuda"), or of the default device's kind."""
+    """All devices of a backend ("cpu", "gpu" or "cuda"), or of the default device's."""
     return devices_.devices(backend)
 
 
@@ -33,7 +33,7 @@ def local_devices(
 
 
 def device_count(backend: str | None = None) -> int:
-    """How many devices of a kind there are."""
+    """The number of devices of a backend."""
     return len(devices_.devices(backend))
 
 
@@ -46,12 +46,12 @@ def process_index() -> int:
 
 
 def process_count() -> int:
-    """How many processes work together: 1."""
+    """The number of processes that compute together: 1."""
     return 1
 
 
 def default_backend() -> str:
-    """ "cpu" or "gpu": what kind of device new arrays go to."""
+    """ "cpu" or "gpu": the backend of the default device, to which new arrays go."""
     return {"cuda": "gpu"}.get(devices_.default_device().kind, devices_.default_device().kind)
 
 
@@ -105,10 +105,10 @@ def _put(x: Any, where: Device | None, donate: Any) -> Any:
 def move(x: ArrayImpl, where: Device) -> ArrayImpl:
     """A copy of `x` on another device."""
     backend = live(x).device.backend
-    # The CPU's arrays are the host's own.
+    # Arrays on CPU are in host memory.
     direction = {"cpu": "host_to_device"}.get(x.device.kind, "device_to_device")
     direction = "device_to_host" if where.kind == "cpu" else direction
-    if direction != "host_to_device":  # that is checked where it is made
+    if direction != "host_to_device":  # `from_numpy` checks that one
         transfer_guard.check(direction, x.aval, x.device)
     if where.kind == x.device.kind:
         return backend.copy(x, where)
@@ -128,9 +128,9 @@ def device_get(x: PyTree) -> PyTree:
     >>> gf.device_get({"w": jnp.arange(3)})
     {'w': array([0, 1, 2], dtype=int32)}
     """
-    asked = lambda v: isinstance(v, Array) and not is_key(v.dtype)
+    is_copied = lambda v: isinstance(v, Array) and not is_key(v.dtype)
     with transfer_guard.asked_for():
-        return tree.map(lambda v: np.asarray(v) if asked(v) else v, x)
+        return tree.map(lambda v: np.asarray(v) if is_copied(v) else v, x)
 
 
 def block_until_ready(x: Tree) -> Tree:
@@ -165,9 +165,9 @@ def live_arrays(platform: str | None = None) -> list[ArrayImpl]:
     >>> any(y is x for y in gf.live_arrays("cpu"))
     True
     """
-    kind = {"gpu": "cuda"}.get(platform or "", platform)
+    wanted = {"gpu": "cuda"}.get(platform or "", platform)
     return [
         x
         for x in gc.get_objects()
-        if type(x) is ArrayImpl and not x.is_deleted() and kind in (None, x.device.kind)
+        if type(x) is ArrayImpl and not x.is_deleted() and wanted in (None, x.device.kind)
     ]

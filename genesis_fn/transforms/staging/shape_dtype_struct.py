@@ -1,4 +1,4 @@
-"""Shapes and dtypes that stand for arrays."""
+"""ShapeDtypeStruct: a shape and dtype that stand for an array, without its values."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ class ShapeDtypeStruct(Described):
 
 
 def abstract_of(x: Any) -> Any:
-    """What a leaf of the arguments is traced as: itself, or a ShapeDtypeStruct for what has
-    shape and dtype."""
+    """A leaf as ahead-of-time tracing takes it: itself, or a ShapeDtypeStruct for anything else
+    that has `shape` and `dtype`."""
     if type(x) is ArrayImpl or isinstance(x, (Tracer, ShapeDtypeStruct)) or type(x) in SCALARS:
         return x
     if isinstance(x, (np.ndarray, np.generic)):

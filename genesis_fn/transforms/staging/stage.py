@@ -1,4 +1,4 @@
-"""Staging: run a function on tracers and record the program that it performs."""
+"""Staging: run a function on tracers and record its operations as a program (`Jaxpr`)."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from genesis_fn.primitives.factories import full
 
 
 class StageTracer(Tracer):
-    """A value of a program being recorded. `eqn` made it; None for an argument."""
+    """A value of a program being recorded: the result of `eqn`, or an argument if that is None."""
 
     __slots__ = ("variable", "eqn")
     owner: StageTrace
@@ -61,7 +61,7 @@ class StageTracer(Tracer):
     def arguments(self) -> list[str]:
         """The arguments of the traced function that this value depends on."""
         made_by = {o: e for e in self.owner.eqns for o in e.outs}
-        found, todo, seen = set(), [self.variable], set()
+        reached, todo, seen = set(), [self.variable], set()
         while todo:
             v = todo.pop()
             if v in seen:
@@ -70,16 +70,16 @@ class StageTracer(Tracer):
             if v in made_by:
                 todo.extend(i for i in made_by[v].ins if type(i) is Var)
             else:
-                found.add(v)
+                reached.add(v)
         return [
             self.owner.labels[i] if i < len(self.owner.labels) else f"argument {i}"
             for i, v in enumerate(self.owner.invars)
-            if v in found
+            if v in reached
         ]
 
 
 class StageTrace(Trace):
-    """Records equations. Arrays and outer tracers that flow in become captured inputs."""
+    """Records equations. Arrays and tracers from outside that it uses become captured inputs."""
 
     __slots__ = ("eqns", "invars", "labels", "captured", "vars_of", "is_tape", "repeated")
 
@@ -90,25 +90,25 @@ class StageTrace(Trace):
         self.repeated = False  # whether it is a loop's body
         self.eqns: list[Eqn] = []
         self.invars: list[Var] = []
-        self.captured: list[tuple[Var, Any]] = []  # keeps the values alive: vars_of keys by id
+        self.captured: list[tuple[Var, Any]] = []  # keeps values alive, whose ids are keys below
         self.vars_of: dict[int, Var] = {}
 
-    def argument(self, kind: Aval, weak: bool = False) -> StageTracer:
+    def argument(self, aval: Aval, weak: bool = False) -> StageTracer:
         """A new input."""
-        v = Var(kind)
+        v = Var(aval)
         self.invars.append(v)
         return StageTracer(self, v, None, weak)
 
     def atom(self, x: Any) -> Any:
-        """The Var (or scalar) that stands for `x` in this program."""
+        """The operand for `x` in this program: a Var, or a Python scalar itself."""
         if type(x) is StageTracer and x.owner is self:
             return x.variable
         if type(x) in SCALARS:
             return x
-        found = self.vars_of.get(id(x))
-        if found is None:
-            found = self.vars_of[id(x)] = self._capture(x)
-        return found
+        var = self.vars_of.get(id(x))
+        if var is None:
+            var = self.vars_of[id(x)] = self._capture(x)
+        return var
 
     def _capture(self, x: Any) -> Var:
         if isinstance(x, Tracer):
@@ -139,7 +139,7 @@ class StageTrace(Trace):
             out = prim.abstract(tuple([i.aval if type(i) is Var else i for i in ins]), params)
         except Exception as error:
             raise located(error) from None
-        line = ctx.line
+        line = ctx.line  # that of the equation being transformed, if there is one
         if line is None:
             line = at_frame(user_frame(2), ctx.scope)
         if prim.multi:
@@ -153,11 +153,12 @@ class StageTrace(Trace):
         return StageTracer(self, v, eqn, gives_weak(prim, args, out))
 
     def finish(self, outs: Sequence[Any], keep_captures: bool = False) -> tuple[Jaxpr, list[Any]]:
-        """(program with captured inputs first, the captured values); dead equations are dropped."""
+        """End the trace: (program with captured inputs first, the captured values). Dead equations
+        are dropped, and captures that only they use unless `keep_captures`."""
         out_atoms = []
         for o in outs:
             atom = self.atom(o)
-            if type(atom) is not Var:
+            if type(atom) is not Var:  # a Python scalar: outputs are variables
                 with running(self):
                     atom = full((), atom, scalar_type(atom)).variable  # pyright: ignore[reportAttributeAccessIssue]
             out_atoms.append(atom)
@@ -172,7 +173,7 @@ class StageTrace(Trace):
 
 
 def scalar_type(x: Scalar) -> DType:
-    """The dtype that a Python scalar has on its own."""
+    """The dtype of a Python scalar where no array decides it."""
     return scalar_dtype(type(x))
 
 
@@ -191,7 +192,7 @@ def stage(
     trace.repeated = repeated
     args = [trace.argument(a, w) for a, w in zip(avals, weak or itertools.repeat(False))]
     before, line = ctx.backward, ctx.line
-    ctx.line = None  # a function of the user's has lines of its own
+    ctx.line = None  # operations of a user's function get the line that they are called from
     try:
         with running(trace):
             outs = f(*args)
@@ -205,7 +206,8 @@ def stage(
 
 
 def share_captures(staged: Sequence[tuple[Jaxpr, list[Any]]]) -> tuple[list[Jaxpr], list[Any]]:
-    """(programs that all take one list of captured values first, that list)."""
+    """(programs that all take the same captured values first, those values): branches of a cond
+    take the same operands."""
     values: list[Any] = []
     at: dict[int, int] = {}
     for _, captured in staged:
@@ -223,7 +225,7 @@ def share_captures(staged: Sequence[tuple[Jaxpr, list[Any]]]) -> tuple[list[Jaxp
 
 
 def stage_closed(f: Callable[..., Sequence[Any]], avals: Sequence[Aval], name: str = "") -> Jaxpr:
-    """The program of a function that captures nothing: the form that program transforms make."""
+    """The program of a function that must capture nothing, as those of program transforms."""
     jaxpr, captured = stage(f, avals, name=name)
     if captured:
         raise errors.UnexpectedTracerError(
@@ -238,7 +240,7 @@ def evaluate(jaxpr: Jaxpr, *args: Array | Scalar) -> list[Any]:
     before = ctx.line
     try:
         for e in jaxpr.eqns:
-            ctx.line = e.where  # what comes of an equation keeps its line
+            ctx.line = e.where  # equations made from this one keep its line
             ins = [env[i] if type(i) is Var else i for i in e.ins]
             outs = bind(e.prim, *ins, **e.params)
             if e.prim.multi:
@@ -252,7 +254,7 @@ def evaluate(jaxpr: Jaxpr, *args: Array | Scalar) -> list[Any]:
 
 @memoized
 def inlined(jaxpr: Jaxpr) -> Jaxpr:
-    """The program with the calls in it (`jit`) replaced by what they run."""
+    """The program with calls of programs (`jit`) inlined."""
     if not any(e.prim.plain for e in jaxpr.eqns):
         return jaxpr
     eqns: list[Eqn] = []

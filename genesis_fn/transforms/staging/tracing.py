@@ -1,4 +1,4 @@
-"""Looking at what a function traces to, and steering when tracing happens."""
+"""Inspect the program of a function (make_jaxpr, eval_shape), and control tracing."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ R = TypeVar("R")
 
 
 class ClosedJaxpr:
-    """A program with the values it captured (`consts`, its first inputs)."""
+    """A program with the values that it captured (`consts`, its first inputs); callable."""
 
     __slots__ = ("jaxpr", "consts")
 
@@ -39,7 +39,7 @@ class ClosedJaxpr:
 
     @property
     def in_avals(self) -> list[Aval]:
-        """The avals of the arguments."""
+        """The avals of the arguments, without the captured values."""
         return self.jaxpr.in_avals[len(self.consts) :]
 
     @property
@@ -157,7 +157,7 @@ def typeof(x: ArrayLike | ShapeDtypeStruct) -> Aval:
 
 
 class _EvalTrace(Trace):
-    """Runs operations on known values at once, and leaves the others to the trace around."""
+    """Runs operations on known values at once, and passes others to the enclosing trace."""
 
     __slots__ = ("parent",)
 
