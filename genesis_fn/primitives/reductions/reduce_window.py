@@ -251,12 +251,12 @@ def reduce_windows(
     """Apply `reduce_window` to several operands of one shape; `computation` takes and returns
     lists."""
     window = window_of(operands[0], *options)
-    kinds = [typeof(x) for x in operands]
-    if any(k.shape != kinds[0].shape for k in kinds):
-        raise errors.ShapeError(f"reduce_window: operands of different shapes, {kinds}")
-    outputs = window.outputs(kinds[0].shape, "reduce_window", kinds[0])
-    given: list[Any] = list(init_values)
-    starts = [full((), v, k.dtype) if type(v) in SCALARS else v for v, k in zip(given, kinds)]
+    avals = [typeof(x) for x in operands]
+    if any(k.shape != avals[0].shape for k in avals):
+        raise errors.ShapeError(f"reduce_window: operands of different shapes, {avals}")
+    outputs = window.outputs(avals[0].shape, "reduce_window", avals[0])
+    values: list[Any] = list(init_values)
+    starts = [full((), v, k.dtype) if type(v) in SCALARS else v for v, k in zip(values, avals)]
     starts = [shapes.broadcast_in_dim(v, outputs, ()) for v in starts]
     return _fold_windows(operands, starts, computation, window)
 
@@ -269,6 +269,7 @@ def _fold_windows(
     if 0 in outputs:
         return starts
     config = [(low, high, a - 1) for (low, high), a in zip(window.padding, window.base_dilation)]
+    # Padding and gaps are filled with zeros, and what they contribute is masked out again.
     gaps = any(v for entry in config for v in entry)
     xs, inside_operand = list(operands), None
     if gaps:
