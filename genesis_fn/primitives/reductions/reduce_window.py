@@ -20,7 +20,7 @@ from genesis_fn.core.types.annotations import Array, Scalar
 from genesis_fn.primitives import shape as shapes
 from genesis_fn.primitives.conv import dilated, padtype_to_pads
 from genesis_fn.primitives.elementwise import select
-from genesis_fn.primitives.factories import KINDS, full, linear, move_batch, no_tangent
+from genesis_fn.primitives.factories import DTYPE_CLASSES, full, linear, move_batch, no_tangent
 from genesis_fn.primitives.reductions.reduce_generic import monoid_of
 
 
@@ -77,11 +77,11 @@ class Window(NamedTuple):
 # ---- sum ----
 
 
-def _window_shape(name: str, kinds: str) -> Callable[..., Aval]:
-    accepts, words = KINDS[kinds]
+def _window_shape(name: str, accepts: str) -> Callable[..., Aval]:
+    admits, words = DTYPE_CLASSES[accepts]
 
     def shape(x: Aval, *, window: Window) -> Aval:
-        if not accepts(x.dtype):
+        if not admits(x.dtype):
             raise errors.DTypeError(f"{name} takes {words}, got {x}")
         return x.update(window.outputs(x.shape, name, x))
 
