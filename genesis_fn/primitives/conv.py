@@ -224,7 +224,7 @@ def _cotangent_of_input(
     windows = _spatial(typeof(w).shape, rhs)
     groups = max(feature_group_count, batch_group_count)
     w = shapes.rev(w, rhs[2:])
-    if groups > 1:
+    if groups > 1:  # groups of output features become groups of input features
         w = _merge_axis(_split_axis(w, rhs[0], groups), rhs[0], rhs[1])
     pads = []
     for n, k, m, (low, _), s, a, b in zip(
@@ -236,6 +236,7 @@ def _cotangent_of_input(
         lhs_dilation,
         rhs_dilation,
     ):
+        # A full correlation pads by the window's length - 1, less what the forward pass padded.
         before = dilated(k, b) - low - 1
         pads.append((before, dilated(n, a) + dilated(k, b) - 1 - dilated(m, s) - before))
     back = bind(

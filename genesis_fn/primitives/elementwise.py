@@ -59,7 +59,7 @@ neg = elementwise(
 add = elementwise(
     "add",
     [ONE, ONE],
-    kinds="any",
+    accepts="any",
     transpose=lambda ct, x, y: [ct if is_linear(x) else None, ct if is_linear(y) else None],
     torch=operator.add,
     python=operator.add,
@@ -84,7 +84,7 @@ sub = elementwise(
 mul = elementwise(
     "mul",
     [lambda o, x, y: y, lambda o, x, y: x],
-    kinds="any",
+    accepts="any",
     transpose=lambda ct, x, y: [mul(ct, y), None] if is_linear(x) else [None, mul(ct, x)],
     torch=operator.mul,
     python=operator.mul,
@@ -97,7 +97,7 @@ mul = elementwise(
 safe_mul = elementwise(
     "safe_mul",
     tangent=lambda ts, o, t, d: _safe_mul_tangent(ts, t, d),
-    kinds="inexact",
+    accepts="inexact",
     transpose=lambda ct, t, d: [safe_mul(ct, d), None],
     torch=lambda t, d: torch.where(t == 0, t, t * d),
     triton=lambda kind, t, d: f"safe_mul({t}, {d})",
@@ -134,7 +134,7 @@ div = elementwise(
 rem = elementwise(
     "rem",
     [ONE, lambda o, x, y: neg(trunc(div(x, y)))],
-    kinds="real",
+    accepts="real",
     triton="rem({0}, {1})",
     cost=8,
 )
@@ -169,7 +169,7 @@ def _pow_dy(o: Any, x: Any, y: Any) -> Any:
 pow = elementwise(
     "pow",
     [_pow_dx, _pow_dy],
-    kinds="inexact",
+    accepts="inexact",
     precision="high",
     torch=operator.pow,
     triton="pow({0}, {1})",
@@ -183,7 +183,7 @@ pow = elementwise(
 # x**y of integers, which wraps as products do. For y < 0 the reciprocal is truncated to an integer:
 # 0 for all x but 1 and -1.
 power_of_integers = elementwise(
-    "power_of_integers", kinds="integer", numpy=np.power, triton="power_of_integers({0}, {1})"
+    "power_of_integers", accepts="integer", numpy=np.power, triton="power_of_integers({0}, {1})"
 )
 
 
@@ -202,7 +202,7 @@ def half(kind: Aval) -> Array:
 max = elementwise(
     "max",
     [_same_if, lambda o, x, y: _same_if(o, y, x)],
-    kinds="ordered",
+    accepts="ordered",
     numpy=np.maximum,
     triton="maximum({0}, {1})",
     scalars=(0, 1),
@@ -211,7 +211,7 @@ max = elementwise(
 min = elementwise(
     "min",
     [_same_if, lambda o, x, y: _same_if(o, y, x)],
-    kinds="ordered",
+    accepts="ordered",
     numpy=np.minimum,
     triton="minimum({0}, {1})",
     scalars=(0, 1),
@@ -223,14 +223,14 @@ atan2 = elementwise(
         lambda o, y, x: div(x, add(mul(x, x), mul(y, y))),
         lambda o, y, x: neg(div(y, add(mul(x, x), mul(y, y)))),
     ],
-    kinds="float",
+    accepts="float",
     precision="high",
     triton="atan2({0}, {1})",
     cost=8,
     transcendental=True,
 )
 nextafter = elementwise(
-    "nextafter", tangent=lambda ts, o, x, y: ts[0], kinds="float", triton=IN_KERNELS
+    "nextafter", tangent=lambda ts, o, x, y: ts[0], accepts="float", triton=IN_KERNELS
 )
 abs = elementwise(
     "abs",
@@ -243,7 +243,7 @@ abs = elementwise(
 )
 
 
-sign = elementwise("sign", kinds="number", numpy=np.sign, triton="sign({0})")
+sign = elementwise("sign", accepts="number", numpy=np.sign, triton="sign({0})")
 
 
 def _abs_tangent(t: Any, o: Any, x: Any) -> Any:
@@ -300,17 +300,22 @@ def reciprocal(x: Array) -> Array:
 
 
 def _compare(
-    name: str, sign: str, op: Callable[..., Any], ufunc: Callable[..., Any], kinds: str, wraps: bool
+    name: str,
+    sign: str,
+    op: Callable[..., Any],
+    ufunc: Callable[..., Any],
+    accepts: str,
+    wraps: bool,
 ) -> PrimitiveFunction:
     def triton(kind: DType, x: str, y: str) -> str:
-        if kind == BOOL and kinds == "ordered":
+        if kind == BOOL and accepts == "ordered":
             # int1 compares as a signed number, whose one is negative.
             return f"({x}.to(tl.int32) {sign} {y}.to(tl.int32))"
         return f"({x} {sign} {y})"
 
     return elementwise(
         name,
-        kinds=kinds,
+        accepts=accepts,
         result=_bool,
         torch=op,
         wraps=wraps,
@@ -330,7 +335,7 @@ ge = _compare("ge", ">=", operator.ge, np.greater_equal, "ordered", False)
 
 bitwise_and = elementwise(
     "and",
-    kinds="bits",
+    accepts="bits",
     torch=operator.and_,
     triton="{0} & {1}",
     python=operator.and_,
@@ -340,7 +345,7 @@ bitwise_and = elementwise(
 )
 bitwise_or = elementwise(
     "or",
-    kinds="bits",
+    accepts="bits",
     torch=operator.or_,
     triton="{0} | {1}",
     python=operator.or_,
@@ -350,7 +355,7 @@ bitwise_or = elementwise(
 )
 bitwise_xor = elementwise(
     "xor",
-    kinds="bits",
+    accepts="bits",
     torch=operator.xor,
     triton="{0} ^ {1}",
     python=operator.xor,
@@ -359,21 +364,21 @@ bitwise_xor = elementwise(
     scalars=(0, 1),
 )
 bitwise_not = elementwise(
-    "not", kinds="bits", torch=torch.bitwise_not, triton="not_({0})", wraps=True, fold=np.invert
+    "not", accepts="bits", torch=torch.bitwise_not, triton="not_({0})", wraps=True, fold=np.invert
 )
 
 
 # Shifting by the width or more gives 0 (or the sign), as JAX defines it.
-shift_left = elementwise("shift_left", kinds="integer", triton="shift_left({0}, {1})")
+shift_left = elementwise("shift_left", accepts="integer", triton="shift_left({0}, {1})")
 shift_right_logical = elementwise(
-    "shift_right_logical", kinds="integer", triton="shift_right_logical({0}, {1})"
+    "shift_right_logical", accepts="integer", triton="shift_right_logical({0}, {1})"
 )
 shift_right_arithmetic = elementwise(
-    "shift_right_arithmetic", kinds="integer", triton="shift_right_arithmetic({0}, {1})"
+    "shift_right_arithmetic", accepts="integer", triton="shift_right_arithmetic({0}, {1})"
 )
 # The number of one bits, and of leading zero bits.
-population_count = elementwise("population_count", kinds="integer", triton="count_bits({0})")
-clz = elementwise("clz", kinds="integer", triton="clz({0})")
+population_count = elementwise("population_count", accepts="integer", triton="count_bits({0})")
+clz = elementwise("clz", accepts="integer", triton="clz({0})")
 
 # ---- exponentials, roots, logistic ----
 
@@ -381,7 +386,7 @@ clz = elementwise("clz", kinds="integer", triton="clz({0})")
 exp = elementwise(
     "exp",
     [lambda y, x: y],
-    kinds="inexact",
+    accepts="inexact",
     precision="high",
     torch=torch.exp,
     triton="exp({0})",
@@ -391,7 +396,7 @@ exp = elementwise(
 exp2 = elementwise(
     "exp2",
     [lambda y, x: mul(y, math.log(2))],
-    kinds="inexact",
+    accepts="inexact",
     precision="high",
     torch=torch.exp2,
     triton="exp2({0})",
@@ -401,7 +406,7 @@ exp2 = elementwise(
 expm1 = elementwise(
     "expm1",
     [lambda y, x: add(y, 1)],
-    kinds="inexact",
+    accepts="inexact",
     precision="high",
     torch=torch.expm1,
     triton="expm1({0})",
@@ -411,7 +416,7 @@ expm1 = elementwise(
 log = elementwise(
     "log",
     tangent=lambda ts, y, x: over(ts[0], x),
-    kinds="inexact",
+    accepts="inexact",
     precision="high",
     torch=torch.log,
     triton="log({0})",
@@ -422,7 +427,7 @@ log = elementwise(
 log1p = elementwise(
     "log1p",
     tangent=lambda ts, y, x: over(ts[0], add(x, 1)),
-    kinds="inexact",
+    accepts="inexact",
     precision="high",
     torch=torch.log1p,
     triton="log1p({0})",
@@ -432,7 +437,7 @@ log1p = elementwise(
 sqrt = elementwise(
     "sqrt",
     tangent=lambda ts, y, x: over(ts[0], mul(y, 2)),
-    kinds="inexact",
+    accepts="inexact",
     precision="high",
     torch=torch.sqrt,
     triton="square_root({0})",
@@ -441,7 +446,7 @@ sqrt = elementwise(
 rsqrt = elementwise(
     "rsqrt",
     [lambda y, x: mul(div(y, x), -0.5)],
-    kinds="inexact",
+    accepts="inexact",
     precision="high",
     torch=torch.rsqrt,
     triton="rsqrt({0})",
@@ -450,7 +455,7 @@ rsqrt = elementwise(
 cbrt = elementwise(
     "cbrt",
     [lambda y, x: div(1, mul(mul(y, y), 3))],
-    kinds="float",
+    accepts="float",
     precision="high",
     triton="cube_root({0})",
     cost=8,
@@ -459,7 +464,7 @@ cbrt = elementwise(
 logistic = elementwise(
     "logistic",
     [lambda y, x: mul(y, sub(1, y))],
-    kinds="inexact",
+    accepts="inexact",
     precision="high",
     torch=torch.sigmoid,
     triton="logistic({0})",
@@ -472,14 +477,14 @@ logistic = elementwise(
 
 
 def _transcendental(
-    name: str, partial: Callable[..., Any], triton: str, kinds: str = "inexact", **options: Any
+    name: str, partial: Callable[..., Any], triton: str, accepts: str = "inexact", **options: Any
 ) -> PrimitiveFunction:
     torch_function = options.pop("torch", None) or getattr(torch, name)
     options.setdefault("cost", 8)
     return elementwise(
         name,
         [partial],
-        kinds=kinds,
+        accepts=accepts,
         precision="high",
         torch=torch_function,
         triton=triton,
@@ -509,7 +514,7 @@ erf = _transcendental(
     "erf",
     lambda y, x: mul(exp(neg(mul(x, x))), _TWO_OVER_SQRT_PI),
     "erf({0})",
-    kinds="float",
+    accepts="float",
     save=True,
     bounded=True,
 )
@@ -517,27 +522,27 @@ erfc = _transcendental(
     "erfc",
     lambda y, x: mul(exp(neg(mul(x, x))), -_TWO_OVER_SQRT_PI),
     "erfc({0})",
-    kinds="float",
+    accepts="float",
     save=True,
 )
 erf_inv = _transcendental(
     "erf_inv",
     lambda y, x: mul(exp(mul(y, y)), 1 / _TWO_OVER_SQRT_PI),
     "erf_inv({0})",
-    kinds="float",
+    accepts="float",
     torch=torch.erfinv,
     cost=20,
 )
-lgamma = _transcendental("lgamma", lambda y, x: digamma(x), "lgamma({0})", kinds="float", cost=30)
+lgamma = _transcendental("lgamma", lambda y, x: digamma(x), "lgamma({0})", accepts="float", cost=30)
 
 # ---- rounding and classification ----
 
-floor = elementwise("floor", kinds="float", torch=torch.floor, triton="floor({0})")
-ceil = elementwise("ceil", kinds="float", torch=torch.ceil, triton="ceil({0})")
-trunc = elementwise("trunc", kinds="float", torch=torch.trunc, triton="trunc({0})")
-round_even = elementwise("round_even", kinds="float", torch=torch.round, triton="round_even({0})")
+floor = elementwise("floor", accepts="float", torch=torch.floor, triton="floor({0})")
+ceil = elementwise("ceil", accepts="float", torch=torch.ceil, triton="ceil({0})")
+trunc = elementwise("trunc", accepts="float", torch=torch.trunc, triton="trunc({0})")
+round_even = elementwise("round_even", accepts="float", torch=torch.round, triton="round_even({0})")
 is_finite = elementwise(
-    "is_finite", kinds="inexact", result=_bool, torch=torch.isfinite, triton=IN_KERNELS
+    "is_finite", accepts="inexact", result=_bool, torch=torch.isfinite, triton=IN_KERNELS
 )
 
 
@@ -663,7 +668,7 @@ def select(c: Array, x: ArrayLike, y: ArrayLike) -> Array:
 real = elementwise(
     "real",
     tangent=lambda ts, y, x: real(ts[0]),
-    kinds="complex",
+    accepts="complex",
     result=dtypes.real_of,
     transpose=lambda ct, x: [complex_(ct, zeros(typeof(ct)))],
     torch=torch.real,
@@ -673,7 +678,7 @@ real = elementwise(
 imag = elementwise(
     "imag",
     tangent=lambda ts, y, x: imag(ts[0]),
-    kinds="complex",
+    accepts="complex",
     result=dtypes.real_of,
     transpose=lambda ct, x: [complex_(zeros(typeof(ct)), neg(ct))],
     torch=torch.imag,
@@ -685,7 +690,7 @@ complex_ = elementwise(
     tangent=lambda ts, o, x, y: complex_(
         instantiate(ts[0], typeof(x)), instantiate(ts[1], typeof(y))
     ),
-    kinds="float",
+    accepts="float",
     result=dtypes.complex_of,
     torch=lambda x, y: torch.complex(*[v.float() if v.itemsize < 4 else v for v in (x, y)]),
     transpose=lambda ct, x, y: [
@@ -697,7 +702,7 @@ complex_ = elementwise(
 conj = elementwise(
     "conj",
     tangent=lambda ts, y, x: conj(ts[0]),
-    kinds="complex",
+    accepts="complex",
     transpose=lambda ct, x: [conj(ct)],
     torch=torch.conj_physical,
     bounded=True,
@@ -722,7 +727,7 @@ def polygamma(n: int, x: Array) -> Array:
 digamma = elementwise(
     "digamma",
     [lambda y, x: polygamma(1, x)],
-    kinds="float",
+    accepts="float",
     precision="high",
     torch=torch.digamma,
     triton="digamma({0})",
@@ -739,7 +744,7 @@ add_n = elementwise(
     "add_n",
     tangent=lambda ts, o, *xs: total([t for t in ts if t is not None]),
     transpose=lambda ct, *xs: [ct if is_linear(x) else None for x in xs],
-    kinds="any",
+    accepts="any",
     wraps=True,
     triton=lambda kind, *xs: "(" + (" | " if kind == BOOL else " + ").join(xs) + ")",
     bounded=True,

@@ -38,7 +38,7 @@ class PrimitiveFunction(Protocol):
 ONE: Any = object()
 NEG: Any = object()
 
-KINDS: dict[str, tuple[Callable[[DType], bool], str]] = {
+DTYPE_CLASSES: dict[str, tuple[Callable[[DType], bool], str]] = {
     "any": (lambda d: True, "any dtype"),
     "number": (lambda d: d != dtypes.BOOL, "numbers"),
     "real": (lambda d: d != dtypes.BOOL and not dtypes.is_complex(d), "real numbers"),
@@ -66,7 +66,7 @@ def elementwise(
     tangent: Callable[..., Any] | None = None,
     transpose: Callable[..., Any] | None = None,
     save: bool = False,
-    kinds: str = "number",
+    accepts: str = "number",
     result: Callable[[DType], DType] | None = None,
     precision: str = "follow",
     torch: Callable[..., Any] | None = None,
@@ -86,7 +86,7 @@ def elementwise(
     * `partials[i](y, *operands)`: the derivative of the result y by operand i; ONE, NEG, or None
       for zero. They are evaluated in the backward pass, or at once (and kept) with `save=True`.
     * `tangent(ts, y, *operands)` instead of partials, where a product with a partial will not do.
-    * `kinds`: the dtypes that are accepted (a key of KINDS); `result` maps the operand dtype.
+    * `accepts`: a key of DTYPE_CLASSES, the dtypes it takes; `result` maps the operand dtype.
     * `bounded`, `flops`, `transcendental`: see `core.primitive.Primitive`.
     * `python`: the function for operands that are all Python scalars.
     * `triton`: an expression in {0}, {1}, ... (narrow floats arrive and leave as float32); `torch`,
@@ -96,13 +96,13 @@ def elementwise(
     def shape(*operands: Any) -> Aval:
         arrays = [a for a in operands if type(a) is Aval]
         first = arrays[0]
-        accepts, words = KINDS[kinds]
+        admits, words = DTYPE_CLASSES[accepts]
         for a in arrays:
             if a.shape != first.shape:
                 raise errors.ShapeError(f"{name}: shapes differ: {describe(operands)}")
             if a.dtype != first.dtype:
                 raise errors.DTypeError(f"{name}: dtypes differ: {describe(operands)}")
-        if not accepts(first.dtype):
+        if not admits(first.dtype):
             raise errors.DTypeError(f"{name} takes {words}, got {describe(operands)}")
         return first if result is None else first.update(dtype=result(first.dtype))
 

@@ -30,14 +30,14 @@ def _fft_shape(x: Aval, *, fft_type: FftType, fft_lengths: tuple[int, ...]) -> A
     what = f"{fft_type.value} of {x} with lengths {list(fft_lengths)}"
     if not 1 <= n <= x.ndim or min(fft_lengths) < 1:
         raise errors.ShapeError(f"{what}: give one positive length for each of the last dimensions")
-    wanted = fft_lengths
+    expected = fft_lengths
     if fft_type is FftType.IRFFT:
-        wanted = (*fft_lengths[:-1], fft_lengths[-1] // 2 + 1)
-    if x.shape[-n:] != wanted:
-        raise errors.ShapeError(f"{what}: the last dimensions must be {list(wanted)}")
-    kinds = (dtypes.F32, dtypes.F64) if fft_type is FftType.RFFT else dtypes.COMPLEX
-    if x.dtype not in kinds:
-        names = " or ".join(k.name for k in kinds)
+        expected = (*fft_lengths[:-1], fft_lengths[-1] // 2 + 1)
+    if x.shape[-n:] != expected:
+        raise errors.ShapeError(f"{what}: the last dimensions must be {list(expected)}")
+    accepted = (dtypes.F32, dtypes.F64) if fft_type is FftType.RFFT else dtypes.COMPLEX
+    if x.dtype not in accepted:
+        names = " or ".join(k.name for k in accepted)
         raise errors.DTypeError(f"{what}: the operand must be {names}")
     if fft_type is FftType.RFFT:
         half = (*x.shape[:-1], fft_lengths[-1] // 2 + 1)

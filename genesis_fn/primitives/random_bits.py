@@ -126,8 +126,8 @@ for _prim in (wrap_p, unwrap_p):
     _prim.words = lambda prim, xs, avals, params: xs[0]
 
 
-def _no_key(given: Aval) -> Aval:
-    raise errors.DTypeError(f"random_unwrap takes random keys, got {given}")
+def _no_key(operand: Aval) -> Aval:
+    raise errors.DTypeError(f"random_unwrap takes random keys, got {operand}")
 
 
 def wrap(words: Array, impl: str) -> Key:

@@ -88,6 +88,7 @@ def _broadcast_index(at: Index, x: Aval, *, shape: tuple[int, ...], dims: tuple[
 
 def _broadcast_transpose(ct: Any, x: Aval, *, shape: tuple[int, ...], dims: tuple[int, ...]):
     new = tuple([d for d in range(len(shape)) if d not in dims])
+    # Summed over new dimensions, and over those that were repeated from length 1.
     grown = tuple([d for n, d in zip(x.shape, dims) if n != shape[d]])
     return reshape(reduce_sum(ct, (*new, *grown)), x.shape)
 
@@ -471,10 +472,10 @@ def _concatenate_shape(*xs: Aval, dimension: int) -> Aval:
 
 
 def _concatenate_linearize(nonzero: Any, *xs: Any, dimension: int) -> Any:
-    kinds = [typeof(x) for x in xs]
+    avals = [typeof(x) for x in xs]
 
     def tangent(*ts: Any) -> Any:
-        return concatenate([instantiate(t, k) for t, k in zip(ts, kinds)], dimension)
+        return concatenate([instantiate(t, k) for t, k in zip(ts, avals)], dimension)
 
     return concatenate(xs, dimension), tangent
 
@@ -546,8 +547,8 @@ def _split_linearize(nonzero: Any, x: Any, *, sizes: tuple[Any, ...], axis: int)
 
 
 def _split_transpose(cts: Sequence[Any], x: Any, *, sizes: tuple[Any, ...], axis: int) -> list[Any]:
-    parts = _split_shape(x.aval, sizes=sizes, axis=axis)
-    return [concatenate([instantiate(ct, k) for ct, k in zip(cts, parts)], axis)]
+    avals = _split_shape(x.aval, sizes=sizes, axis=axis)
+    return [concatenate([instantiate(ct, k) for ct, k in zip(cts, avals)], axis)]
 
 
 def _split_batch(

@@ -32,7 +32,7 @@ def softsign() -> Iterator[Callable]:
     yield elementwise(
         "test_softsign",
         [derivative],
-        kinds="float",
+        accepts="float",
         precision="high",
         torch=torch.nn.functional.softsign,
         triton="{0} / (1 + tl.abs({0}))",

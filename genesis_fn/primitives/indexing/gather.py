@@ -83,7 +83,7 @@ def _gather_batch(
     else:
         operand = move_batch(operand, operand_dim, 0, size)
         indices = move_batch(indices, indices_dim, 0, size)
-        slice_sizes = (min(size, 1), *slice_sizes)
+        slice_sizes = (min(size, 1), *slice_sizes)  # 0 where the batch is empty
         numbers = GatherDimensionNumbers(
             shift_dims(offset),
             shift_dims(collapsed),

@@ -117,7 +117,7 @@ def _slice_batch(
     size: int, xs: Sequence[Any], dims: Sequence[int | None], *, slice_sizes: tuple[int, ...]
 ) -> Any:
     (x, *starts), (d, *start_dims) = xs, dims
-    if all(i is None for i in start_dims):
+    if all(i is None for i in start_dims):  # the batch is one more dimension, taken whole
         starts.insert(d, 0)  # pyright: ignore[reportArgumentType]
         sizes = (*slice_sizes[:d], size, *slice_sizes[d:])
         return bind(dynamic_slice_p, x, *starts, slice_sizes=sizes), d
@@ -165,13 +165,13 @@ def _update_shape(operand: Aval, update: Aval, *starts: Any) -> Aval:
 
 
 def _update_linearize(nonzero: Any, x: Any, u: Any, *starts: Any) -> Any:
-    kinds = typeof(x), typeof(u)
+    avals = typeof(x), typeof(u)
 
     def tangent(tx: Any, tu: Any, *_: Any) -> Any:
         if tx is None and tu is None:
             return None
         return bind(
-            dynamic_update_slice_p, instantiate(tx, kinds[0]), instantiate(tu, kinds[1]), *starts
+            dynamic_update_slice_p, instantiate(tx, avals[0]), instantiate(tu, avals[1]), *starts
         )
 
     return bind(dynamic_update_slice_p, x, u, *starts), tangent
@@ -191,7 +191,7 @@ def _update_batch(size: int, xs: Sequence[Any], dims: Sequence[int | None]) -> A
     x, u = move_batch(x, d, 0, size), move_batch(u, update_dim, 0, size)
     if all(i is None for i in start_dims):
         return bind(dynamic_update_slice_p, x, u, 0, *starts), 0
-    if size == 1:
+    if size == 1:  # one example has one start: no scatter
         single = [s if i is None else reshape(s, ()) for s, i in zip(starts, start_dims)]
         return bind(dynamic_update_slice_p, x, u, 0, *single), 0
     kind, window = typeof(x), typeof(u).shape

@@ -120,9 +120,9 @@ def _scatter_linearize(nonzero: Any, operand: Any, indices: Any, updates: Any, *
 def _set_tangent(
     out: Any, x: Any, indices: Any, u: Any, params: dict[Any, Any]
 ) -> Callable[..., Any]:
-    kinds = typeof(x), typeof(u)
+    avals = typeof(x), typeof(u)
     return lambda tx, tu: bind(
-        scatter_p, instantiate(tx, kinds[0]), indices, instantiate(tu, kinds[1]), **params
+        scatter_p, instantiate(tx, avals[0]), indices, instantiate(tu, avals[1]), **params
     )
 
 
@@ -201,11 +201,12 @@ def _scatter_transpose(
             back = ct
         elif kind == "mul":
             back = bind(scatter_p, ct, indices, updates, **params)
-        else:
+        else:  # set: what was overwritten has no derivative
             back = bind(scatter_p, ct, indices, zeros(of_updates), **params)
     if not is_linear(updates):
         return [back, None, None]
     read = _read_back(ct, indices, of_updates, numbers, mode)
+    # Of windows that overlap one is left in the result: the others get no cotangent.
     if kind == "set" and not params["unique_indices"]:
         read = select(
             _surviving_updates(typeof(ct), indices, of_updates, params), read, zero_of(read)
@@ -295,7 +296,7 @@ def _reads_rows(
 def _gather_transpose(ct: Any, operand: Any, indices: Any, **params: Any) -> list[Any]:
     numbers, sizes = params["dimension_numbers"], params["slice_sizes"]
     batch = typeof(indices).shape[:-1]
-    if _reads_rows(operand.aval, batch, numbers, sizes):
+    if _reads_rows(operand.aval, batch, numbers, sizes):  # the transpose of take_rows
         rows = segment_sum(
             ct,
             reshape(indices, batch),
@@ -320,7 +321,7 @@ def _gather_transpose(ct: Any, operand: Any, indices: Any, **params: Any) -> lis
     ]
 
 
-gather_p.transpose = _gather_transpose
+gather_p.transpose = _gather_transpose  # here, since this module imports gather's
 
 
 def _scatter_function(kind: str, doc: str) -> Callable[..., Any]:
@@ -349,8 +350,8 @@ def _scatter_function(kind: str, doc: str) -> Callable[..., Any]:
     call.__name__ = call.__qualname__ = "scatter" if kind == "set" else f"scatter_{kind}"
     call.__doc__ = (
         f"{doc}\n\n"
-        "    `dimension_numbers` maps dimensions of windows and index vectors to those of the\n"
-        "    operand; see ScatterDimensionNumbers.\n"
+        "    `dimension_numbers` maps dimensions of windows and indices to those of the operand;\n"
+        "    see ScatterDimensionNumbers.\n"
         "    `mode` says what an index out of bounds does; None drops its window.\n"
         "    `unique_indices` promises that no two windows overlap.\n"
     )

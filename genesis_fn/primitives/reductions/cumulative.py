@@ -12,15 +12,22 @@ from genesis_fn.core.primitive import SCALARS, Primitive, bind, is_linear, typeo
 from genesis_fn.core.types.annotations import Array
 from genesis_fn.primitives import shape as shapes
 from genesis_fn.primitives.elementwise import add, convert, div, eq, exp, select, sub
-from genesis_fn.primitives.factories import KINDS, each_operand, full, linear, move_batch, scale
+from genesis_fn.primitives.factories import (
+    DTYPE_CLASSES,
+    each_operand,
+    full,
+    linear,
+    move_batch,
+    scale,
+)
 from genesis_fn.primitives.reductions.reduce import axis_in
 
 
-def _same_shape(name: str, kinds: str) -> Callable[..., Aval]:
-    accepts, words = KINDS[kinds]
+def _same_shape(name: str, accepts: str) -> Callable[..., Aval]:
+    admits, words = DTYPE_CLASSES[accepts]
 
     def shape(x: Aval, *, axis: int, reverse: bool) -> Aval:
-        if not accepts(x.dtype):
+        if not admits(x.dtype):
             raise errors.DTypeError(f"{name} takes {words}, got {x}")
         if not 0 <= axis < x.ndim:
             raise errors.ShapeError(f"{name}: axis {axis} does not fit {x}")

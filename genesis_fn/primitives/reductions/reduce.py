@@ -15,7 +15,7 @@ from genesis_fn.core.primitive import Primitive, bind, typeof
 from genesis_fn.core.types.annotations import Array, DTypeLike
 from genesis_fn.primitives.elementwise import convert, div, eq, scale
 from genesis_fn.primitives.factories import (
-    KINDS,
+    DTYPE_CLASSES,
     PRIM,
     axes_except,
     each_operand,
@@ -91,13 +91,13 @@ def reduce_sum(x: Array, axes: Sequence[int]) -> Array:
 
 
 def reduction(
-    name: str, kinds: str, lowering: Reduce | None, precision: str = "follow"
+    name: str, accepts: str, lowering: Reduce | None, precision: str = "follow"
 ) -> Primitive:
     """Define a primitive that reduces one operand over `axes`, in its dtype."""
 
     def shape(x: Aval, *, axes: tuple[int, ...]) -> Aval:
-        accepts, words = KINDS[kinds]
-        if not accepts(x.dtype):
+        admits, words = DTYPE_CLASSES[accepts]
+        if not admits(x.dtype):
             raise errors.DTypeError(f"{name} takes {words}, got {x}")
         return reduced(x, axes, name)
 
@@ -191,7 +191,7 @@ def reduce_xor(operand: Array, axes: Sequence[int]) -> Array:
 
 def _position(name: str, greatest: bool) -> Primitive:
     def shape(x: Aval, *, axis: int, index_dtype: DType) -> Aval:
-        if not KINDS["ordered"][0](x.dtype):
+        if not DTYPE_CLASSES["ordered"][0](x.dtype):
             raise errors.DTypeError(f"{name} takes real numbers or booleans, got {x}")
         if not dtypes.is_integer(index_dtype):
             raise errors.DTypeError(

@@ -65,20 +65,20 @@ def fold(xs: Sequence[Array], combine: Callable[..., Any], axes: Sequence[int]) 
     kept = axes_except(len(shape), axes)
     n = math.prod([shape[a] for a in axes])
     rest = tuple([shape[a] for a in kept])
-    parts = tuple([reshape(transpose(x, (*axes, *kept)), (n, *rest)) for x in xs])
+    pieces = tuple([reshape(transpose(x, (*axes, *kept)), (n, *rest)) for x in xs])
     odd = []
     while n > 1:
         half = n // 2
         if n % 2:
-            odd.append(tuple([_rows(p, n - 1, n) for p in parts]))
-        parts = combine(
-            tuple([_rows(p, 0, half) for p in parts]),
-            tuple([_rows(p, half, 2 * half) for p in parts]),
+            odd.append(tuple([_rows(p, n - 1, n) for p in pieces]))
+        pieces = combine(
+            tuple([_rows(p, 0, half) for p in pieces]),
+            tuple([_rows(p, half, 2 * half) for p in pieces]),
         )
         n = half
     for last in odd:
-        parts = combine(parts, last)
-    return [reshape(p, rest) for p in parts]
+        pieces = combine(pieces, last)
+    return [reshape(p, rest) for p in pieces]
 
 
 def _rows(x: Any, start: int, stop: int) -> Any:

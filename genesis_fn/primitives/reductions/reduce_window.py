@@ -20,7 +20,7 @@ from genesis_fn.core.types.annotations import Array, Scalar
 from genesis_fn.primitives import shape as shapes
 from genesis_fn.primitives.conv import dilated, padtype_to_pads
 from genesis_fn.primitives.elementwise import select
-from genesis_fn.primitives.factories import KINDS, full, linear, move_batch, no_tangent
+from genesis_fn.primitives.factories import DTYPE_CLASSES, full, linear, move_batch, no_tangent
 from genesis_fn.primitives.reductions.reduce_generic import monoid_of
 
 
@@ -77,11 +77,11 @@ class Window(NamedTuple):
 # ---- sum ----
 
 
-def _window_shape(name: str, kinds: str) -> Callable[..., Aval]:
-    accepts, words = KINDS[kinds]
+def _window_shape(name: str, accepts: str) -> Callable[..., Aval]:
+    admits, words = DTYPE_CLASSES[accepts]
 
     def shape(x: Aval, *, window: Window) -> Aval:
-        if not accepts(x.dtype):
+        if not admits(x.dtype):
             raise errors.DTypeError(f"{name} takes {words}, got {x}")
         return x.update(window.outputs(x.shape, name, x))
 
@@ -251,12 +251,12 @@ def reduce_windows(
     """Apply `reduce_window` to several operands of one shape; `computation` takes and returns
     lists."""
     window = window_of(operands[0], *options)
-    kinds = [typeof(x) for x in operands]
-    if any(k.shape != kinds[0].shape for k in kinds):
-        raise errors.ShapeError(f"reduce_window: operands of different shapes, {kinds}")
-    outputs = window.outputs(kinds[0].shape, "reduce_window", kinds[0])
-    given: list[Any] = list(init_values)
-    starts = [full((), v, k.dtype) if type(v) in SCALARS else v for v, k in zip(given, kinds)]
+    avals = [typeof(x) for x in operands]
+    if any(k.shape != avals[0].shape for k in avals):
+        raise errors.ShapeError(f"reduce_window: operands of different shapes, {avals}")
+    outputs = window.outputs(avals[0].shape, "reduce_window", avals[0])
+    values: list[Any] = list(init_values)
+    starts = [full((), v, k.dtype) if type(v) in SCALARS else v for v, k in zip(values, avals)]
     starts = [shapes.broadcast_in_dim(v, outputs, ()) for v in starts]
     return _fold_windows(operands, starts, computation, window)
 
@@ -269,6 +269,7 @@ def _fold_windows(
     if 0 in outputs:
         return starts
     config = [(low, high, a - 1) for (low, high), a in zip(window.padding, window.base_dilation)]
+    # Padding and gaps are filled with zeros, and what they contribute is masked out again.
     gaps = any(v for entry in config for v in entry)
     xs, inside_operand = list(operands), None
     if gaps:

@@ -168,7 +168,7 @@ def _batch(
 ) -> Any:
     mask = tuple([d is not None for d in dims[1:]])
     operands = at_front(size, xs[1:], dims[1:])
-    if dims[0] is None:
+    if dims[0] is None:  # all examples take the same branch: it stays one cond
         programs, batched_outs = _with_common_outputs(
             lambda b, force: batch_jaxpr(b, size, mask, force, axis_name), branches
         )
@@ -340,6 +340,7 @@ def cond(
         )
     if kind.dtype != dtypes.BOOL:
         condition = ops.ne(condition, 0)
+    # As an index the predicate is 0 for false.
     return _run(ops.convert(condition, dtypes.I32), (false_fun, true_fun), operands, "cond")
 
 
@@ -368,9 +369,11 @@ def _run(
                 labels=labels_of(f, operands),
             )
             staged.append((flat, jaxpr, captured))
+    # Branches take equal operands: what one of them captures is an operand of all.
     branches, consts = share_captures([(jaxpr, captured) for _, jaxpr, captured in staged])
     branches = _same_outputs(branches, staged, functions, what)
     outs = key_uses.user_call(cond_p, index, *consts, *leaves, branches=tuple(branches))
+    # A result is weak only if every branch returns it weak.
     weak = [all(w) for w in zip(*[flat.weak for flat, _, _ in staged])]
     return staged[0][0].output(with_weak_types(outs, weak))
 

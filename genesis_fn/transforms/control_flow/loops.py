@@ -139,6 +139,7 @@ def _batch(
 ) -> Any:
     a, b = cond_consts, body_consts
     batched = [d is not None for d in dims]
+    # A carry that the body returns as it is stays unbatched, however the examples diverge.
     changes = [o is not i for o, i in zip(body.outs, body.invars[b:])]
 
     def step(mask: tuple[bool, ...]) -> tuple[Any, Sequence[bool]]:
@@ -161,6 +162,7 @@ def _batch(
         if checks:
             program, _ = batch_jaxpr(guarded(body), size, (True, *mask), batched_carry, axis_name)
         program = _while_active(test, program, a, b, checks, batched_carry)
+        # The body evaluates the condition as well, so it takes that one's constants first.
         moved = [*moved[:a], *moved[:a], *moved[a:]]
         outs = bind(
             while_p, *moved, cond=_any_active(test), body=program, cond_consts=a, body_consts=a + b
@@ -256,13 +258,14 @@ def _while(
     counter in front of it.
     """
     leaves, treedef, weak = flatten_arrays(init_val, "while_loop's init_val")
+    # Values under vmap, say, are not concrete: then the loop is staged all the same.
     if config.current().disable_jit and all(_concrete(x) for x in leaves):
         value = init_val
         while bool(cond_fun(value)):
             value = body_fun(value)
         return value
     names = [f"{what}: the value{p}" for p in tree.paths(user_value)]
-    names = [""] * (len(leaves) - len(names)) + names
+    names = [""] * (len(leaves) - len(names)) + names  # the counter in front has no name
     weak_outs: list[bool] = []
 
     def body(*xs: Any) -> list[Any]:
@@ -297,7 +300,7 @@ def _while(
                 avals,
                 name=name,
                 weak=weak,
-                repeated=True,
+                repeated=True,  # a key captured from outside draws the same at every step
                 labels=labels_of(body_fun, (init_val,)),
             )
         avals, weak, changed = resolve_weak_carry(avals, weak, body_jaxpr.out_avals)
@@ -390,7 +393,7 @@ def fori_loop(
                 )
             return (ops.add(i, 1), new), None
 
-        functools.update_wrapper(step, body_fun)
+        functools.update_wrapper(step, body_fun)  # messages call the body by the user's name
         names = ["", *(f"fori_loop: the value{p}" for p in tree.paths(init_val))]
         with default_device_of(tree.leaves(init_val)):
             init, length = (as_array(start), init_val), max(stop - start, 0)
@@ -443,13 +446,14 @@ def map(f: Callable[[PyTree], PyTree], xs: PyTree, *, batch_size: int | None = N
         raise ValueError(f"map: batch_size must be 1 or more, got {batch_size}")
     if batch_size is None:
         return scan(lambda _, x: (None, f(x)), None, xs)[1]
+    # A scan over chunks [n // batch_size, batch_size, ...], and one vmap of the remainder.
     from genesis_fn.primitives.shape import concatenate, reshape, slice_in_dim
     from genesis_fn.transforms.batching.mapped_axes import vmap
 
     leaves, treedef, _ = flatten_arrays(xs, "map's xs")
     total = typeof(leaves[0]).shape[0]
     whole = total - total % batch_size
-    parts = []
+    pieces = []
     if whole:
         chunks = [
             reshape(
@@ -459,11 +463,11 @@ def map(f: Callable[[PyTree], PyTree], xs: PyTree, *, batch_size: int | None = N
             for x in leaves
         ]
         done = scan(lambda _, x: (None, vmap(f)(x)), None, tree.unflatten(treedef, chunks))[1]
-        parts.append(tree.map(lambda y: reshape(y, (whole, *typeof(y).shape[2:])), done))
+        pieces.append(tree.map(lambda y: reshape(y, (whole, *typeof(y).shape[2:])), done))
     if whole < total:
         rest = [slice_in_dim(x, whole, total, axis=0) for x in leaves]
-        parts.append(vmap(f)(tree.unflatten(treedef, rest)))
-    return parts[0] if len(parts) == 1 else tree.map(lambda *ys: concatenate(ys, 0), *parts)
+        pieces.append(vmap(f)(tree.unflatten(treedef, rest)))
+    return pieces[0] if len(pieces) == 1 else tree.map(lambda *ys: concatenate(ys, 0), *pieces)
 
 
 def associative_scan(

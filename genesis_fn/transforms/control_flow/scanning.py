@@ -91,6 +91,7 @@ def _split_invariant(
     A residual that depends on constants only is computed once, before the loop, instead of being
     stacked `length` times; one that is a slice of xs is the xs operand itself.
     """
+    # Equations are in order of dependence: one pass finds all that depend on constants alone.
     invariant: set[Var] = set(forward.invars[:consts])
     before: list[Eqn] = []
     for e in forward.eqns:
@@ -114,6 +115,7 @@ def _split_invariant(
             sources.append(("stacked", steps))
             steps += 1
     pre = Jaxpr(forward.invars[:consts], dead_code(before, hoisted)[0], hoisted, (), forward.name)
+    # The body keeps an invariant equation only if a step reads its result.
     body_outs = [*forward.outs[:outs], *kept]
     body = Jaxpr(forward.invars, dead_code(forward.eqns, body_outs)[0], body_outs, (), forward.name)
     return pre, body, sources
@@ -203,14 +205,15 @@ def _transpose(
     end = len(operands) - b
     invariant, moving = operands[:a], operands[end:]
     linear = operands[a:end]
-    kinds = [x.aval if is_linear(x) else typeof(x) for x in linear]
+    avals = [x.aval if is_linear(x) else typeof(x) for x in linear]
     n_consts = consts - a
     ys = jaxpr.out_avals[carry:]
-    ct_carry = [instantiate(c, k) for c, k in zip(cts[:carry], kinds[n_consts:])]
+    # A loop's body has one signature, so cotangents that are zero become arrays.
+    ct_carry = [instantiate(c, k) for c, k in zip(cts[:carry], avals[n_consts:])]
     ct_ys = [instantiate(c, stacked(k, length)) for c, k in zip(cts[carry:], ys)]
     # A constant's cotangent is a sum over the steps, carried in float32 at least and rounded once:
     # a 16-bit sum would lose a rounding at every step.
-    sums = [k.update(dtype=dtypes.widened(k.dtype)) for k in kinds[:n_consts]]
+    sums = [k.update(dtype=dtypes.widened(k.dtype)) for k in avals[:n_consts]]
     body = _transposed_body(jaxpr, a, n_consts, carry, b)
     outs = bind(
         scan_p,
@@ -223,11 +226,11 @@ def _transpose(
         consts=a,
         carry=n_consts + carry,
         length=length,
-        reverse=not reverse,
+        reverse=not reverse,  # the steps are transposed in the opposite order
         unroll=unroll,
         residuals=(0, 0),
     )
-    back = [convert(o, k.dtype) for o, k in zip(outs[:n_consts], kinds)] + outs[n_consts:]
+    back = [convert(o, k.dtype) for o, k in zip(outs[:n_consts], avals)] + outs[n_consts:]
     return [None] * a + [o if is_linear(x) else None for o, x in zip(back, linear)] + [None] * b
 
 
@@ -283,6 +286,7 @@ def _jvp(
     (program, nonzero_outs), mask = fixed_point(step, [t is not None for t in tangents], at)
     ts = [instantiate(t, typeof(p)) if m else None for t, p, m in zip(tangents, primals, mask)]
     n = len(primals)
+    # `jvp_jaxpr` puts tangents last; a scan's operands and results are grouped by their role.
     order = _Interleaved(consts, carry, n, mask)
     body = Jaxpr(
         [program.invars[i] for i in order.ins],
@@ -427,7 +431,7 @@ def named_scan(
     """Run `scan`; `names` are what errors call the leaves of the carry."""
     if unroll is not True and operator.index(unroll) < 0:
         raise ValueError(f"scan: unroll is a bool or the number of steps at a time, got {unroll}")
-    operands = tree.leaves((init, xs))
+    operands = tree.leaves((init, xs))  # Python numbers among them go to the arrays' device
     with default_device_of(operands):
         inits, carry_tree, weak = flatten_arrays(init, "scan's init")
         leaves, xs_tree, _ = flatten_arrays(xs, "scan's xs")
@@ -440,6 +444,7 @@ def named_scan(
         )
     count = len(inits)
     if unroll is True or (type(unroll) is int and unroll >= max(length, 2)):
+        # No scan at all: the body's equations are recorded, or run, once per step.
         outs = _unrolled(jaxpr, captured, inits, leaves, length, reverse)
     else:
         outs = key_uses.user_call(
@@ -528,7 +533,7 @@ def _body(
             if not is_value(y):
                 raise _not_an_array(y, f"scan: y{path}", name)
         new = [as_array(x) for x in new]
-        if mode == "cast":
+        if mode == "cast":  # a weak leaf stays weak, so that the types settle in one round
             new = [with_weak(convert(x, k.dtype), w) for x, k, w in zip(new, avals, weak)]
         result = new + [as_array(y) for y in ys]
         weak_outs = [x.weak for x in result]
@@ -544,7 +549,7 @@ def _body(
             name=name,
             labels=labels,
             weak=[*weak, *slices_weak],
-            repeated=True,
+            repeated=True,  # a key captured from outside draws the same at every step
         )
         outs = jaxpr.out_avals[:count]
         avals, weak, changed = resolve_weak_carry(avals, weak, outs)

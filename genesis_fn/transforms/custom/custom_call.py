@@ -163,9 +163,9 @@ def push_program(jaxpr: Jaxpr, saved: tuple[Aval, ...], nonzero: tuple[bool, ...
     return Jaxpr([*inputs, *map(Var, saved), *tangents], eqns, outs, (), jaxpr.name)
 
 
-def _floating(ts: Sequence[Any], kinds: Sequence[Aval]) -> list[Any]:
+def _floating(ts: Sequence[Any], avals: Sequence[Aval]) -> list[Any]:
     """The tangents, None for outputs that have no derivatives."""
-    return [t if dtypes.is_inexact(k.dtype) else None for t, k in zip(ts, kinds, strict=True)]
+    return [t if dtypes.is_inexact(k.dtype) else None for t, k in zip(ts, avals, strict=True)]
 
 
 # ---- the primitive's rules ----
@@ -205,7 +205,7 @@ def _linearize(
     nonzero: Sequence[bool], *xs: Any, call: CustomCall, jaxpr: Jaxpr | None
 ) -> tuple[list[Any], Callable[..., Any]]:
     outs, saved, back = call.fwd(nonzero, xs)
-    n, count, kinds = len(xs), len(saved), [typeof(o) for o in outs]
+    n, count, out_avals = len(xs), len(saved), [typeof(o) for o in outs]
     perturbed = [m and dtypes.is_inexact(typeof(x).dtype) for m, x in zip(nonzero, xs)]
     residuals = [*saved, *xs] if call.forward else saved
 
@@ -213,13 +213,13 @@ def _linearize(
     def push(*operands: Any) -> list[Any]:
         primals, tangents = operands[count : count + n], filled(perturbed, operands[count + n :])
         ts = call.jvp(primals, tangents)[1]
-        return [instantiate(t, k) for t, k in zip(ts, kinds)]
+        return [instantiate(t, k) for t, k in zip(ts, out_avals)]
 
     def pull(residuals: Sequence[Any], cts: Sequence[Any]) -> list[Any]:
         return [ct for ct, m in zip(back(residuals[:count], cts), perturbed) if m]
 
     linear = LinearCall(
-        call.name, len(residuals), kinds, push if call.forward else None, pull, call.programs
+        call.name, len(residuals), out_avals, push if call.forward else None, pull, call.programs
     )
     avals = [typeof(x) for x in (*residuals, *(x for x, m in zip(xs, perturbed) if m))]
     # A recorded call lies in a program that is kept, so its linear map must be a program as well.
@@ -352,11 +352,11 @@ class Batched(Wrapped):
         return [0 if self.batched else None] * len(outs)
 
     def _batch_leading(self, trace: BatchTrace, outs: Sequence[Any]) -> list[Any]:
-        parts = [trace.split(x) for x in outs]
-        self.batched = self.batched or any(d is not None for _, d in parts)
+        split_outs = [trace.split(x) for x in outs]
+        self.batched = self.batched or any(d is not None for _, d in split_outs)
         if not self.batched:
             return list(outs)
-        return [x if x is None else move_batch(x, d, 0, self.size) for x, d in parts]
+        return [x if x is None else move_batch(x, d, 0, self.size) for x, d in split_outs]
 
     def fun(self, *xs: Array) -> list[Array]:
         with self._running() as trace:
@@ -376,9 +376,9 @@ class Batched(Wrapped):
     ) -> tuple[list[Any], list[Any], Callable[..., Any]]:
         with self._running() as trace:
             outs, saved, pull = self.call.fwd(nonzero, _tracers(trace, xs, self.dims))
-        parts = [trace.split(r) for r in saved]
-        back = functools.partial(self._pull_with, pull, [d for _, d in parts], self.dims)
-        return self._batch_leading(trace, outs), [r for r, _ in parts], back
+        split_residuals = [trace.split(r) for r in saved]
+        back = functools.partial(self._pull_with, pull, [d for _, d in split_residuals], self.dims)
+        return self._batch_leading(trace, outs), [r for r, _ in split_residuals], back
 
     def pull(self, residuals: Sequence[Any], cts: Sequence[Any]) -> list[Any]:
         n = len(residuals)

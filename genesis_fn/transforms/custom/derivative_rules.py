@@ -124,10 +124,10 @@ class _UserCall(CustomCall):
         static = [a for i, a in args if i in self.static]
         return static, tuple([a for i, a in args if i not in self.static])
 
-    def _zeros(self, ts: Sequence[Any], kinds: Sequence[Aval]) -> list[Any]:
+    def _zeros(self, ts: Sequence[Any], avals: Sequence[Aval]) -> list[Any]:
         """Tangents or cotangents with the zeros that the rules take."""
         zero = SymbolicZero if self.symbolic_zeros else zeros
-        return [zero(k) if t is None else t for t, k in zip(ts, kinds, strict=True)]
+        return [zero(k) if t is None else t for t, k in zip(ts, avals, strict=True)]
 
     def fun(self, *xs: Any) -> list[Any]:
         out = self.owner.fun(*tree.unflatten(self.in_tree, xs))
@@ -136,9 +136,9 @@ class _UserCall(CustomCall):
 
     def jvp(self, primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[list[Any], list[Any]]:
         owner = self.owner
-        static, given = self._arguments(primals)
-        _, moved = self._arguments(self._zeros(tangents, self.in_avals))
-        out, tangent = owner.pair(owner.jvp(*static, given, moved), "jvp", "tangent")
+        static, values = self._arguments(primals)
+        _, derivatives = self._arguments(self._zeros(tangents, self.in_avals))
+        out, tangent = owner.pair(owner.jvp(*static, values, derivatives), "jvp", "tangent")
         outs, self.output_info = flatten_output(out, self.name)
         ts, t_tree = flatten_output(tree.map(_dense, tangent), self.name)
         if t_tree != self.output_info:
@@ -156,25 +156,25 @@ class _UserCall(CustomCall):
     def fwd(
         self, nonzero: Sequence[bool], xs: Sequence[Any]
     ) -> tuple[list[Any], list[Any], Callable[..., Any]]:
-        given: Sequence[Any] = xs
+        inputs: Sequence[Any] = xs
         if self.symbolic_zeros:
-            given = [
+            inputs = [
                 CustomVJPPrimal(x, n and dtypes.is_inexact(k.dtype))
                 for x, n, k in zip(xs, nonzero, self.in_avals, strict=True)
             ]
-        owner, args = self.owner, tree.unflatten(self.in_tree, given)
+        owner, args = self.owner, tree.unflatten(self.in_tree, inputs)
         out, saved = owner.pair(owner.fwd(*args), "fwd", "residuals")
         outs, out_tree = flatten_output(out, self.name)
         saved, saved_tree = flatten_output(saved, self.name)
         self.output_info, out_kinds = out_tree, [typeof(o) for o in outs]
 
         def pull(residuals: Sequence[Any], cts: Sequence[Any]) -> list[Any]:
-            static, kinds = self._arguments(self.in_avals)
+            static, avals = self._arguments(self.in_avals)
             res = tree.unflatten(saved_tree, residuals)
             ct = tree.unflatten(out_tree, self._zeros(cts, out_kinds))
             line, ctx.line = ctx.line, None  # operations of the rule have lines of their own
             try:
-                return self._cotangents(owner.bwd(*static, res, ct), kinds)
+                return self._cotangents(owner.bwd(*static, res, ct), avals)
             finally:
                 ctx.line = line
 
@@ -321,12 +321,12 @@ class _Differentiated(CustomFunction[P, R]):
         if problem := self.missing_rules():
             what = f"{self.name}: {problem}\n  at {where().describe()}"
             raise errors.NotDifferentiableError(what)
-        given: Any = self.positional(args, kwargs)
-        if ctx.trace is None:
-            return self.fun(*as_taken(given))
-        given = tuple([self.array_or_static(i, a) for i, a in enumerate(given)])
-        leaves, in_tree, _ = flatten_arrays(given, f"an argument of {self.name}: ")
-        static = [i for i, a in enumerate(given) if type(a) is Static]
+        arguments: Any = self.positional(args, kwargs)
+        if ctx.trace is None:  # nothing differentiates, batches or records: the rules do not matter
+            return self.fun(*as_taken(arguments))
+        arguments = tuple([self.array_or_static(i, a) for i, a in enumerate(arguments)])
+        leaves, in_tree, _ = flatten_arrays(arguments, f"an argument of {self.name}: ")
+        static = [i for i, a in enumerate(arguments) if type(a) is Static]
         call = _UserCall(self, static, in_tree, leaves)
         outs = bind(custom_call_p, *leaves, call=call, jaxpr=None)
         return tree.unflatten(call.output_info, outs)
@@ -355,8 +355,8 @@ class _Differentiated(CustomFunction[P, R]):
         """Return what a rule returned, if it is a pair. Raises TreeError otherwise."""
         if isinstance(out, tuple) and len(out) == 2:
             return out
-        wanted = f"must return (output, {what}), got {out!r:.80}"
-        raise self.rule_error(errors.TreeError, rule, wanted, missing(out))
+        problem = f"must return (output, {what}), got {out!r:.80}"
+        raise self.rule_error(errors.TreeError, rule, problem, missing(out))
 
 
 class custom_jvp(_Differentiated[P, R]):

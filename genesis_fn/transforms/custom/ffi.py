@@ -107,7 +107,7 @@ class _TorchVJP(_Function):
             args = _tracked(xs[:count], positions, again)
             pairs = [(o, ct) for o, ct in zip(f(*args), xs[count:], strict=True) if o.requires_grad]
             inputs = [args[i] for i in positions]
-            if not pairs:
+            if not pairs:  # no output depends on these arguments
                 return [torch.zeros_like(a) for a in inputs]
             outs, cts = zip(*pairs)
             grads = _grad(outs, inputs, cts, again)
@@ -375,6 +375,7 @@ def triton_call(
     return _with_vjp(settings, out_tree, vjp)(*arrays)
 
 
+# Kept by its arguments: a new custom_vjp at every call would stage its rules again.
 @functools.lru_cache(maxsize=256)
 def _with_vjp(
     settings: tuple[Any, ...], out_tree: Any, vjp: Callable[..., Any]

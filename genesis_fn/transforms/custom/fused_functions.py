@@ -168,10 +168,17 @@ def _linearize(
     forward, backward = op.vjp
     outs, out_tree = forward.bind(xs, jaxpr.cache["in_tree"], static)
     primals, saved = outs[: len(jaxpr.outs)], outs[len(jaxpr.outs) :]
-    mask, kinds = tuple(nonzero), tuple([typeof(s) for s in saved])
-    push = push_program(jaxpr, kinds, mask)
+    mask, saved_avals = tuple(nonzero), tuple([typeof(s) for s in saved])
+    # Forward mode differentiates the reference; reverse mode runs the backward function.
+    push = push_program(jaxpr, saved_avals, mask)
     back = _backward_program(
-        jaxpr, backward, kinds, out_tree.children()[1], Frozen(static), mask, trace_context_key()
+        jaxpr,
+        backward,
+        saved_avals,
+        out_tree.children()[1],
+        Frozen(static),
+        mask,
+        trace_context_key(),
     )
 
     def apply(*ts: Any) -> list[Any]:
@@ -210,7 +217,7 @@ def _backward_program(
         cts = tree.unflatten(jaxpr.cache["out_tree"], xs[count + len(saved) :])
         returned = backward.apply((res, cts), {"needs": needs, **dict(static.value)})
         cotangents = tree.leaves(returned, is_leaf=lambda x: x is None)
-        if len(cotangents) == len(args):
+        if len(cotangents) == len(args):  # one per argument, not per differentiable one
             cotangents = [g for g, a in zip(cotangents, args) if dtypes.is_inexact(a.dtype)]
         return [instantiate(g, a) for g, (a, n) in zip(cotangents, inexact, strict=True) if n]
 
@@ -231,6 +238,7 @@ def _batch(
         result = op.batch(size, xs, dims, **dict(static))
         if result is not None:
             return result
+    # Rows take the batch as one more leading dimension, as long as no shared argument is batched.
     shared = [d is None for d, row in zip(dims, op.rows or ()) if not row]
     if op.rows is not None and len(op.rows) == len(xs) and all(shared):
         moved = [move_batch(x, d, 0, size) if row else x for x, d, row in zip(xs, dims, op.rows)]

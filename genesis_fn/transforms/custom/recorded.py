@@ -87,16 +87,16 @@ class Recorded(CustomCall):
     def programs(self) -> list[Jaxpr]:
         return [j for programs in self.programs_by_mask.values() for j in programs]
 
-    def _nonzero(self, given: Sequence[bool]) -> tuple[bool, ...]:
+    def _nonzero(self, mask: Sequence[bool]) -> tuple[bool, ...]:
         """Drop the captured values from the mask of what is differentiated. Raises
         NotDifferentiableError if one of them is."""
-        if any(given[: self.consts]):
+        if any(mask[: self.consts]):
             raise errors.NotDifferentiableError(
                 f"{self.name} closes over a value that is being differentiated; its derivative "
                 f"rule cannot know of it\n  at {where().describe()}\n"
                 "  pass the value as an argument, or wrap it in stop_gradient"
             )
-        return tuple(given[self.consts :])
+        return tuple(mask[self.consts :])
 
     def jvp(self, primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[list[Any], list[Any]]:
         program, *_ = self.rules(self._nonzero([t is not None for t in tangents]))
@@ -115,8 +115,8 @@ class Recorded(CustomCall):
         def pull(residuals: Sequence[Any], cts: Sequence[Any]) -> list[Any]:
             *_, backward = self.rules(mask, tuple([ct is not None for ct in cts]))
             dense = [instantiate(ct, k) for ct, k in zip(cts, self.out_avals, strict=True)]
-            given = [False] * self.consts + [dtypes.is_inexact(k.dtype) for k in self.in_avals]
-            return filled(given, bind(jit_p, *residuals, *dense, jaxpr=backward))
+            floating = [False] * self.consts + [dtypes.is_inexact(k.dtype) for k in self.in_avals]
+            return filled(floating, bind(jit_p, *residuals, *dense, jaxpr=backward))
 
         return outs[:count], [*xs[: self.consts], *outs[count:]], pull
 
@@ -168,8 +168,8 @@ class Recorded(CustomCall):
         def bwd(*xs: Any) -> list[Any]:
             return [ct for ct in pull(xs[:n], _masked(cts, xs[n:])) if ct is not None]
 
-        kinds, weak = [*saved, *self.out_avals], [*saved_weak, *self.out_weak]
-        return [forward, stage(bwd, kinds, name=self.name, weak=weak)]
+        avals, weak = [*saved, *self.out_avals], [*saved_weak, *self.out_weak]
+        return [forward, stage(bwd, avals, name=self.name, weak=weak)]
 
 
 def _masked(mask: Mask, xs: Sequence[Any]) -> list[Any]:
@@ -248,15 +248,15 @@ def _record(call: CustomCall, xs: Sequence[Any]) -> list[Any]:
 
 def _recorded(key: tuple[Any, ...], call: CustomCall, xs: Sequence[Any]) -> Recording:
     """Stage the function and its rules, and keep the recording if it closes over no tracer."""
-    kinds, weak, out_weak = [typeof(x) for x in xs], [x.weak for x in xs], []
+    avals, weak, out_weak = [typeof(x) for x in xs], [x.weak for x in xs], []
 
     def primal(*args: Any) -> list[Any]:
         outs = call.fun(*args)
         out_weak[:] = [o.weak for o in outs]
         return outs
 
-    first = stage(primal, kinds, name=call.name, weak=weak)
-    recorded = Recorded(call, kinds, weak, first[0].out_avals, out_weak)
+    first = stage(primal, avals, name=call.name, weak=weak)
+    recorded = Recorded(call, avals, weak, first[0].out_avals, out_weak)
     with _StagingRules(key) as staging:
         (jaxpr, *programs), consts = share_captures([first, *recorded.staged(call)])
     recorded.consts, recording = len(consts), (jaxpr, recorded, consts)

@@ -70,6 +70,7 @@ def _full(prim: Primitive, xs: Any, avals: Any, params: dict[Any, Any]) -> Any:
 
 def _equal(prim: Primitive, xs: Sequence[Any], avals: Sequence[Any], params: dict[Any, Any]) -> Any:
     same = bind(prim, *xs)
+    # Keys are equal if both words are, and differ if one does.
     combine = reduce.reduce_and if prim is elementwise.eq.prim else reduce.reduce_or
     return combine(same, (typeof(same).ndim - 1,))
 
@@ -150,6 +151,7 @@ def physical(jaxpr: Jaxpr) -> Jaxpr:
         variable = Var(v.aval.physical) if _is_key(v) else v
         trace.invars.append(variable)
         env[v] = StageTracer(trace, variable)
+    # New equations get the line of the old one, and belong to a backward pass if it does.
     before = ctx.line, ctx.backward
     try:
         with running(trace):
@@ -158,7 +160,7 @@ def physical(jaxpr: Jaxpr) -> Jaxpr:
                 ctx.line, ctx.backward = e.where, e.backward
                 if _touches_keys(e):
                     outs = on_words(e, xs)
-                else:
+                else:  # keeps its output variables, so that only the operands are replaced
                     e = e.replace(ins=[x.variable if type(x) is StageTracer else x for x in xs])
                     trace.eqns.append(e)
                     outs = [StageTracer(trace, v, e) for v in e.outs]

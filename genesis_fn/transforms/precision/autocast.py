@@ -91,6 +91,7 @@ def _operands(xs: Sequence[Any], cls: str, low: DType) -> list[Any]:
     floats = [d for d in floats if dtypes.is_float(d)]
     if not floats:
         return list(xs)
+    # No class narrows float64: nobody has it but by asking for it.
     if cls == "low" and dtypes.F64 not in floats:
         target = low
     elif cls == "high":
@@ -152,10 +153,13 @@ class AutocastTrace(Trace):
         try:
             if self.policy is None:
                 return bind(prim, *map(without_autocast, args), **params)
-            if prim.stage is not None:  # a custom call
+            if (
+                prim.stage is not None
+            ):  # a custom call: its rules are opaque, so it keeps its dtypes
                 call = params["call"] if params["jaxpr"] else Unaffected(params["call"])
                 outs = bind(prim, *map(without_autocast, args), call=call, jaxpr=params["jaxpr"])
                 return [AutocastTracer(self, o, o.aval, o.weak) for o in outs]
+            # On the avals that the program sees: errors are those that it has without `amp`.
             try:
                 out = prim.abstract(avals, params)
             except Exception as error:
@@ -164,7 +168,7 @@ class AutocastTrace(Trace):
             rule = _RULES.get(prim)
             if rule is not None:
                 result = rule(prim, avals, xs, params, self.policy)
-            elif any(True for _ in jaxprs_in(params)):
+            elif any(True for _ in jaxprs_in(params)):  # runs programs that no rule rewrites
                 result = bind(prim, *map(without_autocast, args), **params)
             else:
                 xs = _operands(xs, self.policy.of(prim, params), self.policy.compute)
@@ -285,6 +289,8 @@ def _rewrite_scan(
     params: dict[str, Any],
     policy: AutocastPolicy,
 ) -> Any:
+    # The carry keeps its dtypes, since what goes in and comes out must agree; constants, xs and ys
+    # may be narrow.
     inner, consts, carry = params["jaxpr"], params["consts"], params["carry"]
     start = consts + carry
     xs = [
@@ -303,6 +309,7 @@ def _rewrite_while(
     params: dict[str, Any],
     policy: AutocastPolicy,
 ) -> Any:
+    # The condition is not rewritten, so it needs its constants and the carry as they are.
     xs = [x if type(x) in SCALARS else _cast(x, k.dtype) for x, k in zip(xs, avals)]
     body = params["body"]
     program = autocast_jaxpr(body, policy, tuple(body.in_avals), (True,) * len(body.outs))
@@ -316,6 +323,7 @@ def _rewrite_cond(
     params: dict[str, Any],
     policy: AutocastPolicy,
 ) -> Any:
+    # Outputs keep their dtypes: those of all branches must agree.
     branches = tuple(
         [
             autocast_jaxpr(b, policy, _avals(xs[1:]), (True,) * len(b.outs))
@@ -451,6 +459,7 @@ def amp(
             outs = AutocastTrace(ctx.trace, precision, called).run(flat, leaves, _avals(leaves))
             return flat.called([without_autocast(o) for o in outs])
         jaxpr, captured = stage(flat, _avals(leaves), name=name_of(fun), weak=weak)
+        # Also if not enabled: the region is what the `amp` around it leaves alone.
         if enabled:
             avals = tuple(jaxpr.in_avals)
             jaxpr = autocast_jaxpr(jaxpr, precision, avals, (True,) * len(jaxpr.outs))
