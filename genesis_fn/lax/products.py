@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from genesis_fn.core import dtypes, errors
 from genesis_fn.core.convert import as_array
@@ -11,14 +11,14 @@ from genesis_fn.core.primitive import typeof
 from genesis_fn.core.types.annotations import Array, ArrayLike, DTypeLike
 from genesis_fn.lax.operands import array
 from genesis_fn.primitives import elementwise as ops
-from genesis_fn.primitives.conv import conv_dimension_numbers, conv_general_dilated_patches
-from genesis_fn.primitives.dot_general import dot_general
+from genesis_fn.primitives.conv import (
+    ConvDimensionNumbersLike,
+    conv_dimension_numbers,
+    conv_general_dilated_patches,
+)
+from genesis_fn.primitives.dot_general import DotDimensionNumbers, PrecisionLike, dot_general
 from genesis_fn.primitives.reductions.cumulative import cumsum
 from genesis_fn.primitives.shape import broadcast_in_dim, iota, reshape, transpose
-
-if TYPE_CHECKING:
-    from genesis_fn.primitives.conv import ConvDimensionNumbersLike
-    from genesis_fn.primitives.dot_general import DotDimensionNumbers, PrecisionLike
 
 
 def conv_general_dilated_local(

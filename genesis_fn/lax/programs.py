@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from genesis_fn.core import device as devices, dtypes, tree
 from genesis_fn.core.convert import as_array
@@ -11,16 +11,17 @@ from genesis_fn.core.primitive import ctx, default_device_of, typeof
 from genesis_fn.core.types.annotations import Array, ArrayLike, DTypeLike, PyTree
 from genesis_fn.lax.operands import array
 from genesis_fn.primitives import elementwise as ops
-from genesis_fn.primitives.conv import conv_dimension_numbers, conv_p, padtype_to_pads
-from genesis_fn.primitives.dot_general import dot_general
+from genesis_fn.primitives.conv import (
+    ConvDimensionNumbersLike,
+    conv_dimension_numbers,
+    conv_p,
+    padtype_to_pads,
+)
+from genesis_fn.primitives.dot_general import PrecisionLike, dot_general
 from genesis_fn.primitives.reductions.cumulative import cumsum
 from genesis_fn.primitives.shape import broadcast_in_dim, iota, optimization_barrier
 from genesis_fn.transforms.jitting import jit
 from genesis_fn.transforms.staging.tracing import named_call
-
-if TYPE_CHECKING:
-    from genesis_fn.primitives.conv import ConvDimensionNumbersLike
-    from genesis_fn.primitives.dot_general import PrecisionLike
 
 
 def composite(decomposition: Callable[..., Any], name: str, version: int = 0) -> Callable[..., Any]:

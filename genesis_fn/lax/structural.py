@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, cast, overload
+from typing import Any, cast, overload
 
 import numpy as np
 
@@ -22,6 +22,7 @@ from genesis_fn.primitives import (
     shape as shapes,
     sort as sorts,
 )
+from genesis_fn.primitives.dot_general import DotDimensionNumbers, PrecisionLike
 from genesis_fn.primitives.elementwise import convert, gt, select
 from genesis_fn.primitives.fft import FftType
 from genesis_fn.primitives.indexing import gather, indexing, scatter
@@ -37,9 +38,6 @@ from genesis_fn.primitives.reductions import (
     reduce_window as windows,
 )
 from genesis_fn.primitives.shape import canonical_axis
-
-if TYPE_CHECKING:
-    from genesis_fn.primitives.dot_general import DotDimensionNumbers, PrecisionLike
 
 # ---- shape ----
 

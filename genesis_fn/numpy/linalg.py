@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
+from typing import Any, Literal, NamedTuple, overload
 
 import numpy as np
 
@@ -42,12 +42,10 @@ from genesis_fn.numpy.mathematics.ufuncs import (
     subtract,
 )
 from genesis_fn.primitives import elementwise as p, linalg
+from genesis_fn.primitives.dot_general import PrecisionLike
 from genesis_fn.primitives.factories import full
 from genesis_fn.primitives.shape import broadcasted_iota, canonical_axes, canonical_axis, reshape
 from genesis_fn.transforms.custom.derivative_rules import custom_jvp
-
-if TYPE_CHECKING:
-    from genesis_fn.primitives.dot_general import PrecisionLike
 
 LinAlgError = np.linalg.LinAlgError
 

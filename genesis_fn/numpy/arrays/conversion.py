@@ -92,6 +92,7 @@ def concrete(x: Array, use: str) -> ArrayImpl:
     where it is known but carries a tangent that the copy would lose."""
     if type(x) is ArrayImpl:
         return live(x)
+    assert isinstance(x, Tracer)
     if x.owner.ended():
         raise traced_error(x, use)
     found = x.concrete()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from genesis_fn.core import dtypes, errors
 from genesis_fn.core.types.annotations import Array, ArrayLike, Axis, DTypeLike
@@ -48,11 +48,9 @@ from genesis_fn.numpy.mathematics.ufuncs import (
 )
 from genesis_fn.primitives import elementwise as p
 from genesis_fn.primitives.conv import conv_general_dilated
+from genesis_fn.primitives.dot_general import PrecisionLike
 from genesis_fn.primitives.factories import full
 from genesis_fn.primitives.shape import canonical_axis, pad, reshape, slice_in_dim
-
-if TYPE_CHECKING:
-    from genesis_fn.primitives.dot_general import PrecisionLike
 
 # ---- order statistics ----
 
