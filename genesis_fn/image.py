@@ -124,7 +124,7 @@ def _method(method: str | ResizeMethod) -> ResizeMethod:
     return ResizeMethod.from_string(method) if isinstance(method, str) else method
 
 
-def _along(x: Array, axis: int, weights: Array, precision: str | enum.Enum | None) -> Array:
+def _along(x: Array, axis: int, weights: Array, precision: PrecisionLike) -> Array:
     moved = np.tensordot(x, weights, axes=((axis,), (0,)), precision=precision)
     return np.moveaxis(moved, -1, axis)
 
@@ -147,7 +147,7 @@ def scale_and_translate(
     translation: ArrayLike,
     method: str | ResizeMethod,
     antialias: bool = True,
-    precision: str | enum.Enum | None = "highest",
+    precision: PrecisionLike = "highest",
 ) -> Array:
     """`image` resampled: position p along spatial_dims[i] goes to p * scale[i] + translation[i].
 
@@ -177,7 +177,7 @@ def resize(
     shape: Sequence[int],
     method: str | ResizeMethod,
     antialias: bool = True,
-    precision: str | enum.Enum | None = "highest",
+    precision: PrecisionLike = "highest",
 ) -> Array:
     """`image` resampled to `shape` (of the same rank; equal axes are left alone).
 

@@ -190,7 +190,7 @@ from genesis_fn.primitives.conv import (
     conv_dimension_numbers as conv_dimension_numbers,
     padtype_to_pads as padtype_to_pads,
 )
-from genesis_fn.primitives.dot_general import Precision as Precision
+from genesis_fn.primitives.dot_general import Precision as Precision, PrecisionLike as PrecisionLike
 from genesis_fn.primitives.fft import FftType as FftType
 from genesis_fn.primitives.indexing.gather_dims import (
     GatherDimensionNumbers as GatherDimensionNumbers,
