@@ -220,6 +220,6 @@ from genesis_fn.transforms.control_flow.loops import (
 )
 from genesis_fn.transforms.control_flow.scanning import scan as scan
 
-# There a trailing underscore tells them from the modules of the primitives.
+# In `structural` a trailing underscore keeps them apart from the modules of primitives.
 conv, gather = _structural.conv_, _structural.gather_
 scatter, reduce = _structural.scatter_, _structural.reduce_

@@ -1,4 +1,4 @@
-"""Functions that move, select, combine and reduce elements, on anything that is an array."""
+"""lax functions on whole arrays: shapes, indexing, contractions, reductions, sorting, FFT."""
 
 from __future__ import annotations
 
@@ -403,7 +403,7 @@ def approx_max_k(
     reduction_input_size_override: int = -1,
     aggregate_to_topk: bool = True,
 ) -> tuple[Array, Array]:
-    """(the k greatest elements, their positions): exact, whatever the recall that would do."""
+    """(the k greatest elements, their positions): exact, so any `recall_target` is met."""
     return sorts.top_k(array(operand), k, axis=reduction_dimension)
 
 
@@ -415,11 +415,11 @@ def approx_min_k(
     reduction_input_size_override: int = -1,
     aggregate_to_topk: bool = True,
 ) -> tuple[Array, Array]:
-    """(the k least elements, their positions): exact, whatever the recall that would do."""
+    """(the k least elements, their positions): exact, so any `recall_target` is met."""
     operand = array(operand)
     axis = shapes.canonical_axis(reduction_dimension, operand.ndim, "approx_min_k")
-    places = shapes.broadcasted_iota(dtypes.I32, operand.aval.shape, axis)
-    values, index = sorts.sort([operand, places], axis, True, 1)
+    positions = shapes.broadcasted_iota(dtypes.I32, operand.aval.shape, axis)
+    values, index = sorts.sort([operand, positions], axis, True, 1)
     return shapes.slice_in_dim(values, 0, k, axis=axis), shapes.slice_in_dim(index, 0, k, axis=axis)
 
 

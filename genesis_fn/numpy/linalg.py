@@ -14,7 +14,7 @@ from genesis_fn.core.types.annotations import Array, ArrayLike, Axis, DTypeLike,
 from genesis_fn.lax.creation import asarray
 from genesis_fn.lax.promotion import broadcast, broadcast_shapes, promote_arrays, scalar_as, strong
 from genesis_fn.numpy.arrays.grids import eye
-from genesis_fn.numpy.manipulation.shape import (
+from genesis_fn.numpy.manipulation.shapes import (
     matrix_transpose as matrix_transpose,
     moveaxis,
     ravel,
@@ -277,9 +277,9 @@ def svdvals(x: ArrayLike | Sequence[Any], /) -> Array:
 def _sign_of_permutation(pivots: Any) -> Array:
     """-1 for an odd number of exchanges."""
     n = pivots.aval.shape[-1]
-    places = broadcasted_iota(pivots.dtype, pivots.aval.shape, pivots.ndim - 1)
+    positions = broadcasted_iota(pivots.dtype, pivots.aval.shape, pivots.ndim - 1)
     count = (
-        r.sum(not_equal(pivots, places), -1, dtypes.I32)
+        r.sum(not_equal(pivots, positions), -1, dtypes.I32)
         if n
         else full(pivots.aval.shape[:-1], 0, dtypes.I32)
     )

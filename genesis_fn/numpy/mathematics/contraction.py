@@ -11,7 +11,7 @@ from genesis_fn.core import dtypes, errors
 from genesis_fn.core.primitive import shown, with_weak
 from genesis_fn.core.types.annotations import Array, ArrayLike, DTypeLike
 from genesis_fn.lax.promotion import broadcast, broadcast_shapes, promote_arrays, strong, value
-from genesis_fn.numpy.manipulation.shape import expand_dims, moveaxis, ravel, stack
+from genesis_fn.numpy.manipulation.shapes import expand_dims, moveaxis, ravel, stack
 from genesis_fn.numpy.mathematics.reductions import sum as sum_over
 from genesis_fn.numpy.mathematics.ufuncs import conj, located, multiply, subtract
 from genesis_fn.primitives import elementwise as p

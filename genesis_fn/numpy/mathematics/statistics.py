@@ -13,7 +13,7 @@ from genesis_fn.lax.creation import asarray
 from genesis_fn.lax.promotion import promote_arrays, strong, value
 from genesis_fn.numpy.arrays.creation import zeros_like
 from genesis_fn.numpy.indexing.selection import take, take_along_axis
-from genesis_fn.numpy.manipulation.shape import (
+from genesis_fn.numpy.manipulation.shapes import (
     broadcast_to,
     concatenate,
     flip,
