@@ -212,9 +212,8 @@ def constant(shape: Shape, x: Any, d: DType) -> Array:
         x = x.real
     x = (bool, int, float, complex)[rank](x)
     if rank == 2 and x == 0 and math.copysign(1.0, x) < 0:
-        return neg(
-            full_of(shape, 0.0, d)
-        )  # -0.0 == 0.0, and equal parameters share a compiled program
+        # -0.0 == 0.0, and equal parameters of a primitive share a compiled program.
+        return neg(full_of(shape, 0.0, d))
     return full_of(shape, x, d)
 
 
