@@ -14,7 +14,7 @@ from genesis_fn.core.array import from_numpy
 from genesis_fn.core.convert import as_array
 from genesis_fn.core.diagnostics.source_info import where
 from genesis_fn.core.types.annotations import Array, ArrayLike
-from genesis_fn.primitives.dot_general import PrecisionLike
+from genesis_fn.lax import PrecisionLike
 from genesis_fn.primitives.shape import canonical_axis
 
 

@@ -1,7 +1,8 @@
 """How primitives and fused functions run on a GPU: as plans of kernel launches.
 
 `lowers(prim)` registers what makes the plan of a primitive from a `Call`; `fused_kernel(name)` that
-of a fused function. A plan is a `genesis_fn.kernels.Plan`. Triton is imported when a name is first used.
+of a fused function. A plan is a `genesis_fn.kernels.Plan`. Triton is imported when a name is first
+used.
 """
 
 import importlib as _importlib

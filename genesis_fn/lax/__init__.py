@@ -190,7 +190,7 @@ from genesis_fn.primitives.conv import (
     conv_dimension_numbers as conv_dimension_numbers,
     padtype_to_pads as padtype_to_pads,
 )
-from genesis_fn.primitives.dot_general import Precision as Precision
+from genesis_fn.primitives.dot_general import Precision as Precision, PrecisionLike as PrecisionLike
 from genesis_fn.primitives.fft import FftType as FftType
 from genesis_fn.primitives.indexing.gather_dims import (
     GatherDimensionNumbers as GatherDimensionNumbers,
@@ -220,6 +220,6 @@ from genesis_fn.transforms.control_flow.loops import (
 )
 from genesis_fn.transforms.control_flow.scanning import scan as scan
 
-# There a trailing underscore tells them from the modules of the primitives.
+# In `structural` a trailing underscore keeps them apart from the modules of primitives.
 conv, gather = _structural.conv_, _structural.gather_
 scatter, reduce = _structural.scatter_, _structural.reduce_

@@ -1,4 +1,4 @@
-"""Random bits without the key type of `random`: what is left of XLA's own generators."""
+"""Random numbers without the key type of `random`, under the names of XLA's generators."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ def rng_bit_generator(
     `key`: uint32[2], uint32[4] or uint64[2]. The bits are Philox's, whatever `algorithm` names.
     """
     key, d = array(key), dtypes.dtype(dtype)
-    kind = typeof(key)
-    wide = kind.dtype == dtypes.U64
-    shapes = {dtypes.U64: [(2,)], dtypes.U32: [(2,), (4,)]}.get(kind.dtype, [])
-    if kind.shape not in shapes:
+    aval = typeof(key)
+    wide = aval.dtype == dtypes.U64
+    shapes = {dtypes.U64: [(2,)], dtypes.U32: [(2,), (4,)]}.get(aval.dtype, [])
+    if aval.shape not in shapes:
         raise errors.ShapeError(
-            f"rng_bit_generator: a key is u32[2], u32[4] or u64[2], got {kind}\n"
+            f"rng_bit_generator: a key is u32[2], u32[4] or u64[2], got {aval}\n"
             f"  at {where().describe()}"
         )
     if not dtypes.is_unsigned(d):
@@ -57,18 +57,18 @@ def _generator() -> np.random.Generator:
 
 
 def rng_uniform(a: ArrayLike, b: ArrayLike, shape: Sequence[int]) -> Array:
-    """Uniform values in [a, b), different at every run; `random.uniform` gives ones that repeat."""
+    """Uniform values in [a, b), drawn anew at every run; `random.uniform` is reproducible."""
     bounds = arrays("rng_uniform", (a, b), scalars=False)
-    kind, shape = typeof(bounds[0]), tuple(shape)
-    if kind.shape:
-        raise errors.ShapeError(f"rng_uniform: the bounds must be scalars, got {kind}")
+    aval, shape = typeof(bounds[0]), tuple(shape)
+    if aval.shape:
+        raise errors.ShapeError(f"rng_uniform: the bounds must be scalars, got {aval}")
 
     def draw(low: np.ndarray, high: np.ndarray) -> np.ndarray:
-        if dtypes.is_integer(kind.dtype):
-            return _generator().integers(low, high, shape, dtype=kind.dtype)
+        if dtypes.is_integer(aval.dtype):
+            return _generator().integers(low, high, shape, dtype=aval.dtype)
         start, stop = np.float64(low), np.float64(high)
-        values = (start + _generator().random(shape) * (stop - start)).astype(kind.dtype)
-        below = np.nextafter(kind.dtype.type(stop), kind.dtype.type(start))
-        return np.where(values < stop, values, below).astype(kind.dtype)
+        values = (start + _generator().random(shape) * (stop - start)).astype(aval.dtype)
+        below = np.nextafter(aval.dtype.type(stop), aval.dtype.type(start))
+        return np.where(values < stop, values, below).astype(aval.dtype)
 
-    return io_callback(draw, ShapeDtypeStruct(shape, kind.dtype), *bounds)
+    return io_callback(draw, ShapeDtypeStruct(shape, aval.dtype), *bounds)

@@ -154,7 +154,7 @@ install_scalar_cast(asarray)
 
 
 def as_device(device: Device | str) -> Device:
-    """A Device, or the one that a text names: "cpu", "cuda", "cuda:1"."""
+    """`device`, or the Device that a string names: "cpu", "cuda", "cuda:1"."""
     if not isinstance(device, str):
         return device
     kind, _, index = device.partition(":")
@@ -162,7 +162,7 @@ def as_device(device: Device | str) -> Device:
 
 
 def on_device(x: Array, device: Device | str) -> Array:
-    """`x` on `device` (a Device, or "cpu", "cuda", "cuda:1"); traced values stay where they are."""
+    """`x` on `device` (a Device, or "cpu", "cuda", "cuda:1"); traced values are returned as is."""
     if not isinstance(x, ArrayImpl):
         return x
     target = as_device(device)
@@ -191,9 +191,9 @@ def full(
         d = _dtype(dtype, dtypes.scalar_dtype(type(fill_value)))
         filled = constant(shape, cast(Scalar, fill_value), d)
         weak = dtype is None and type(fill_value) is not bool
-        return placed(with_weak(filled, weak), device)
+        return to_device(with_weak(filled, weak), device)
     x = asarray(fill_value, dtype)
-    return placed(broadcast(x, shape), device)
+    return to_device(broadcast(x, shape), device)
 
 
 def constant(shape: Shape, x: Any, d: DType) -> Array:
@@ -201,7 +201,7 @@ def constant(shape: Shape, x: Any, d: DType) -> Array:
 
     Raises OverflowError for an integer that `d` does not hold.
     """
-    words = dtypes.is_key(d)  # what a key is full of
+    words = dtypes.is_key(d)  # a key is filled by its uint32 words
     rank = 1 if words else dtypes.kind_rank(d)
     if rank == 1:
         info = dtypes.iinfo(dtypes.U32 if words else d)
@@ -212,11 +212,12 @@ def constant(shape: Shape, x: Any, d: DType) -> Array:
         x = x.real
     x = (bool, int, float, complex)[rank](x)
     if rank == 2 and x == 0 and math.copysign(1.0, x) < 0:
-        return neg(full_of(shape, 0.0, d))  # parameters that compare equal share a program
+        # -0.0 == 0.0, and equal parameters of a primitive share a compiled program.
+        return neg(full_of(shape, 0.0, d))
     return full_of(shape, x, d)
 
 
-def placed(x: Array, device: Device | str | None) -> Array:
+def to_device(x: Array, device: Device | str | None) -> Array:
     """`x` on `device`, if one is named."""
     return x if device is None else on_device(x, device)
 

@@ -1,4 +1,4 @@
-"""What lax functions take: arrays, ndarrays and numbers of one dtype; scalars are repeated."""
+"""Operands of lax functions: arrays, ndarrays and numbers in one dtype and one shape."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ R = TypeVar("R")
 
 
 def array(x: ArrayLike, known: dtypes.DType | None = None) -> Array:
-    """`x` as an Array or tracer. A NumPy value that has dtype `known` keeps it, if it is a 64-bit
-    one too."""
+    """`x` as an Array or tracer. 64-bit NumPy values become 32-bit ones unless their dtype is
+    `known`."""
     if type(x) is ArrayImpl or isinstance(x, Tracer):
         return x
     return as_array(x, known if known is not None and getattr(x, "dtype", None) == known else None)
@@ -47,11 +47,11 @@ def arrays(name: str, xs: Sequence[Any], scalars: bool = True) -> list[Any]:
     firm = [x for x in given if not x.weak]
     d = (firm or given)[0].aval.dtype
     shapes = {x.aval.shape for x in given if x.aval.shape}
-    shape = shapes.pop() if len(shapes) == 1 else _joined(shapes)
+    shape = shapes.pop() if len(shapes) == 1 else _broadcast_shape(shapes)
     return [_fitted(name, x, d, shape, scalars) for x in xs]
 
 
-def _joined(shapes: set[tuple[int, ...]]) -> tuple[int, ...]:
+def _broadcast_shape(shapes: set[tuple[int, ...]]) -> tuple[int, ...]:
     """The shape in which axes of length 1 are repeated; () where shapes differ otherwise."""
     if len(set(map(len, shapes))) != 1:
         return ()

@@ -1,9 +1,9 @@
-"""Products of other kinds: unshared convolution, ragged groups, blocks with scales."""
+"""Locally connected convolution, products of ragged groups, products of block-scaled operands."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from genesis_fn.core import dtypes, errors
 from genesis_fn.core.convert import as_array
@@ -11,14 +11,14 @@ from genesis_fn.core.primitive import typeof
 from genesis_fn.core.types.annotations import Array, ArrayLike, DTypeLike
 from genesis_fn.lax.operands import array
 from genesis_fn.primitives import elementwise as ops
-from genesis_fn.primitives.conv import conv_dimension_numbers, conv_general_dilated_patches
-from genesis_fn.primitives.dot_general import dot_general
+from genesis_fn.primitives.conv import (
+    ConvDimensionNumbersLike,
+    conv_dimension_numbers,
+    conv_general_dilated_patches,
+)
+from genesis_fn.primitives.dot_general import DotDimensionNumbers, PrecisionLike, dot_general
 from genesis_fn.primitives.reductions.cumulative import cumsum
 from genesis_fn.primitives.shape import broadcast_in_dim, iota, reshape, transpose
-
-if TYPE_CHECKING:
-    from genesis_fn.primitives.conv import ConvDimensionNumbersLike
-    from genesis_fn.primitives.dot_general import DotDimensionNumbers, PrecisionLike
 
 
 def conv_general_dilated_local(
@@ -32,7 +32,7 @@ def conv_general_dilated_local(
     dimension_numbers: ConvDimensionNumbersLike = None,
     precision: PrecisionLike = None,
 ) -> Array:
-    """A convolution with a kernel of its own at every place of the result.
+    """A locally connected convolution: each position of the result has a kernel of its own.
 
     The spatial axes of `rhs` are those of the result; its input axis runs over (channel, *window).
     """
@@ -49,21 +49,21 @@ def conv_general_dilated_local(
     )
     shape = (1, 1, *filter_shape)
     _, rhs_spec, out_spec = conv_dimension_numbers(typeof(lhs).shape, shape, dimension_numbers)
-    places = sorted(zip(out_spec[2:], rhs_spec[2:]))
+    positions = sorted(zip(out_spec[2:], rhs_spec[2:]))
     numbers = (
         ((out_spec[1],), (rhs_spec[1],)),
-        (tuple([a for a, _ in places]), tuple([b for _, b in places])),
+        (tuple([a for a, _ in positions]), tuple([b for _, b in positions])),
     )
-    out = dot_general(patches, rhs, numbers, precision=precision)  # [places, batch, features]
+    out = dot_general(patches, rhs, numbers, precision=precision)  # [positions, batch, features]
     order = [0] * len(out_spec)
-    for source, (target, _) in enumerate(places):
+    for source, (target, _) in enumerate(positions):
         order[target] = source
-    order[out_spec[0]], order[out_spec[1]] = len(places), len(places) + 1
+    order[out_spec[0]], order[out_spec[1]] = len(positions), len(positions) + 1
     return transpose(out, order)
 
 
 class RaggedDotDimensionNumbers(NamedTuple):
-    """How the operands of `ragged_dot_general` lie along each other.
+    """Dimension numbers of `ragged_dot_general`.
 
     * `dot_dimension_numbers`: as for `dot_general`.
     * `lhs_ragged_dimensions`: the one dimension of `lhs` that is cut into groups.
@@ -84,11 +84,11 @@ def ragged_dot_general(
     preferred_element_type: DTypeLike | None = None,
     group_offset: None = None,
 ) -> Array:
-    """`dot_general` in groups that lie one after the other along a dimension of `lhs`.
+    """`dot_general` by groups, which follow one another along a dimension of `lhs`.
 
     Cut in a free dimension of `lhs`, each group meets its own part of `rhs`: [batch, lhs free, rhs
     free]. Cut in a contracting one, every group has a result: [groups, batch, lhs free, rhs free].
-    In a batch dimension the groups change nothing. What belongs to no group gives zeros.
+    In a batch dimension the groups change nothing. Elements of no group give zeros.
     """
     lhs, rhs, sizes = array(lhs), array(rhs), as_array(group_sizes)
     if group_offset is not None:
@@ -126,13 +126,13 @@ def ragged_dot_general(
 
 
 def _by_group(x: Any, sizes: Any, axis: int) -> Array:
-    """[groups, *x]: `x` with zeros wherever along `axis` another group is."""
+    """[groups, *x]: `x` once per group, zero outside of the group's range along `axis`."""
     kind, (groups,) = typeof(x), typeof(sizes).shape
     shape = (groups, *kind.shape)
     ends = cumsum(sizes, axis=0)
-    place = iota(typeof(ends).dtype, shape, axis + 1)
-    below = ops.lt(place, broadcast_in_dim(ends, shape, (0,)))
-    above = ops.ge(place, broadcast_in_dim(ops.sub(ends, sizes), shape, (0,)))
+    position = iota(typeof(ends).dtype, shape, axis + 1)
+    below = ops.lt(position, broadcast_in_dim(ends, shape, (0,)))
+    above = ops.ge(position, broadcast_in_dim(ops.sub(ends, sizes), shape, (0,)))
     whole = broadcast_in_dim(x, shape, tuple(range(1, kind.ndim + 1)))
     return ops.select(ops.bitwise_and(below, above), whole, 0)
 

@@ -1,9 +1,9 @@
-"""Functions about how programs are put together, and the product of ragged groups."""
+"""Composites, dispatch by platform, `ragged_dot`, and the shapes of convolutions' results."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from genesis_fn.core import device as devices, dtypes, tree
 from genesis_fn.core.convert import as_array
@@ -11,16 +11,17 @@ from genesis_fn.core.primitive import ctx, default_device_of, typeof
 from genesis_fn.core.types.annotations import Array, ArrayLike, DTypeLike, PyTree
 from genesis_fn.lax.operands import array
 from genesis_fn.primitives import elementwise as ops
-from genesis_fn.primitives.conv import conv_dimension_numbers, conv_p, padtype_to_pads
-from genesis_fn.primitives.dot_general import dot_general
+from genesis_fn.primitives.conv import (
+    ConvDimensionNumbersLike,
+    conv_dimension_numbers,
+    conv_p,
+    padtype_to_pads,
+)
+from genesis_fn.primitives.dot_general import PrecisionLike, dot_general
 from genesis_fn.primitives.reductions.cumulative import cumsum
 from genesis_fn.primitives.shape import broadcast_in_dim, iota, optimization_barrier
 from genesis_fn.transforms.jitting import jit
 from genesis_fn.transforms.staging.tracing import named_call
-
-if TYPE_CHECKING:
-    from genesis_fn.primitives.conv import ConvDimensionNumbersLike
-    from genesis_fn.primitives.dot_general import PrecisionLike
 
 
 def composite(decomposition: Callable[..., Any], name: str, version: int = 0) -> Callable[..., Any]:
@@ -38,7 +39,7 @@ def composite(decomposition: Callable[..., Any], name: str, version: int = 0) ->
 
 
 def dce_sink(val: PyTree, *, prevent_mlir_dce: bool = False) -> None:
-    """Keep the computation of `val` in the traced program although nobody uses it."""
+    """Keep the computation of `val` in the traced program although nothing uses its result."""
     from genesis_fn.transforms.custom.callback import debug_callback
 
     if ctx.trace is not None:
@@ -46,7 +47,7 @@ def dce_sink(val: PyTree, *, prevent_mlir_dce: bool = False) -> None:
 
 
 def _ignore(*_: Any) -> None:
-    """Nothing: the value was computed, which is what was asked for."""
+    """Does nothing: as an argument of a callback, the value is computed."""
 
 
 def platform_dependent(
@@ -54,9 +55,9 @@ def platform_dependent(
 ) -> Any:
     """`per_platform[kind](*args)` for the kind of device in use ("cpu" or "cuda"), else `default`.
 
-    The device is that of the first array among the arguments, of what is differentiated or mapped
-    too. While a function is traced it is where the program will run: beside its arguments, else
-    on the default device.
+    The device is that of the first array among the arguments, inside `grad` and `vmap` too. While
+    a function is traced it is the device that the program will run on: that of the function's
+    arguments, else the default device.
     """
     with default_device_of(tree.leaves(args)):
         kind = devices.default_device().kind
@@ -75,7 +76,7 @@ def stage(x: ArrayLike, /) -> Array:
 
 
 def with_sharding_constraint(x: PyTree, shardings: Any) -> PyTree:
-    """`x`: programs run on one device, where every placement is met."""
+    """`x`: a program runs on one device, on which it has no sharding."""
     return x
 
 
@@ -151,8 +152,8 @@ def conv_general_shape_tuple(
         precision="default",
         preferred_element_type=None,
     )
-    place = numbers.out_spec[0]
-    return tuple([-1 if unknown and i == place else n for i, n in enumerate(out.shape)])
+    out_batch = numbers.out_spec[0]
+    return tuple([-1 if unknown and i == out_batch else n for i, n in enumerate(out.shape)])
 
 
 def conv_shape_tuple(

@@ -81,7 +81,7 @@ def _kinds(xs: Sequence[Any]) -> tuple[frozenset[DType], frozenset[DType]]:
 
 
 def common_type(name: str, xs: Sequence[Any], inexact: bool = False) -> tuple[DType, bool]:
-    """(the dtype that operands meet in, whether it is weak): arrays, tracers, Python scalars, NumPy
+    """(the common dtype of operands, whether it is weak): arrays, tracers, Python scalars, NumPy
     values.
 
     With `inexact`, integers and booleans go to float32. Raises DTypeError under strict promotion
@@ -123,15 +123,15 @@ def scalar_as(x: Any, d: DType) -> Any:
     return x if type(x) is kind else kind(x)
 
 
-def cast(x: Any, d: DType, weak: bool = False, place: Any = None) -> Any:
+def cast(x: Any, d: DType, weak: bool = False, device: Device | None = None) -> Any:
     """An operand in dtype `d`: an array or tracer, `weak` or not, or a Python scalar for a scalar.
-    NumPy arrays go to device `place`."""
+    NumPy arrays go to `device`."""
     if type(x) in SCALARS:
         return scalar_as(x, d)
     if isinstance(x, np.generic):
         return scalar_as(python_type(x.dtype)(x), d)
     if isinstance(x, np.ndarray):
-        return with_weak(as_array(x, d, place), weak)
+        return with_weak(as_array(x, d, device), weak)
     return with_weak(convert(x, d), weak)
 
 
@@ -153,18 +153,18 @@ def strong(x: Array) -> Array:
 
 
 def strong_array(x: Array) -> Array:
-    """`x`, which a constant was combined with: JAX repeats a constant to an array's shape as a
-    strong array, so only a scalar stays weak."""
+    """`x`, the result of combining an array with a constant, weak only if it is a scalar: JAX
+    broadcasts the constant to the array's shape as a strong array."""
     return with_weak(x, x.weak and not x.aval.shape)
 
 
 def broadcast_shapes(*shapes: Sequence[int] | int) -> tuple[int, ...]:
     """The shape that arrays of these shapes broadcast to. Raises ShapeError where there is none."""
     given = [(s,) if isinstance(s, int) else tuple(s) for s in shapes]
-    return _joined("broadcast", given)
+    return _broadcast_shape("broadcast", given)
 
 
-def _joined(name: str, shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
+def _broadcast_shape(name: str, shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
     ndim = max(map(len, shapes), default=0)
     result = [1] * ndim
     for s in shapes:
@@ -211,16 +211,16 @@ def operands(
     """
     xs = _values(name, xs)
     d, weak = common_type(name, xs, inexact)
-    place = device_among(xs)
+    device = device_among(xs)
     shapes = [_shape(x) for x in xs if not _is_scalar(x)]
     if not shapes:
         # Only scalars: they decide the dtype, and the first becomes an array for the primitive.
-        xs[0] = as_array(xs[0], d, place)
+        xs[0] = as_array(xs[0], d, device)
         shapes = [()]
     shape = shapes[0]
     if any(s != shape for s in shapes):
         try:
-            shape = _joined(name, shapes)
+            shape = _broadcast_shape(name, shapes)
         except errors.ShapeError:
             kinds = ", ".join(map(shown, xs))
             raise errors.ShapeError(
@@ -229,13 +229,13 @@ def operands(
         _check_ranks(name, shapes)
     result = []
     for x in xs:
-        x = cast(x, d, weak, place)
+        x = cast(x, d, weak, device)
         if type(x) not in SCALARS:
             result.append(broadcast(x, shape))
         elif scalars:
             result.append(x)
         else:
-            result.append(broadcast(with_weak(as_array(x, d, place), weak), shape))
+            result.append(broadcast(with_weak(as_array(x, d, device), weak), shape))
     return result
 
 
@@ -251,9 +251,9 @@ def promote_arrays(name: str, xs: Sequence[Any], inexact: bool = False) -> list[
     """`xs` as arrays or tracers of one dtype, shapes unchanged."""
     xs = _values(name, xs)
     d, weak = common_type(name, xs, inexact)
-    place = device_among(xs)
-    cast_to = [cast(x, d, weak, place) for x in xs]
-    return [with_weak(as_array(x, d, place), weak) for x in cast_to]
+    device = device_among(xs)
+    cast_to = [cast(x, d, weak, device) for x in xs]
+    return [with_weak(as_array(x, d, device), weak) for x in cast_to]
 
 
 def value(x: ArrayLike, name: str = "") -> Array:
@@ -276,7 +276,7 @@ def inexact_value(x: ArrayLike, name: str = "") -> Array:
 
 
 def beside_number(x: ArrayLike, number: Scalar, inexact: bool = False) -> Array:
-    """`x` as an array in the dtype in which it meets a Python number."""
+    """`x` as an array in the dtype that it and a Python number promote to."""
     x = value(x)
     return cast(x, *common_type("", (x, number), inexact))
 

@@ -91,7 +91,7 @@ def _any(x: Any) -> Array:
     return reduce_or(x, tuple(range(typeof(x).ndim)))
 
 
-def _apart(change: Any) -> Array:
+def _still_changing(change: Any) -> Array:
     """Whether the last factor of a continued fraction still changed it by more than rounding. From
     then on it stays: factors that are rounded alike would move it, step by step, while other
     elements go on."""
@@ -155,7 +155,7 @@ def _summed(a: Any, x: Any, one: Any) -> tuple[Any, Any]:
     return end[2][1], None if one is None else end[3][1]
 
 
-def _away(v: Any) -> Array:
+def _bounded_away(v: Any) -> Array:
     """`v`, or a tiny number in the place of one that is smaller."""
     tiny = float(dtypes.finfo(typeof(v).dtype).tiny) / _epsilon(v)
     return ops.select(ops.lt(ops.abs(v), tiny), tiny, v)
@@ -166,18 +166,18 @@ def _lentz(begin: Callable[..., Any], step: Callable[..., Any], operands: tuple[
     `step(k, state, *operands)` (state, factor), until no factor changes the value."""
 
     def more(state: tuple[Any, ...]) -> Array:
-        return ops.bitwise_and(ops.lt(state[0], _STEPS), _any(_apart(state[3])))
+        return ops.bitwise_and(ops.lt(state[0], _STEPS), _any(_still_changing(state[3])))
 
     def following(state: tuple[Any, ...]) -> tuple[Any, ...]:
         n, inner, h, before = state
         n = ops.add(n, 1)
-        inner, change = step(_spread(ops.convert(n, typeof(h).dtype), h), inner, *operands)
-        return n, inner, ops.select(_apart(before), ops.mul(h, change), h), change
+        inner, change = step(_broadcast(ops.convert(n, typeof(h).dtype), h), inner, *operands)
+        return n, inner, ops.select(_still_changing(before), ops.mul(h, change), h), change
 
     inner, h = begin(*operands)
     start = (full((), 0, dtypes.I32), inner, h, _constant(h, 0.0))
     _, _, h, last = while_loop(more, following, start)
-    return ops.select(_apart(last), math.nan, h)  # what has not converged is not a value
+    return ops.select(_still_changing(last), math.nan, h)  # what has not converged is not a value
 
 
 def _lentz_slope(
@@ -190,7 +190,7 @@ def _lentz_slope(
     integer parameters do, has a derivative that does not."""
 
     def apart(factor: Any, slope: Any) -> Array:
-        return ops.bitwise_or(_apart(factor), ops.gt(ops.abs(slope), 2 * _epsilon(slope)))
+        return ops.bitwise_or(_still_changing(factor), ops.gt(ops.abs(slope), 2 * _epsilon(slope)))
 
     def more(state: tuple[Any, ...]) -> Array:
         return ops.bitwise_and(ops.lt(state[0], _STEPS), _any(apart(*state[5:])))
@@ -198,7 +198,7 @@ def _lentz_slope(
     def following(state: tuple[Any, ...]) -> tuple[Any, ...]:
         n, inner, t_inner, h, dh, *before = state
         n = ops.add(n, 1)
-        k = _spread(ops.convert(n, typeof(h).dtype), h)
+        k = _broadcast(ops.convert(n, typeof(h).dtype), h)
         (inner, change), (t_inner, slope) = jvp(
             lambda inner, *xs: step(k, inner, *xs), (inner, *operands), (t_inner, *direction)
         )
@@ -226,8 +226,8 @@ def _upper_step(k: Any, state: tuple[Any, ...], a: Any, x: Any) -> tuple[Any, ..
     b, c, d = state
     factor = ops.mul(k, ops.sub(a, k))
     b = ops.add(b, 2.0)
-    d = ops.div(1.0, _away(ops.add(ops.mul(factor, d), b)))
-    c = _away(ops.add(b, ops.div(factor, c)))
+    d = ops.div(1.0, _bounded_away(ops.add(ops.mul(factor, d), b)))
+    c = _bounded_away(ops.add(b, ops.div(factor, c)))
     return (b, c, d), ops.mul(c, d)
 
 
@@ -242,7 +242,7 @@ def _upper_fraction_rule(primals: tuple[Any, ...], tangents: tuple[Any, ...]) ->
     return _lentz_slope(_upper_begin, _upper_step, primals, tangents)
 
 
-def _spread(scalar: Any, like: Any) -> Array:
+def _broadcast(scalar: Any, like: Any) -> Array:
     return broadcast_in_dim(scalar, typeof(like).shape, ())
 
 
@@ -457,14 +457,14 @@ random_gamma_grad: GammaFunction = _special(
 
 def _beta_begin(a: Any, b: Any, x: Any) -> tuple[Any, ...]:
     ab, above = ops.add(a, b), ops.add(a, 1.0)
-    d = ops.div(1.0, _away(ops.sub(1.0, ops.div(ops.mul(ab, x), above))))
+    d = ops.div(1.0, _bounded_away(ops.sub(1.0, ops.div(ops.mul(ab, x), above))))
     return (_constant(x, 1.0), d), d
 
 
 def _beta_step(m: Any, state: tuple[Any, ...], a: Any, b: Any, x: Any) -> tuple[Any, ...]:
     def once(factor: Any, c: Any, d: Any) -> tuple[Any, Any]:
-        d = ops.div(1.0, _away(ops.add(ops.mul(factor, d), 1.0)))
-        return _away(ops.add(ops.div(factor, c), 1.0)), d
+        d = ops.div(1.0, _bounded_away(ops.add(ops.mul(factor, d), 1.0)))
+        return _bounded_away(ops.add(ops.div(factor, c), 1.0)), d
 
     c, d = state
     ab, am = ops.add(a, b), ops.add(a, ops.mul(m, 2.0))
@@ -497,7 +497,7 @@ def log_beta(a: Array, b: Array) -> Array:
     """
     first = ops.le(a, b)
     low, high = ops.select(first, a, b), ops.select(first, b, a)
-    # The sum of the two stays large beside a negative one.
+    # Also where the smaller is negative but the sum stays large.
     large = ops.bitwise_and(ops.ge(high, 10.0), ops.gt(low, ops.mul(high, -0.5)))
     large = ops.bitwise_and(large, ops.ge(ops.add(low, high), 10.0))
     large = ops.bitwise_and(large, ops.lt(high, math.inf))
@@ -682,7 +682,7 @@ def _zeta(x: Any, q: Any) -> Array:
     # 1 to an infinite power is 1.
     power = lambda v, s: ops.exp(ops.select(ops.eq(v, 1.0), 0.0, ops.neg(ops.mul(s, ops.log(v)))))
     total = power(start, s)
-    # There what follows the first terms is nothing beside them, and its parts overflow.
+    # There the remainder is negligible against the first terms, and computing it overflows.
     steep = ops.bitwise_or(ops.gt(s, ops.mul(end, 6.0)), ops.eq(total, 0.0))
     for k in range(1, count):
         total = ops.add(total, power(ops.add(start, float(k)), s))

@@ -1,10 +1,10 @@
-"""Functions that move, select, combine and reduce elements, on anything that is an array."""
+"""lax functions on whole arrays: shapes, indexing, contractions, reductions, sorting, FFT."""
 
 from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, cast, overload
+from typing import Any, cast, overload
 
 import numpy as np
 
@@ -22,6 +22,7 @@ from genesis_fn.primitives import (
     shape as shapes,
     sort as sorts,
 )
+from genesis_fn.primitives.dot_general import DotDimensionNumbers, PrecisionLike
 from genesis_fn.primitives.elementwise import convert, gt, select
 from genesis_fn.primitives.fft import FftType
 from genesis_fn.primitives.indexing import gather, indexing, scatter
@@ -37,9 +38,6 @@ from genesis_fn.primitives.reductions import (
     reduce_window as windows,
 )
 from genesis_fn.primitives.shape import canonical_axis
-
-if TYPE_CHECKING:
-    from genesis_fn.primitives.dot_general import DotDimensionNumbers, PrecisionLike
 
 # ---- shape ----
 
@@ -405,7 +403,7 @@ def approx_max_k(
     reduction_input_size_override: int = -1,
     aggregate_to_topk: bool = True,
 ) -> tuple[Array, Array]:
-    """(the k greatest elements, their positions): exact, whatever the recall that would do."""
+    """(the k greatest elements, their positions): exact, so any `recall_target` is met."""
     return sorts.top_k(array(operand), k, axis=reduction_dimension)
 
 
@@ -417,11 +415,11 @@ def approx_min_k(
     reduction_input_size_override: int = -1,
     aggregate_to_topk: bool = True,
 ) -> tuple[Array, Array]:
-    """(the k least elements, their positions): exact, whatever the recall that would do."""
+    """(the k least elements, their positions): exact, so any `recall_target` is met."""
     operand = array(operand)
     axis = shapes.canonical_axis(reduction_dimension, operand.ndim, "approx_min_k")
-    places = shapes.broadcasted_iota(dtypes.I32, operand.aval.shape, axis)
-    values, index = sorts.sort([operand, places], axis, True, 1)
+    positions = shapes.broadcasted_iota(dtypes.I32, operand.aval.shape, axis)
+    values, index = sorts.sort([operand, positions], axis, True, 1)
     return shapes.slice_in_dim(values, 0, k, axis=axis), shapes.slice_in_dim(index, 0, k, axis=axis)
 
 

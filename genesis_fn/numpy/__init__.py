@@ -141,7 +141,7 @@ from genesis_fn.numpy.manipulation.sets import (
     unique_inverse as unique_inverse,
     unique_values as unique_values,
 )
-from genesis_fn.numpy.manipulation.shape import (
+from genesis_fn.numpy.manipulation.shapes import (
     append as append,
     array_split as array_split,
     atleast_1d as atleast_1d,
@@ -412,6 +412,6 @@ __array_api_version__ = "2024.12"
 
 
 _habits.explain_axes(globals(), __name__)
-_methods.name_what_is_lacking()
+_methods.install_missing_name_errors()
 if not _typing.TYPE_CHECKING:  # checkers report unknown names themselves
     __getattr__ = _habits.unknown_names(__name__)

@@ -15,7 +15,7 @@ from genesis_fn.core.types.annotations import Array, ArrayLike, Axis, DTypeLike
 from genesis_fn.lax.creation import asarray
 from genesis_fn.lax.promotion import inexact_value, strong
 from genesis_fn.numpy.manipulation.rearrange import roll
-from genesis_fn.numpy.manipulation.shape import moveaxis
+from genesis_fn.numpy.manipulation.shapes import moveaxis
 from genesis_fn.numpy.mathematics.ufuncs import conj, multiply
 from genesis_fn.primitives import elementwise as p, fft as transforms
 from genesis_fn.primitives.factories import full

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
+from typing import Any, Literal, NamedTuple, overload
 
 import numpy as np
 
@@ -14,7 +14,7 @@ from genesis_fn.core.types.annotations import Array, ArrayLike, Axis, DTypeLike,
 from genesis_fn.lax.creation import asarray
 from genesis_fn.lax.promotion import broadcast, broadcast_shapes, promote_arrays, scalar_as, strong
 from genesis_fn.numpy.arrays.grids import eye
-from genesis_fn.numpy.manipulation.shape import (
+from genesis_fn.numpy.manipulation.shapes import (
     matrix_transpose as matrix_transpose,
     moveaxis,
     ravel,
@@ -42,12 +42,10 @@ from genesis_fn.numpy.mathematics.ufuncs import (
     subtract,
 )
 from genesis_fn.primitives import elementwise as p, linalg
+from genesis_fn.primitives.dot_general import PrecisionLike
 from genesis_fn.primitives.factories import full
 from genesis_fn.primitives.shape import broadcasted_iota, canonical_axes, canonical_axis, reshape
 from genesis_fn.transforms.custom.derivative_rules import custom_jvp
-
-if TYPE_CHECKING:
-    from genesis_fn.primitives.dot_general import PrecisionLike
 
 LinAlgError = np.linalg.LinAlgError
 
@@ -279,9 +277,9 @@ def svdvals(x: ArrayLike | Sequence[Any], /) -> Array:
 def _sign_of_permutation(pivots: Any) -> Array:
     """-1 for an odd number of exchanges."""
     n = pivots.aval.shape[-1]
-    places = broadcasted_iota(pivots.dtype, pivots.aval.shape, pivots.ndim - 1)
+    positions = broadcasted_iota(pivots.dtype, pivots.aval.shape, pivots.ndim - 1)
     count = (
-        r.sum(not_equal(pivots, places), -1, dtypes.I32)
+        r.sum(not_equal(pivots, positions), -1, dtypes.I32)
         if n
         else full(pivots.aval.shape[:-1], 0, dtypes.I32)
     )

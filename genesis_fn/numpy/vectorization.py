@@ -12,7 +12,7 @@ from genesis_fn.core import errors, tree
 from genesis_fn.core.types.annotations import Array, ArrayLike
 from genesis_fn.lax.creation import asarray
 from genesis_fn.lax.promotion import broadcast, broadcast_shapes
-from genesis_fn.numpy.manipulation.shape import expand_dims, stack, unstack
+from genesis_fn.numpy.manipulation.shapes import expand_dims, stack, unstack
 from genesis_fn.primitives.shape import reshape
 from genesis_fn.transforms.batching.mapped_axes import vmap
 

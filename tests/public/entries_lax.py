@@ -32,6 +32,8 @@ from tests.public.entries_numpy import (
 )
 
 IMAGE, FILTER = Operand((1, 2, 6, 6)), Operand((3, 2, 3, 3))
+HEADS = Operand((2, 3, 2, 4), "s")
+LABELS = Operand((3,), "i", 0, 4)
 UNIT = Operand(low=0.1, high=0.9)
 PUT = lax.ScatterDimensionNumbers(
     update_window_dims=(1,), inserted_window_dims=(0,), scatter_dims_to_operand_dims=(0,)
@@ -204,6 +206,15 @@ LAX: dict[str, list[Entry]] = {
     **each("pswapaxes", E(Operand((3, 3)), call=_named(lambda f, v: f(v, "i", 0)), peer=False)),
     **each("axis_index", E(X, call=_named(lambda f, v: f("i") + v), peer=False)),
     **each("axis_size", E(X, call=_named(lambda f, v: f("i") + v), peer=False)),
+    # fused functions
+    **each("layer_norm", E(X, Operand((4,)), Operand((4,)), call=lambda f, x, w, b: f(
+        x, w, b, eps=1e-5), same=False, peer=False)),
+    **each("rms_norm", E(X, Operand((4,)), call=lambda f, x, w: f(
+        x, w, eps=1e-5), same=False, peer=False)),
+    **each("dot_product_attention", E(HEADS, HEADS, HEADS, call=lambda f, q, k, v: f(
+        q, k, v, is_causal=True), peer=False)),
+    **each("linear_cross_entropy", E(
+        Operand((3, 4), "s"), Operand((5, 4), "s"), LABELS, same=False, peer=False)),
     # creation, and questions about shapes
     **each("full", E(call=lambda f: f((2, 3), 7, "int8"))),
     **each("full_like", E(ANY, call=lambda f, x: f(x, 1))),

@@ -31,6 +31,7 @@ from tests.public.entries_more import (
     SPECIAL,
 )
 from tests.public.entries_numpy import FFT, LINALG, NUMPY
+from tests.public.names import exported
 
 EXAMPLES = int(os.environ.get("PUBLIC_EXAMPLES", "2"))
 # Module, its peer, its entries.
@@ -47,12 +48,8 @@ TABLES: list[tuple[str, str | None, dict[str, list[Entry]]]] = [
 
 def functions(module: ModuleType) -> list[str]:
     """The public functions and layers of a package, or of a module that is public itself."""
-    listed = getattr(module, "__all__", None)
-    if listed is None:
-        everything = hasattr(module, "__path__")
-        of = lambda x: everything or getattr(x, "__module__", "") == module.__name__
-        listed = [n for n, x in vars(module).items() if of(x)]
-    found = [(n, getattr(module, n)) for n in listed if n[0] != "_"]
+    name = module.__name__.removeprefix("genesis_fn").removeprefix(".")
+    found = [(n, getattr(module, n)) for n in sorted(exported(name))]
     return [n for n, x in found if callable(x) and (_is_layer(x) or not _is_type(x))]
 
 

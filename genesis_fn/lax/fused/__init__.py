@@ -1,1 +1,2 @@
-"""Functions that are one operation with kernels of their own."""
+"""Fused functions: softmax, norms, cross-entropy, attention. Each is one operation of a program,
+which a backend may have a kernel for."""

@@ -157,8 +157,8 @@ def attention(
 ) -> Array:
     """softmax(scale * q k^T + bias, masked) v; `extras` are the bias, the mask and how many keys
     each batch entry has, as `has` says."""
-    given = _optional(extras, has)
-    logits, _, _ = _scores(q, k, *given, scale, causal, window, softcap)
+    optional = _optional(extras, has)
+    logits, _, _ = _scores(q, k, *optional, scale, causal, window, softcap)
     return _values(softmax_last.reference(logits), v, q)
 
 
@@ -166,8 +166,8 @@ def attention(
 def _attention_forward(
     q: Any, k: Any, v: Any, *extras: Any, has: tuple[Any, ...], **static: Any
 ) -> tuple[Any, ...]:
-    given = _optional(extras, has)
-    logits, _, _ = _scores(q, k, *given, *[static[n] for n in _STATIC])
+    optional = _optional(extras, has)
+    logits, _, _ = _scores(q, k, *optional, *[static[n] for n in _STATIC])
     lse = logsumexp_last.reference(logits)
     out = _values(softmax_last.reference(logits), v, q)
     b, kv, g, t = typeof(lse).shape
@@ -316,8 +316,8 @@ def dot_product_attention(
     _checked(q, k, v)
     b, t, n, h = typeof(q).shape
     s = typeof(k).shape[1]
-    bias = None if bias is None else _four(as_array(bias), (b, n, t, s), "bias")
-    mask = None if mask is None else _four(as_array(mask), (b, n, t, s), "mask")
+    bias = None if bias is None else _four_axes(as_array(bias), (b, n, t, s), "bias")
+    mask = None if mask is None else _four_axes(as_array(mask), (b, n, t, s), "mask")
     if mask is not None and typeof(mask).dtype != dtypes.BOOL:
         raise errors.DTypeError(f"attention: the mask must be boolean, got {typeof(mask)}")
     lengths = None
@@ -354,8 +354,8 @@ def dot_product_attention(
         out = ops.select(broadcast_in_dim(inside, typeof(out).shape, (0, 1, 2, 3)), out, 0.0)
     outs = [out]
     if return_residual:
-        given = _optional(extras, (bias is not None, mask is not None, lengths is not None))
-        logits, _, _ = _scores(q, k, *given, scale, bool(is_causal), window, float(softcap))
+        optional = _optional(extras, (bias is not None, mask is not None, lengths is not None))
+        logits, _, _ = _scores(q, k, *optional, scale, bool(is_causal), window, float(softcap))
         totals = logsumexp_last(logits)  # [b, kv, group, t]
         outs.append(transpose(reshape(totals, (b, n, t)), (0, 2, 1)))
     if ndim == 3:
@@ -382,7 +382,7 @@ def _checked(q: Any, k: Any, v: Any) -> None:
         raise errors.DTypeError(f"attention: operands need one float dtype, got {kinds}")
 
 
-def _four(x: Any, shape: tuple[int, ...], what: str) -> Array:
+def _four_axes(x: Any, shape: tuple[int, ...], what: str) -> Array:
     kind = typeof(x)
     padded = (1,) * (4 - kind.ndim) + kind.shape
     if kind.ndim > 4 or any(m not in (1, n) for m, n in zip(padded, shape)):

@@ -83,7 +83,7 @@ _READING = {
         "pass a Python number, or mark the argument static (static_argnums)",
     ),
 }
-# What says nothing of a derivative: a choice, a position, a text to look at.
+# Uses whose copy loses no derivative: a branch, an index, a printed text.
 _PLAIN = frozenset(("bool", "index", "text"))
 
 

@@ -12,7 +12,15 @@ from genesis_fn.core.array import Array, ArrayImpl, from_numpy, live
 from genesis_fn.core.device import Device
 from genesis_fn.core.primitive import ctx
 from genesis_fn.core.types.annotations import ArrayLike, DTypeLike, ShapeLike
-from genesis_fn.lax.creation import array, asarray, constant, full_like, on_device, placed, shape_of
+from genesis_fn.lax.creation import (
+    array,
+    asarray,
+    constant,
+    full_like,
+    on_device,
+    shape_of,
+    to_device,
+)
 from genesis_fn.lax.promotion import strong, value
 from genesis_fn.primitives.elementwise import convert
 from genesis_fn.primitives.shape import copy as copy_of
@@ -53,7 +61,7 @@ def zeros(
     shape: ShapeLike, dtype: DTypeLike | None = None, *, device: Device | str | None = None
 ) -> Array:
     """An array of zeros, float32 by default."""
-    return placed(
+    return to_device(
         constant(shape_of(shape), 0, dtypes.F32 if dtype is None else dtypes.dtype(dtype)), device
     )
 
@@ -62,7 +70,7 @@ def ones(
     shape: ShapeLike, dtype: DTypeLike | None = None, *, device: Device | str | None = None
 ) -> Array:
     """An array of ones, float32 by default."""
-    return placed(
+    return to_device(
         constant(shape_of(shape), 1, dtypes.F32 if dtype is None else dtypes.dtype(dtype)), device
     )
 
@@ -141,8 +149,8 @@ def from_dlpack(
         return on_device(x, device) if device is not None else x
     kind, index = x.__dlpack_device__() if hasattr(x, "__dlpack_device__") else (1, 0)
     on_gpu = kind in _CUDA_MEMORY and devices.cuda_usable()
-    place = devices.cuda(int(index)) if on_gpu else devices.cpu()
-    result = place.backend.from_dlpack(x, place, copy)
+    source = devices.cuda(int(index)) if on_gpu else devices.cpu()
+    result = source.backend.from_dlpack(x, source, copy)
     return result if device is None else on_device(result, device)
 
 

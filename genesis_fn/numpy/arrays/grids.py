@@ -13,7 +13,7 @@ from genesis_fn.core.array import Array, from_numpy
 from genesis_fn.core.device import Device
 from genesis_fn.core.primitive import SCALARS, Tracer
 from genesis_fn.core.types.annotations import ArrayLike, DTypeLike, PyTree
-from genesis_fn.lax.creation import asarray, placed, shape_of
+from genesis_fn.lax.creation import asarray, shape_of, to_device
 from genesis_fn.lax.promotion import (
     broadcast,
     broadcast_shapes,
@@ -24,7 +24,7 @@ from genesis_fn.lax.promotion import (
 )
 from genesis_fn.numpy.arrays.conversion import concrete, host
 from genesis_fn.numpy.indexing.selection import nonzero
-from genesis_fn.numpy.manipulation.shape import atleast_1d, concatenate, stack
+from genesis_fn.numpy.manipulation.shapes import atleast_1d, concatenate, stack
 from genesis_fn.numpy.mathematics.composed import float_power, where
 from genesis_fn.numpy.mathematics.ufuncs import add, divide, maximum, minimum, multiply, subtract
 from genesis_fn.primitives import elementwise as p
@@ -74,7 +74,7 @@ def arange(
         float(b).is_integer() and abs(b) < 1 << 53 for b in bounds if type(b) is not complex
     )
     if d == dtypes.BOOL or not (whole and all(type(b) is not complex for b in bounds)):
-        return placed(from_numpy(np.arange(first, last, increment).astype(d)), device)
+        return to_device(from_numpy(np.arange(first, last, increment).astype(d)), device)
     exact = d if dtypes.is_integer(d) or d.itemsize >= 4 and n < 1 << 24 else dtypes.I32
     x = iota(exact, n)
     kind = int if dtypes.is_integer(exact) else float
@@ -82,7 +82,7 @@ def arange(
         x = multiply(x, kind(increment))
     if first != 0:
         x = add(x, kind(first))
-    return placed(p.convert(x, d), device)
+    return to_device(p.convert(x, d), device)
 
 
 @overload
@@ -149,7 +149,7 @@ def linspace(
         points, gap = np.linspace(start, stop, num, endpoint, retstep=True)
         if dtypes.is_integer(d):
             points = np.floor(points)
-        x = placed(from_numpy(np.asarray(points).astype(d)), device)
+        x = to_device(from_numpy(np.asarray(points).astype(d)), device)
         return (x, asarray(gap, computed)) if retstep else x
     low, high = promote_arrays("linspace", (start, stop), inexact=True)
     low, high = _pair(low, high)
@@ -226,7 +226,7 @@ def eye(
     shape = shape_of((N, N if M is None else M))
     d = dtypes.F32 if dtype is None else dtypes.dtype(dtype)
     row, column = broadcasted_iota(dtypes.I32, shape, 0), broadcasted_iota(dtypes.I32, shape, 1)
-    return placed(p.convert(p.eq(add(row, _diagonal(k, shape)), column), d), device)
+    return to_device(p.convert(p.eq(add(row, _diagonal(k, shape)), column), d), device)
 
 
 def _diagonal(k: Any, shape: tuple[int, ...]) -> Any:
@@ -359,7 +359,7 @@ def vander(x: ArrayLike, N: int | None = None, increasing: bool = False) -> Arra
 # ---- index tricks ----
 
 
-class _Expression:
+class _IndexExpression:
     """`s_[1:2, ...]`: the index itself; `index_exp` always gives a tuple."""
 
     def __init__(self, always_tuple: bool) -> None:
@@ -369,7 +369,7 @@ class _Expression:
         return (index,) if self.always_tuple and not isinstance(index, tuple) else index
 
 
-s_, index_exp = _Expression(False), _Expression(True)
+s_, index_exp = _IndexExpression(False), _IndexExpression(True)
 
 
 def _span(key: slice) -> Any:
@@ -400,7 +400,7 @@ class _Grid:
 mgrid, ogrid = _Grid(False), _Grid(True)
 
 
-class _Joined:
+class _Concatenator:
     """`r_[1:4, 0, x]`: slices, numbers and arrays joined along the first (`r_`) or last axis."""
 
     def __init__(self, columns: bool) -> None:
@@ -416,4 +416,4 @@ class _Joined:
         return concatenate(parts, -1 if self.columns else 0)
 
 
-r_, c_ = _Joined(False), _Joined(True)
+r_, c_ = _Concatenator(False), _Concatenator(True)

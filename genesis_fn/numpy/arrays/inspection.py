@@ -1,4 +1,4 @@
-"""What is known of dtypes and arrays without computing: kinds, casts, capabilities, text, files."""
+"""Queries of dtypes and arrays: kinds, casts, the array API's capabilities; text and .npy files."""
 
 from __future__ import annotations
 

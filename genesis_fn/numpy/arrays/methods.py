@@ -20,7 +20,7 @@ from genesis_fn.lax.promotion import is_operand
 from genesis_fn.numpy.arrays import creation
 from genesis_fn.numpy.arrays.conversion import concrete, host, number, text
 from genesis_fn.numpy.indexing import index_expressions as indexing, selection, updates
-from genesis_fn.numpy.manipulation import rearrange, shape, sorting
+from genesis_fn.numpy.manipulation import rearrange, shapes, sorting
 from genesis_fn.numpy.mathematics import composed, contraction, reductions, ufuncs
 from genesis_fn.primitives.elementwise import bitcast_convert_type
 
@@ -103,7 +103,7 @@ def _iter(self: Any) -> Iterator[Any]:
         raise TypeError("iteration over an array without dimensions")
     if is_key(self.aval.dtype):  # by index, which knows each element's uses
         return iter([self[i] for i in range(self.aval.shape[0])])
-    return iter(shape.unstack(self))
+    return iter(shapes.unstack(self))
 
 
 def _contains(self: Any, item: Any) -> bool:
@@ -121,8 +121,10 @@ def _device(self: Tracer) -> Any:
 
 
 class _Lacking:
-    """A name that arrays lack, whose error says what is meant. A `__getattr__` would say it of
-    every name, but with one Python looks up each attribute of each array the slow way."""
+    """Descriptor of a name that arrays lack: reading it raises an error that names the equivalent.
+
+    Not a `__getattr__`: Python looks up every attribute of a class that defines one more slowly.
+    """
 
     __slots__ = ("name",)
 
@@ -135,9 +137,9 @@ class _Lacking:
         raise of_array(x, self.name, numpy)
 
 
-def name_what_is_lacking() -> None:
-    """Have arrays say what is meant by names of torch's methods and of functions of this package;
-    called at the end of its import."""
+def install_missing_name_errors() -> None:
+    """Install errors for the names of torch's methods, and of this package's functions, that arrays
+    lack. Called at the end of the package's import."""
     functions = [n for n, x in vars(numpy).items() if n[0] != "_" and callable(x)]
     known = {*ARRAYS, *functions, *_methods()}
     names = known | {f"{n}_" for n in {*known, *IN_PLACE} if not n.endswith("_")}
@@ -237,20 +239,20 @@ def _dlpack_device(self: Any) -> tuple[int, int]:
 
 def _reshape(self: Any, *args: Any, order: str = "C", copy: bool | None = None) -> Any:
     new = args[0] if len(args) == 1 and not hasattr(args[0], "__index__") else args
-    return shape.reshape(self, new, order=order)
+    return shapes.reshape(self, new, order=order)
 
 
 def _transpose(self: Any, *axes: Any) -> Any:
     if not axes or axes == (None,):
-        return shape.transpose(self)
-    return shape.transpose(self, axes[0] if isinstance(axes[0], (tuple, list)) else axes)
+        return shapes.transpose(self)
+    return shapes.transpose(self, axes[0] if isinstance(axes[0], (tuple, list)) else axes)
 
 
 def _item(self: Any, *args: Any) -> Any:
     if not args:
         return number(self, "item")
     if len(args) == 1 and not isinstance(args[0], tuple):
-        return number(shape.ravel(self)[args[0]], "item")
+        return number(shapes.ravel(self)[args[0]], "item")
     return number(self[args[0] if len(args) == 1 else args], "item")
 
 
@@ -280,12 +282,12 @@ def _view(self: Any, dtype: Any = None, *more: Any) -> Any:
     if d.itemsize < old.itemsize:
         wide = bitcast_convert_type(self, d)
         *front, n, k = wide.aval.shape
-        return shape.reshape(wide, (*front, n * k))
+        return shapes.reshape(wide, (*front, n * k))
     k = d.itemsize // old.itemsize
     *front, n = self.aval.shape
     if n % k:
         raise ValueError(f"view: the last axis of {self.aval} does not divide into {d.name}")
-    return bitcast_convert_type(shape.reshape(self, (*front, n // k, k)), d)
+    return bitcast_convert_type(shapes.reshape(self, (*front, n // k, k)), d)
 
 
 def _to_device(self: Any, device: Any, *, stream: Any = None) -> Any:
@@ -297,7 +299,7 @@ def _astype(self: Any, dtype: Any, copy: bool = False, device: Any = None) -> An
 
 
 def _flatten(self: Any, order: str = "C") -> Any:
-    return shape.ravel(self, order=order)
+    return shapes.ravel(self, order=order)
 
 
 def _methods() -> dict[str, Any]:
@@ -335,7 +337,7 @@ def _methods() -> dict[str, Any]:
                 "ptp",
             )
         },
-        **{n: getattr(shape, n) for n in ("squeeze", "ravel", "swapaxes")},
+        **{n: getattr(shapes, n) for n in ("squeeze", "ravel", "swapaxes")},
         **{
             n: getattr(sorting, n)
             for n in ("sort", "argsort", "partition", "argpartition", "searchsorted")
@@ -364,8 +366,8 @@ def _methods() -> dict[str, Any]:
         "tobytes": _tobytes,
         "compress": _compress,
         "to_device": _to_device,
-        "T": property(shape.transpose),
-        "mT": property(shape.matrix_transpose),
+        "T": property(shapes.transpose),
+        "mT": property(shapes.matrix_transpose),
         "real": property(ufuncs.real),
         "imag": property(ufuncs.imag),
         "device": property(_device),  # of tracers: arrays have their own

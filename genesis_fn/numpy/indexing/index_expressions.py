@@ -45,14 +45,14 @@ class Indexer(NamedTuple):
     * `slices`: (start, stop, step) per axis of the array, step of either sign; ints have length 1.
     * `squeezed`: the axes that static integers remove.
     * `arrays`: (axis, index array) pairs; axes count after squeezing.
-    * `place`: where the dimensions of the broadcast index arrays go among the remaining axes.
+    * `position`: where the dimensions of the broadcast index arrays go among the remaining axes.
     * `shape`: the shape of the whole result, with new axes.
     """
 
     slices: tuple[tuple[int, int, int], ...]
     squeezed: tuple[int, ...]
     arrays: tuple[tuple[int, Any], ...]
-    place: int
+    position: int
     shape: tuple[int, ...]
     original: tuple[int, ...]  # the operand's axis of each index array
 
@@ -193,10 +193,10 @@ def plan_for(x: Array, index: Any, mode: str = "check") -> Indexer:
         except errors.ShapeError:
             shown = ", ".join(str(a.aval) for _, a in arrays)
             raise bad_index(f"index arrays {shown} do not broadcast to one shape") from None
-    place, result = _layout(kinds, batch)
+    position, result = _layout(kinds, batch)
     moved = tuple([(a - sum(s < a for s in squeezed), i) for a, i in arrays])
     return Indexer(
-        tuple(slices), tuple(squeezed), moved, place, result, tuple([a for a, _ in arrays])
+        tuple(slices), tuple(squeezed), moved, position, result, tuple([a for a, _ in arrays])
     )
 
 
@@ -205,7 +205,7 @@ def _layout(kinds: Sequence[Any], batch: tuple[int, ...]) -> tuple[int, tuple[in
     advanced = [i for i, k in enumerate(kinds) if k in ("array", "point")] if batch else []
     together = not advanced or advanced[-1] - advanced[0] + 1 == len(advanced)
     first = advanced[0] if advanced and together else -1
-    place = sum(type(k) is int for k in kinds[:first]) if first > 0 else 0
+    position = sum(type(k) is int for k in kinds[:first]) if first > 0 else 0
     result: list[int] = [] if first >= 0 else list(batch)
     for i, k in enumerate(kinds):
         if i == first:
@@ -214,7 +214,7 @@ def _layout(kinds: Sequence[Any], batch: tuple[int, ...]) -> tuple[int, tuple[in
             result.append(1)
         elif type(k) is int:
             result.append(k)
-    return place, tuple(result)
+    return position, tuple(result)
 
 
 def _entries(index: tuple[Any, ...], x: Any) -> list[Any]:
@@ -288,7 +288,7 @@ def _array_entry(
         raise bad_index(f"an index must have an integer or boolean dtype, got {entry.aval}")
     if type(entry) is ArrayImpl and not entry.aval.shape and entry.sig.device.kind == "cpu":
         i, n = int(host(entry)), shape[consumed] if consumed < len(shape) else 0
-        # Out of range in a program being traced, it raises where that place is reached.
+        # Out of range in a program being traced, the error is raised when the program runs.
         if ctx.trace is None or after_ellipsis or -n <= i < n:
             return [i]
     return [p.convert(entry, dtypes.I32) if d.itemsize < 4 else entry]
@@ -397,14 +397,14 @@ def vectors_of(
 
 
 def numbers_for(
-    box: Array, axes: Sequence[int], batch: Sequence[int], place: int
+    box: Array, axes: Sequence[int], batch: Sequence[int], position: int
 ) -> tuple[GatherDimensionNumbers, list[int]]:
     """Dimension numbers and slice sizes of a gather from `box` at indices into `axes`.
 
-    The `batch` dimensions of the indices come out at `place`.
+    The `batch` dimensions of the indices come out at `position`.
     """
     ndim = box.ndim - len(axes) + len(batch)
-    window = tuple([i for i in range(ndim) if not place <= i < place + len(batch)])
+    window = tuple([i for i in range(ndim) if not position <= i < position + len(batch)])
     sizes = [1 if a in axes else n for a, n in enumerate(box.aval.shape)]
     return GatherDimensionNumbers(window, tuple(sorted(axes)), tuple(axes)), sizes
 
@@ -424,13 +424,13 @@ def gathered(
         if shape[a] == 0 and i.size and mode == "check":
             raise bad_index(f"an index into axis {a} of {x.aval}, which is empty")
     try:
-        if len(plan.arrays) == 1 and plan.arrays[0][0] == 0 and plan.place == 0 and shape[0]:
+        if len(plan.arrays) == 1 and plan.arrays[0][0] == 0 and plan.position == 0 and shape[0]:
             index = _wrapped(plan.arrays[0][1], shape[0], mode)
             return take_rows(box, index, mode=mode, fill_value=fill_value)
         vectors, axes, batch = vectors_of(box, plan, mode)
         if any(shape[a] == 0 for a in axes):
-            return _nothing(box, axes, batch, plan.place, fill_value)
-        numbers, sizes = numbers_for(box, axes, batch, plan.place)
+            return _nothing(box, axes, batch, plan.position, fill_value)
+        numbers, sizes = numbers_for(box, axes, batch, plan.position)
         return gather(
             box,
             vectors,
@@ -445,10 +445,12 @@ def gathered(
         raise explained(error, x, plan) from None
 
 
-def _nothing(box: Any, axes: Sequence[int], batch: Sequence[int], place: int, fill: Any) -> Array:
+def _nothing(
+    box: Any, axes: Sequence[int], batch: Sequence[int], position: int, fill: Any
+) -> Array:
     """What indexing an empty axis gives where nothing is checked."""
     kept = [n for a, n in enumerate(box.aval.shape) if a not in axes]
-    shape = (*kept[:place], *batch, *kept[place:])
+    shape = (*kept[:position], *batch, *kept[position:])
     d = box.dtype
     return full(shape, scalar_as(0 if fill is None else fill, d), d)
 

@@ -24,7 +24,7 @@ from genesis_fn.numpy.indexing.index_expressions import (
     take_indexed,
 )
 from genesis_fn.numpy.indexing.updates import Update
-from genesis_fn.numpy.manipulation.shape import broadcast_arrays, on_axis, ravel, resize, stack
+from genesis_fn.numpy.manipulation.shapes import broadcast_arrays, on_axis, ravel, resize, stack
 from genesis_fn.numpy.mathematics.composed import remainder, where as choice
 from genesis_fn.numpy.mathematics.ufuncs import maximum, minimum, truth
 from genesis_fn.primitives import elementwise as p

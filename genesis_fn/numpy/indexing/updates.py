@@ -27,7 +27,7 @@ from genesis_fn.numpy.indexing.index_expressions import (
     vectors_of,
     with_axes,
 )
-from genesis_fn.numpy.manipulation.shape import broadcast_to
+from genesis_fn.numpy.manipulation.shapes import broadcast_to
 from genesis_fn.numpy.mathematics.composed import power, where
 from genesis_fn.numpy.mathematics.ufuncs import add, divide, maximum, minimum, multiply
 from genesis_fn.primitives import elementwise as p
@@ -292,9 +292,9 @@ def _changed(
             if i.size and how == "check":
                 raise bad_index(f"an index into axis {a} of {x.aval}, which is empty")
             return x
-    numbers, _ = numbers_for(box, axes, batch, plan.place)
+    numbers, _ = numbers_for(box, axes, batch, plan.position)
     kept = [n for a, n in enumerate(box.aval.shape) if a not in axes]
-    values = reshape(values, (*kept[: plan.place], *batch, *kept[plan.place :]))
+    values = reshape(values, (*kept[: plan.position], *batch, *kept[plan.position :]))
     box_dtype = x.dtype
     if box_dtype == dtypes.BOOL:
         kind = {"add": "max", "mul": "min"}.get(kind, kind)

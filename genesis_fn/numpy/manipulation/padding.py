@@ -16,7 +16,7 @@ from genesis_fn.lax.creation import asarray
 from genesis_fn.lax.promotion import broadcast, scalar_as, value
 from genesis_fn.numpy.arrays.grids import linspace
 from genesis_fn.numpy.manipulation.rearrange import kept
-from genesis_fn.numpy.manipulation.shape import concatenate, flip, ndim
+from genesis_fn.numpy.manipulation.shapes import concatenate, flip, ndim
 from genesis_fn.numpy.mathematics import reductions, statistics
 from genesis_fn.numpy.mathematics.ufuncs import rint
 from genesis_fn.primitives import shape as p

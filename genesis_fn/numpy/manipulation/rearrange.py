@@ -16,7 +16,7 @@ from genesis_fn.lax.creation import asarray
 from genesis_fn.lax.promotion import broadcast, value
 from genesis_fn.numpy.arrays.conversion import concrete, host
 from genesis_fn.numpy.indexing.selection import take
-from genesis_fn.numpy.manipulation.shape import (
+from genesis_fn.numpy.manipulation.shapes import (
     broadcast_to,
     concatenate,
     front_axes,

@@ -18,7 +18,7 @@ from genesis_fn.lax.promotion import common_type, inexact_value, promote_arrays,
 from genesis_fn.numpy.arrays.conversion import concrete, host
 from genesis_fn.numpy.arrays.grids import linspace
 from genesis_fn.numpy.indexing.selection import nonzero, take
-from genesis_fn.numpy.manipulation.shape import concatenate, flip, moveaxis, ndim, ravel
+from genesis_fn.numpy.manipulation.shapes import concatenate, flip, moveaxis, ndim, ravel
 from genesis_fn.numpy.manipulation.sorting import argsort, lexsort, searchsorted, sort
 from genesis_fn.numpy.mathematics.composed import isnan, where
 from genesis_fn.numpy.mathematics.reductions import any as any_of, cumsum, sum as sum_over

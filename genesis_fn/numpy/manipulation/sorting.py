@@ -10,7 +10,7 @@ from genesis_fn.core import dtypes
 from genesis_fn.core.primitive import with_weak
 from genesis_fn.core.types.annotations import Array, ArrayLike
 from genesis_fn.lax.promotion import promote_arrays, strong, value
-from genesis_fn.numpy.manipulation.shape import on_axis
+from genesis_fn.numpy.manipulation.shapes import on_axis
 from genesis_fn.numpy.mathematics.ufuncs import real
 from genesis_fn.primitives import elementwise as p, sort as sorts
 from genesis_fn.primitives.factories import full
@@ -72,8 +72,8 @@ def lexsort(keys: Array | Sequence[ArrayLike], axis: int = -1) -> Array:
     axis = canonical_axis(axis, ks[0].ndim, "lexsort") if ks[0].ndim else 0
     if not ks[0].ndim:
         return full((), 0, dtypes.I32)
-    places = broadcasted_iota(dtypes.I32, ks[0].aval.shape, axis)
-    return sorts.sort([*ks[::-1], places], axis, True, num_keys=len(ks))[-1]
+    positions = broadcasted_iota(dtypes.I32, ks[0].aval.shape, axis)
+    return sorts.sort([*ks[::-1], positions], axis, True, num_keys=len(ks))[-1]
 
 
 def partition(a: ArrayLike, kth: int, axis: int = -1) -> Array:
@@ -117,7 +117,7 @@ def searchsorted(
         return low
     high = full(v.aval.shape, n, dtypes.I32)
     flat = v
-    # Halving the interval [low, high) finds the place in log2(n + 1) steps.
+    # Halving the interval [low, high) finds the position in log2(n + 1) steps.
     for _ in range(math.ceil(math.log2(n + 1))):
         middle = p.shift_right_arithmetic(p.add(low, high), 1)
         found = _at(a, p.min(middle, n - 1))

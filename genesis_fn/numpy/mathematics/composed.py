@@ -482,7 +482,7 @@ def i0(x: ArrayLike) -> Array:
     far = p.gt(size, 50.0)
     near = p.select(far, 1.0, x)
     total = p.mul(p.add(p.cosh(near), 1.0), 0.5)
-    for k in range(1, count // 2):  # a place and the one across the axis together
+    for k in range(1, count // 2):  # each angle and its mirror image together
         total = p.add(total, p.cosh(p.mul(near, math.cos(math.pi * k / count))))
     series = p.mul(total, 2 / count)
     away = p.select(far, size, 50.0)

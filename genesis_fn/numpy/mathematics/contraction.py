@@ -5,17 +5,17 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from genesis_fn.core import dtypes, errors
 from genesis_fn.core.primitive import shown, with_weak
 from genesis_fn.core.types.annotations import Array, ArrayLike, DTypeLike
 from genesis_fn.lax.promotion import broadcast, broadcast_shapes, promote_arrays, strong, value
-from genesis_fn.numpy.manipulation.shape import expand_dims, moveaxis, ravel, stack
+from genesis_fn.numpy.manipulation.shapes import expand_dims, moveaxis, ravel, stack
 from genesis_fn.numpy.mathematics.reductions import sum as sum_over
 from genesis_fn.numpy.mathematics.ufuncs import conj, located, multiply, subtract
 from genesis_fn.primitives import elementwise as p
-from genesis_fn.primitives.dot_general import dot_general
+from genesis_fn.primitives.dot_general import PrecisionLike, dot_general
 from genesis_fn.primitives.factories import full
 from genesis_fn.primitives.reductions.reduce import reduce_sum
 from genesis_fn.primitives.shape import (
@@ -27,9 +27,6 @@ from genesis_fn.primitives.shape import (
     slice,
     transpose,
 )
-
-if TYPE_CHECKING:
-    from genesis_fn.primitives.dot_general import PrecisionLike
 
 
 def _pair(name: str, a: Any, b: Any, preferred: Any) -> tuple[Any, Any, Any]:

@@ -9,7 +9,7 @@ from typing import Any
 from genesis_fn.core import dtypes
 from genesis_fn.core.types.annotations import Array, ArrayLike, Axis, DTypeLike
 from genesis_fn.lax.promotion import inexact_dtype, promote_arrays, strong, value
-from genesis_fn.numpy.manipulation.shape import broadcast_to
+from genesis_fn.numpy.manipulation.shapes import broadcast_to
 from genesis_fn.numpy.mathematics import reductions as r
 from genesis_fn.numpy.mathematics.composed import isnan, where, where as _chosen
 from genesis_fn.numpy.mathematics.ufuncs import (

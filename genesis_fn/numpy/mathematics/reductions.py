@@ -15,7 +15,7 @@ from genesis_fn.core.primitive import with_weak
 from genesis_fn.core.types.annotations import Array, ArrayLike, Axis, DTypeLike, PyTree
 from genesis_fn.lax.creation import asarray
 from genesis_fn.lax.promotion import broadcast_shapes, inexact_dtype, promote_arrays, strong, value
-from genesis_fn.numpy.manipulation.shape import broadcast_to, concatenate, on_axis
+from genesis_fn.numpy.manipulation.shapes import broadcast_to, concatenate, on_axis
 from genesis_fn.numpy.mathematics.composed import isnan, where as choose
 from genesis_fn.numpy.mathematics.ufuncs import (
     add,
@@ -252,18 +252,13 @@ def average(
         if w.aval.shape != tuple([a.aval.shape[i] for i in axes]):
             raise errors.ShapeError(f"average: weights {w.aval} do not fit axes {axes} of {a.aval}")
         order = sorted(range(len(axes)), key=axes.__getitem__)
-        w = p_transpose(w, order)
+        w = transpose(w, order)
         w = broadcast_to(
             reshape(w, [n if i in axes else 1 for i, n in enumerate(a.aval.shape)]), a.aval.shape
         )
     total = sum(w, axis, keepdims=keepdims)
     x = divide(sum(multiply(a, w), axis, keepdims=keepdims), total)
     return (x, total) if returned else x
-
-
-def p_transpose(x: Array, order: Sequence[int]) -> Array:
-    """`x` with axes in `order`."""
-    return transpose(x, order)
 
 
 def var(
@@ -291,7 +286,7 @@ def var(
     computed = inexact_dtype(_wide(d))
     axes = reduced_axes(axis, a.ndim, "var")
     a = p.convert(a, computed)
-    center = mean_of(a, axes, where) if mean is None else p.convert(value(mean), computed)
+    center = _mean_kept(a, axes, where) if mean is None else p.convert(value(mean), computed)
     centered = subtract(a, center)
     if dtypes.is_complex(computed):
         squares = add(p.square(p.real(centered)), p.square(p.imag(centered)))
@@ -302,7 +297,7 @@ def var(
     result = _over_degrees(total, n, ddof)
     if dtype is None:
         return strong(p.convert(result, dtypes.real_of(d)))
-    if not dtypes.is_inexact(d):  # asked for in integers: a float that yields to others, as in JAX
+    if not dtypes.is_inexact(d):  # an integer dtype was requested: a weak float, as in JAX
         return with_weak(result, True)
     return strong(p.convert(result, d))
 
@@ -315,7 +310,7 @@ def _over_degrees(total: Any, n: Any, ddof: Any) -> Any:
     return choose(greater(n, 0), divide(total, n), math.nan)
 
 
-def mean_of(a: Array, axes: Sequence[int], where: ArrayLike | None) -> Array:
+def _mean_kept(a: Array, axes: Sequence[int], where: ArrayLike | None) -> Array:
     """The mean over `axes`, which are kept."""
     return mean(a, tuple(axes), keepdims=True, where=where)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from genesis_fn.core import dtypes, errors
 from genesis_fn.core.types.annotations import Array, ArrayLike, Axis, DTypeLike
@@ -13,7 +13,7 @@ from genesis_fn.lax.creation import asarray
 from genesis_fn.lax.promotion import promote_arrays, strong, value
 from genesis_fn.numpy.arrays.creation import zeros_like
 from genesis_fn.numpy.indexing.selection import take, take_along_axis
-from genesis_fn.numpy.manipulation.shape import (
+from genesis_fn.numpy.manipulation.shapes import (
     broadcast_to,
     concatenate,
     flip,
@@ -48,11 +48,9 @@ from genesis_fn.numpy.mathematics.ufuncs import (
 )
 from genesis_fn.primitives import elementwise as p
 from genesis_fn.primitives.conv import conv_general_dilated
+from genesis_fn.primitives.dot_general import PrecisionLike
 from genesis_fn.primitives.factories import full
 from genesis_fn.primitives.shape import canonical_axis, pad, reshape, slice_in_dim
-
-if TYPE_CHECKING:
-    from genesis_fn.primitives.dot_general import PrecisionLike
 
 # ---- order statistics ----
 

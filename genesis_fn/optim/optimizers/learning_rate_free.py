@@ -91,7 +91,7 @@ def prodigy(
     ) -> tuple[Updates, ProdigyState]:
         base.require_params(params, "prodigy")
         count = safe_increment(state.count)
-        schedule = learning_rate(state.count) if callable(learning_rate) else learning_rate
+        schedule: Any = learning_rate(state.count) if callable(learning_rate) else learning_rate
         d, dtype = state.estim_lr, state.estim_lr.dtype
         corrected = one_minus_power(beta2, count)(dtype) ** 0.5 / one_minus_power(beta1, count)(
             dtype

@@ -103,7 +103,7 @@ def squeeze(a: ArrayLike, axis: Axis = None) -> Array:
 
 
 def expand_dims(a: ArrayLike, axis: int | Sequence[int]) -> Array:
-    """`a` with new dimensions of length 1 at the places `axis` of the result."""
+    """`a` with new dimensions of length 1 at the positions `axis` of the result."""
     return p.expand_dims(value(a, "expand_dims"), axis)
 
 
@@ -216,7 +216,7 @@ def swapaxes(a: ArrayLike, axis1: int, axis2: int) -> Array:
 
 
 def moveaxis(a: ArrayLike, source: int | Sequence[int], destination: int | Sequence[int]) -> Array:
-    """`a` with axes `source` moved to places `destination`; the others keep their order."""
+    """`a` with axes `source` moved to positions `destination`; the others keep their order."""
     a = value(a, "moveaxis")
     sources = canonical_axes(source, a.ndim, "moveaxis")
     targets = canonical_axes(destination, a.ndim, "moveaxis")
@@ -412,9 +412,9 @@ def split(
     return _split_at(x, indices_or_sections, axis)
 
 
-def _split_at(x: Any, places: Any, axis: int) -> list[Array]:
+def _split_at(x: Any, positions: Any, axis: int) -> list[Array]:
     n = x.aval.shape[axis]
-    cuts = [slice(None, operator.index(i)).indices(n)[1] for i in places]
+    cuts = [slice(None, operator.index(i)).indices(n)[1] for i in positions]
     bounds = [0, *cuts, n]
     if bounds == sorted(bounds):
         return p.split(x, [b - a for a, b in zip(bounds, bounds[1:])], axis)
