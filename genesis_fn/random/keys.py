@@ -347,16 +347,15 @@ def fold_in(key: Key, data: ArrayLike | str) -> Key:
     Array(True, dtype=bool)
     """
     parent = as_key(key)
-    if isinstance(data, str):
-        data = zlib.crc32(data.encode())
-    dtype = getattr(data, "dtype", None)
-    if not isinstance(data, int) and (
+    index: Any = zlib.crc32(data.encode()) if isinstance(data, str) else data
+    dtype = getattr(index, "dtype", None)
+    if not isinstance(index, int) and (
         dtype is None or is_key(dtype) or not dtypes.is_integer(dtypes.dtype(dtype))
     ):
         raise TypeError(
             f"a key is derived by integers and names, got {data!r:.60}\n  at {where().describe()}"
         )
-    if isinstance(data, (int, np.integer)):
-        data = from_numpy(np.asarray(int(data) & 0xFFFFFFFF, np.uint32))
-    keys = bits_of.fold_in(parent, data, impl=impl_of(parent))
+    if isinstance(index, (int, np.integer)):
+        index = from_numpy(np.asarray(int(index) & 0xFFFFFFFF, np.uint32))
+    keys = bits_of.fold_in(parent, index, impl=impl_of(parent))
     return bits_of.unwrap(keys) if is_raw(key) else keys
