@@ -134,7 +134,7 @@ def load_qwen(
 
 
 def _check_tied(arrays: dict[str, np.ndarray], folder: str) -> None:
-    """Remove the output layer's weight from `arrays`; FileError unless it is the embedding's."""
+    """Remove the output layer's weight from `arrays`, if it is the embedding's; else raise FileError."""
     head, table = arrays.pop("lm_head.weight"), arrays.get("model.embed_tokens.weight")
     if (
         table is None

@@ -69,7 +69,9 @@ def _indexed(keys: Key, index: Any) -> Key:
     if keys.shape and type(index) is int and type(keys) is ArrayImpl and ctx.trace is None:
         if -keys.shape[0] <= index < keys.shape[0]:  # on the words, in one step
             words = element_or_part(words_of(keys), index)
-            return part_of(keys, index, keys_over(words, aval(keys.shape[1:], keys.dtype)))
+            one_aval = aval(keys.shape[1:], keys.dtype)
+            one = keys_over(words, one_aval)  # pyright: ignore[reportArgumentType]  # concrete, as `keys`
+            return part_of(keys, index, one)
     if keys.shape or all([p is None or p is Ellipsis for p in parts]):
         return part_of(keys, index, element_or_part(keys, index))
     for part in parts:
