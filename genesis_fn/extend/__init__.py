@@ -4,7 +4,8 @@ A primitive is a `Primitive`, mostly made by `elementwise` or `linear`, that fun
 `bind`. Its lowering is an `Elementwise`, a `View`, a `Source` or a `Reduce`, which compilers may
 fuse, or a function that `extend.cpu` and `extend.cuda` register for it. `fused` names a function
 that devices may have a kernel for. A backend implements `Backend` and `Executable`, and is
-registered by `register_backend`. `docs/extending.md` adds one of each.
+registered by `register_backend`. `docs/extending.md` adds one of each. The rest are helpers of
+packages that are written on top, as `nn`, `models` and `optim` are.
 """
 
 from genesis_fn.compiler.target import Target as Target

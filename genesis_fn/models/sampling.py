@@ -154,8 +154,8 @@ def generate(
     >>> tokens.shape, lengths.tolist()
     ((1, 7), [7])
     """
-    tokens = jnp.asarray(tokens)
-    aval = typeof(tokens)
+    prompts: Array = jnp.asarray(tokens)
+    aval = typeof(prompts)
     if aval.ndim != 2 or aval.shape[1] == 0:
         raise errors.ShapeError(
             f"generate: tokens {aval} must be [batch, length], of at least one token a row"
@@ -172,16 +172,15 @@ def generate(
             raise ValueError(
                 f"generate: eos {end} is no token of a vocabulary of {config.vocab_size}"
             )
-    if lengths is not None:
-        lengths = jnp.asarray(lengths)
+    prompt_lengths: Array | None = None if lengths is None else jnp.asarray(lengths)
     return _generate(
         params,
-        tokens,
+        prompts,
         config,
         max_new_tokens=max_new_tokens,
         key=key,
         ends=ends,
-        lengths=lengths,
+        lengths=prompt_lengths,
         temperature=float(temperature),
         top_k=top_k,
         top_p=top_p,

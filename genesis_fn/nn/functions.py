@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, overload
 
 import genesis_fn.numpy as jnp
 from genesis_fn import Array, ArrayLike, DTypeLike, custom_jvp, dtypes, primitives as ops
 from genesis_fn.errors import ArgumentError, ConcretizationTypeError
 from genesis_fn.extend import (
-    Fused,
     as_array,
     beside_number,
     canonical_axes,
@@ -441,11 +440,13 @@ def sparse_sigmoid(x: ArrayLike) -> Array:
 # ---- softmax and its relatives ----
 
 
-def _over_last(f: Fused[..., Any], x: ArrayLike, axis: Axis, keep_axis: bool) -> Array:
+def _over_last(
+    name: str, f: Callable[[Array], Array], x: ArrayLike, axis: Axis, keep_axis: bool
+) -> Array:
     """Apply `f`, which works over the last axis, over `axis`; several axes count as one."""
     x = _float(x)
     ndim = x.ndim
-    axes = range(ndim) if axis is None else canonical_axes(axis, ndim, f.name.removesuffix("_last"))
+    axes = range(ndim) if axis is None else canonical_axes(axis, ndim, name)
     axes = tuple(sorted(axes))
     if axes == (ndim - 1,):
         return f(x)
@@ -481,8 +482,8 @@ def softmax(
     Array([0.09003057, 0.24472848, 0.66524094], dtype=float32)
     """
     if where is None:
-        return _over_last(softmax_last, x, axis, True)
-    y = _over_last(softmax_last, jnp.where(where, _float(x), -jnp.inf), axis, True)
+        return _over_last("softmax", softmax_last, x, axis, True)
+    y = _over_last("softmax", softmax_last, jnp.where(where, _float(x), -jnp.inf), axis, True)
     return jnp.where(where, y, 0.0)
 
 
@@ -504,8 +505,10 @@ def log_softmax(
     Array([-2.407606  , -1.4076059 , -0.40760595], dtype=float32)
     """
     if where is None:
-        return _over_last(log_softmax_last, x, axis, True)
-    y = _over_last(log_softmax_last, jnp.where(where, _float(x), -jnp.inf), axis, True)
+        return _over_last("log_softmax", log_softmax_last, x, axis, True)
+    y = _over_last(
+        "log_softmax", log_softmax_last, jnp.where(where, _float(x), -jnp.inf), axis, True
+    )
     return jnp.where(where, y, -jnp.inf)
 
 
@@ -560,7 +563,7 @@ def logsumexp(
         x: Array = jnp.where(where, x, -jnp.inf)
     axes = tuple(range(x.ndim)) if axis is None else axis
     if weight is None and not dtypes.is_complex(x.dtype):
-        y = _over_last(logsumexp_last, x, axes, False)
+        y = _over_last("logsumexp", logsumexp_last, x, axes, False)
         sign = jnp.ones_like(y)
         if keepdims:
             y, sign = jnp.expand_dims(y, axes), jnp.expand_dims(sign, axes)
@@ -653,12 +656,11 @@ def standardize(
     Array([-1.2247359,  0.       ,  1.2247359], dtype=float32)
     """
     x = _float(x)
-    if mean is None:
-        mean = jnp.mean(x, axis, keepdims=True, where=where)
+    centre = jnp.mean(x, axis, keepdims=True, where=where) if mean is None else mean
     if variance is None:
         # The mean square minus the squared mean, as JAX has it.
-        variance = jnp.mean(jnp.square(x), axis, keepdims=True, where=where) - jnp.square(mean)
-    return strong((x - mean) * ops.rsqrt(jnp.add(variance, epsilon)))
+        variance = jnp.mean(jnp.square(x), axis, keepdims=True, where=where) - jnp.square(centre)
+    return strong((x - centre) * ops.rsqrt(jnp.add(variance, epsilon)))
 
 
 def one_hot(

@@ -8,6 +8,7 @@ A layer holds no arrays. Parameters are dicts under Hugging Face's names; a Line
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -402,6 +403,13 @@ class Dropout(Module):
         return jnp.where(keep, jnp.divide(x, 1 - self.rate), 0.0)
 
 
+@functools.cache
+def _layout(n: int) -> tuple[str, str, str]:
+    """The layouts of input, kernel and output of a convolution over `n` axes, channels last."""
+    space = "DHW"[3 - n :]
+    return f"N{space}C", f"OI{space}", f"N{space}C"
+
+
 @dataclasses.dataclass(frozen=True)
 class Conv(Module):
     """Convolution (correlation: the kernel is not flipped) over 1 to 3 axes, channels last.
@@ -446,19 +454,14 @@ class Conv(Module):
 
     def __call__(self, params: PyTree, x: ArrayLike, **_: object) -> Array:
         n = len(self.kernel)
-        space = "DHW"[3 - n :]
         shape = (self.features_out, self.features_in // self.groups, *self.kernel)
         weight = _lookup(self, params, "weight", shape, "init(key)")
         bias = _lookup(self, params, "bias", shape[:1], "init(key)") if self.bias else None
         x = _checked_input(self, x, self.features_in, "features_in", n + 2)
+        strides, layout = self.strides or (1,) * n, _layout(n)
+        # By position, which is the cheaper call: lax converts arguments by name one by one.
         y = conv_general_dilated(
-            x,
-            weight,
-            self.strides or (1,) * n,
-            self.padding,
-            rhs_dilation=self.dilation,
-            feature_group_count=self.groups,
-            dimension_numbers=(f"N{space}C", f"OI{space}", f"N{space}C"),
+            x, weight, strides, self.padding, None, self.dilation, layout, self.groups
         )
         return y if bias is None else y + bias
 

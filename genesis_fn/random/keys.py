@@ -68,8 +68,10 @@ def _indexed(keys: Key, index: Any) -> Key:
     parts: tuple[Any, ...] = index if isinstance(index, tuple) else (index,)
     if keys.shape and type(index) is int and type(keys) is ArrayImpl and ctx.trace is None:
         if -keys.shape[0] <= index < keys.shape[0]:  # on the words, in one step
-            words: Any = element_or_part(words_of(keys), index)
-            return part_of(keys, index, keys_over(words, aval(keys.shape[1:], keys.dtype)))
+            words = element_or_part(words_of(keys), index)
+            one_aval = aval(keys.shape[1:], keys.dtype)
+            one = keys_over(words, one_aval)  # pyright: ignore[reportArgumentType]  # concrete, as `keys`
+            return part_of(keys, index, one)
     if keys.shape or all([p is None or p is Ellipsis for p in parts]):
         return part_of(keys, index, element_or_part(keys, index))
     for part in parts:
@@ -347,17 +349,15 @@ def fold_in(key: Key, data: ArrayLike | str) -> Key:
     Array(True, dtype=bool)
     """
     parent = as_key(key)
-    if isinstance(data, str):
-        data = zlib.crc32(data.encode())
-    dtype = getattr(data, "dtype", None)
-    if not isinstance(data, int) and (
+    index: Any = zlib.crc32(data.encode()) if isinstance(data, str) else data
+    dtype = getattr(index, "dtype", None)
+    if not isinstance(index, int) and (
         dtype is None or is_key(dtype) or not dtypes.is_integer(dtypes.dtype(dtype))
     ):
         raise TypeError(
             f"a key is derived by integers and names, got {data!r:.60}\n  at {where().describe()}"
         )
-    if isinstance(data, (int, np.integer)):
-        data = from_numpy(np.asarray(int(data) & 0xFFFFFFFF, np.uint32))
-    numbers: Any = data
-    keys = bits_of.fold_in(parent, numbers, impl=impl_of(parent))
+    if isinstance(index, (int, np.integer)):
+        index = from_numpy(np.asarray(int(index) & 0xFFFFFFFF, np.uint32))
+    keys = bits_of.fold_in(parent, index, impl=impl_of(parent))
     return bits_of.unwrap(keys) if is_raw(key) else keys
