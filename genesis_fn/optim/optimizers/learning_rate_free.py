@@ -100,7 +100,7 @@ def prodigy(
         rise = d if safeguard_warmup else rate
 
         def moments(g: Array, m: Array, v: Array, s: Array, p0: Array, p: Any) -> tuple[Array, ...]:
-            scaled = times(d, g)
+            scaled: Any = times(d, g)
             m = beta1 * m + (1 - beta1) * scaled
             v = beta2 * v + (1 - beta2) * scaled * scaled
             s = beta3 * s + times(rise / estim_lr0, scaled)
