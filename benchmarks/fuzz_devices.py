@@ -46,7 +46,7 @@ def float64_case(seed: int) -> tuple[Any, list[np.ndarray]]:
 
 def float32_case(seed: int) -> tuple[Any, list[np.ndarray]]:
     """(a function, inputs) of the program maker."""
-    from genesis_fn.transforms.staging.stage import evaluate
+    from genesis_fn.transforms.staging.stage_trace import evaluate
     from tests.cpu.programs import random_inputs, random_program
 
     jaxpr = random_program(seed)

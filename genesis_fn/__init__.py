@@ -107,7 +107,7 @@ from genesis_fn.transforms.custom.derivative_rules import (
 from genesis_fn.transforms.custom.ffi import torch_call as torch_call, triton_call as triton_call
 from genesis_fn.transforms.custom.fused_functions import fused as fused
 from genesis_fn.transforms.jitting import clear_caches as clear_caches, jit as jit
-from genesis_fn.transforms.staging.devices import (
+from genesis_fn.transforms.staging.device_placement import (
     block_until_ready as block_until_ready,
     default_backend as default_backend,
     device_count as device_count,

@@ -12,8 +12,8 @@ from genesis_fn.core import device as devices, tree
 from genesis_fn.core.array import ArrayImpl
 from genesis_fn.transforms.jitting import JitFunction, jit
 from genesis_fn.transforms.staging.api_util import name_of
-from genesis_fn.transforms.staging.cost import cost
-from genesis_fn.transforms.staging.devices import block_until_ready
+from genesis_fn.transforms.staging.cost_analysis import cost
+from genesis_fn.transforms.staging.device_placement import block_until_ready
 
 
 @dataclasses.dataclass(frozen=True)

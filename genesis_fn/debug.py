@@ -5,7 +5,7 @@ from genesis_fn.core.configuration.settings import check_keys as check_keys
 from genesis_fn.transforms.custom import callback as _callback
 from genesis_fn.transforms.debugging.assertions import assert_ as assert_
 from genesis_fn.transforms.debugging.breakpoints import breakpoint as breakpoint
-from genesis_fn.transforms.debugging.nan_trace import nan_trace as nan_trace
+from genesis_fn.transforms.debugging.nan_tracing import nan_trace as nan_trace
 
 check = assert_
 infs, nans = _settings.debug_infs, _settings.debug_nans

@@ -18,7 +18,7 @@ from genesis_fn.core.jaxpr import Var
 from genesis_fn.core.primitive import bind, running
 from genesis_fn.transforms.jitting import JitFunction, jit
 from genesis_fn.transforms.staging.api_util import name_of
-from genesis_fn.transforms.staging.stage import inlined
+from genesis_fn.transforms.staging.stage_trace import inlined
 
 
 @dataclasses.dataclass(frozen=True)
@@ -308,7 +308,7 @@ def annotate_function(
 
 def device_memory_profile() -> dict[str, int]:
     """Bytes held by live arrays, by device."""
-    from genesis_fn.transforms.staging.devices import live_arrays
+    from genesis_fn.transforms.staging.device_placement import live_arrays
 
     held: dict[str, int] = {}
     for x in live_arrays():

@@ -104,9 +104,7 @@ def test_every_docstring_is_in_one_form() -> None:
         found += [
             f"{param.id}: {line}"
             for line in text.splitlines()
-            if re.fullmatch(
-                r"(Arguments|Parameters|Return|Example|Examples|Note)s?:?", line.strip()
-            )
+            if re.fullmatch(r"(Arguments?|Parameters?|Return|Examples?|Notes?):?", line.strip())
         ]
     assert found == []
 

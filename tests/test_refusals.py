@@ -15,7 +15,7 @@ from genesis_fn.data.tokens import TokenWindows
 from genesis_fn.models.qwen_config import QwenConfig
 from genesis_fn.optim import losses
 from genesis_fn.optim.state import tree_math
-from genesis_fn.transforms.debugging.nan_trace import nan_trace
+from genesis_fn.transforms.debugging.nan_tracing import nan_trace
 
 O = jnp.ones
 I = jnp.arange

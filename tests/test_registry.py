@@ -18,7 +18,7 @@ from genesis_fn.core.jaxpr import Jaxpr, check, e_jaxprs
 from genesis_fn.core.primitive import PRIMITIVES, Primitive, typeof
 from genesis_fn.transforms.jitting import jit
 from genesis_fn.transforms.precision.autocast import amp
-from genesis_fn.transforms.staging.stage import stage
+from genesis_fn.transforms.staging.stage_trace import stage
 from tests.primitives import check as checks
 from tests.primitives.check import as_list, is_inexact, listed, random, to_array, to_numpy, vjp
 from tests.primitives.table import ROWS

@@ -13,12 +13,12 @@ PACKAGE = pathlib.Path(gf.__file__).parent
 MODULES = {p.relative_to(PACKAGE): ast.parse(p.read_text()) for p in sorted(PACKAGE.rglob("*.py"))}
 
 # Class names that stand for two things on purpose, and why.
-SHARED = {"Reduce": "what a lowering is, and what users import of it"}
+SHARED = {"Stream": "CUDA's, `cuda.Stream`, and of random keys, `random.Stream`"}
 # Words that say nothing, and words for which the field has another.
 VAGUE = {
-    "manager", "helper", "helpers", "util", "utils", "misc", "common", "stuff", "handler",
+    "manager", "helper", "helpers", "util", "utils", "misc", "stuff", "handler",
     "beside", "crossed", "respell", "respelled", "late", "puller", "shells", "surroundings",
-    "dearest", "held", "lend", "lends", "keeping",
+    "dearest", "lend", "lends", "keeping",
 }  # fmt: skip
 # JAX's own names of modules and functions.
 OF_JAX = {

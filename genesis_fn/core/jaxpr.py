@@ -253,7 +253,7 @@ def _format(jaxpr: Jaxpr, name: _Names, indent: str) -> Iterator[str]:
     yield f"{indent}  return {' '.join(map(name, jaxpr.outs))} }}"
 
 
-# ---- staging is a trace over these (transforms/staging/stage.py); what it raises for bad outputs
+# ---- what staging (transforms/staging/stage_trace.py) raises for bad outputs
 
 
 def output_error(value: object, name: str) -> Exception:

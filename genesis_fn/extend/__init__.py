@@ -52,8 +52,8 @@ from genesis_fn.lax.fused.softmax import (
     softmax_last as softmax_last,
 )
 from genesis_fn.lax.promotion import (
-    beside_number as beside_number,
     inexact_value as inexact_value,
+    promoted_with_number as promoted_with_number,
     strong as strong,
 )
 from genesis_fn.primitives.elementwise import integer_pow as integer_pow, select as select

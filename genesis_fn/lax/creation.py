@@ -23,7 +23,7 @@ from genesis_fn.primitives.elementwise import convert, neg
 from genesis_fn.primitives.factories import full as full_of
 from genesis_fn.primitives.shape import concatenate, copy as copy_of, reshape
 from genesis_fn.transforms.keys.key_reuse import on_purpose
-from genesis_fn.transforms.staging.devices import move
+from genesis_fn.transforms.staging.device_placement import move
 
 
 def shape_of(shape: ShapeLike) -> tuple[int, ...]:

@@ -275,7 +275,7 @@ def inexact_value(x: ArrayLike, name: str = "") -> Array:
     return x if dtypes.is_inexact(d) else promoted(x, dtypes.F32)
 
 
-def beside_number(x: ArrayLike, number: Scalar, inexact: bool = False) -> Array:
+def promoted_with_number(x: ArrayLike, number: Scalar, inexact: bool = False) -> Array:
     """`x` as an array in the dtype that it and a Python number promote to."""
     x = value(x)
     return cast(x, *common_type("", (x, number), inexact))

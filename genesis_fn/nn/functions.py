@@ -12,13 +12,13 @@ from genesis_fn import Array, ArrayLike, DTypeLike, custom_jvp, dtypes, primitiv
 from genesis_fn.errors import ArgumentError, ConcretizationTypeError
 from genesis_fn.extend import (
     as_array,
-    beside_number,
     canonical_axes,
     canonical_axis,
     inexact_value,
     integer_pow,
     log_softmax_last,
     logsumexp_last,
+    promoted_with_number,
     select,
     softmax_last,
     strong,
@@ -71,7 +71,7 @@ def relu(x: ArrayLike) -> Array:
     >>> nn.relu(jnp.array([-2.0, 0.0, 3.0]))
     Array([0., 0., 3.], dtype=float32)
     """
-    return _relu(beside_number(x, 0))
+    return _relu(promoted_with_number(x, 0))
 
 
 @custom_jvp
@@ -98,7 +98,7 @@ def relu6(x: ArrayLike) -> Array:
     >>> nn.relu6(jnp.array([-2.0, 3.0, 8.0]))
     Array([0., 3., 6.], dtype=float32)
     """
-    return _relu6(beside_number(x, 6.0))
+    return _relu6(promoted_with_number(x, 6.0))
 
 
 def sigmoid(x: ArrayLike) -> Array:
@@ -172,7 +172,7 @@ def softplus(x: ArrayLike) -> Array:
     >>> nn.softplus(jnp.array([-2.0, 0.0, 3.0]))
     Array([0.12692802, 0.6931472 , 3.0485873 ], dtype=float32)
     """
-    x = beside_number(x, 0, inexact=True)
+    x = promoted_with_number(x, 0, inexact=True)
     positive = ops.gt(x, 0.0)
     tail = ops.log1p(ops.exp(select(positive, ops.neg(x), x)))
     return ops.add(select(positive, x, 0.0), tail)
@@ -190,7 +190,7 @@ def soft_sign(x: ArrayLike) -> Array:
     >>> nn.soft_sign(jnp.array([-2.0, 0.0, 3.0]))
     Array([-0.6666667,  0.       ,  0.75     ], dtype=float32)
     """
-    x = _float(beside_number(x, 1))
+    x = _float(promoted_with_number(x, 1))
     return ops.div(x, ops.add(ops.abs(x), 1.0))
 
 

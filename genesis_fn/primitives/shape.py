@@ -16,7 +16,7 @@ import numpy as np
 from genesis_fn.core import dtypes, errors
 from genesis_fn.core.aval import Aval, aval
 from genesis_fn.core.backend import index as ix
-from genesis_fn.core.backend.index import Guard, Index
+from genesis_fn.core.backend.index import Index, IndexGuard
 from genesis_fn.core.backend.lowering import (
     IN_KERNELS,
     Elementwise,
@@ -418,9 +418,9 @@ def _pad_pieces(k: int, at: Index, x: Aval, value: Any, *, config: tuple[Any, ..
     conditions, inner = [], []
     for i, n, (low, _, interior) in zip(at, x.shape, config):
         t, step = ix.shift(i, -low), interior + 1
-        conditions.append(Guard(t, 0, (n - 1) * step + 1 if n else 0))
+        conditions.append(IndexGuard(t, 0, (n - 1) * step + 1 if n else 0))
         if interior:
-            conditions.append(Guard(ix.mod(t, step), 0, 1))
+            conditions.append(IndexGuard(ix.mod(t, step), 0, 1))
         inner.append(ix.div(t, step))
     return [(0, tuple(inner), conditions), (1, (), ())]
 
@@ -501,7 +501,7 @@ def _concatenate_pieces(k: int, at: Index, *xs: Aval, dimension: int) -> list[Pi
     for n, x in enumerate(xs):
         end = begin + x.shape[d]
         index = (*at[:d], ix.shift(at[d], -begin), *at[d + 1 :])
-        pieces.append((n, index, (Guard(at[d], begin, end),)))
+        pieces.append((n, index, (IndexGuard(at[d], begin, end),)))
         begin = end
     return pieces
 

@@ -71,7 +71,7 @@ from genesis_fn.transforms.custom.ffi import torch_call as torch_call, triton_ca
 from genesis_fn.transforms.custom.fused_functions import fused as fused
 from genesis_fn.transforms.debugging.assertions import assert_ as assert_
 from genesis_fn.transforms.debugging.breakpoints import breakpoint as breakpoint
-from genesis_fn.transforms.debugging.nan_trace import nan_trace as nan_trace
+from genesis_fn.transforms.debugging.nan_tracing import nan_trace as nan_trace
 from genesis_fn.transforms.jitting.aot import Compiled as Compiled, Traced as Traced
 from genesis_fn.transforms.jitting.function import (
     JitFunction as JitFunction,
@@ -79,7 +79,7 @@ from genesis_fn.transforms.jitting.function import (
     jit as jit,
 )
 from genesis_fn.transforms.precision.autocast import amp as amp
-from genesis_fn.transforms.staging.devices import (
+from genesis_fn.transforms.staging.device_placement import (
     block_until_ready as block_until_ready,
     device_get as device_get,
     device_put as device_put,

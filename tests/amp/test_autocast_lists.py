@@ -30,7 +30,7 @@ from genesis_fn.transforms.autodiff.derivatives import grad
 from genesis_fn.transforms.batching.mapped_axes import vmap
 from genesis_fn.transforms.jitting import jit
 from genesis_fn.transforms.precision.autocast import amp, as_autocast_policy, autocast_jaxpr
-from genesis_fn.transforms.staging.stage import evaluate, stage
+from genesis_fn.transforms.staging.stage_trace import evaluate, stage
 
 # The module of the lists asks torch's test utilities for two names, and those for a package.
 UTILITIES = types.ModuleType("common_utils")

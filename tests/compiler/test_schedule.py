@@ -13,7 +13,7 @@ from genesis_fn.primitives import elementwise as ops
 from genesis_fn.primitives.reductions.reduce import reduce_sum
 from genesis_fn.transforms.autodiff.derivatives import grad
 from genesis_fn.transforms.custom.callback import io_callback
-from genesis_fn.transforms.staging.stage import stage
+from genesis_fn.transforms.staging.stage_trace import stage
 from tests.cpu.programs import random_program
 
 X = aval((100,), dtypes.F32)

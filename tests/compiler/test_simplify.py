@@ -37,7 +37,7 @@ from genesis_fn.transforms.control_flow.conditionals import cond
 from genesis_fn.transforms.control_flow.loops import while_loop
 from genesis_fn.transforms.control_flow.scanning import scan
 from genesis_fn.transforms.jitting import jit
-from genesis_fn.transforms.staging.stage import evaluate, stage
+from genesis_fn.transforms.staging.stage_trace import evaluate, stage
 from tests.cpu.programs import random_inputs, random_program, same
 
 X = aval((3, 4), dtypes.F32)

@@ -36,7 +36,7 @@ from genesis_fn.transforms.control_flow.conditionals import cond
 from genesis_fn.transforms.control_flow.loops import while_loop
 from genesis_fn.transforms.control_flow.scanning import scan
 from genesis_fn.transforms.jitting import jit
-from genesis_fn.transforms.staging.stage import stage
+from genesis_fn.transforms.staging.stage_trace import stage
 
 SHAPE = (4, 6)
 

@@ -30,7 +30,7 @@ from genesis_fn.primitives.shape import (
 from genesis_fn.transforms.control_flow.loops import while_loop
 from genesis_fn.transforms.control_flow.scanning import scan
 from genesis_fn.transforms.jitting import jit
-from genesis_fn.transforms.staging.stage import stage
+from genesis_fn.transforms.staging.stage_trace import stage
 from tests.cpu.programs import random_inputs, random_program, same
 
 X = aval((3, 4), dtypes.F32)

@@ -25,7 +25,7 @@ from genesis_fn.core.array import ArrayImpl, from_numpy
 from genesis_fn.core.aval import aval, sig
 from genesis_fn.core.device import Device, cpu, cuda
 from genesis_fn.core.jaxpr import Jaxpr
-from genesis_fn.transforms.staging.stage import stage
+from genesis_fn.transforms.staging.stage_trace import stage
 
 PLACE = cuda(0)
 

@@ -24,7 +24,7 @@ from genesis_fn.lax.fused.cross_entropy import cross_entropy_last, linear_cross_
 from genesis_fn.lax.fused.norms import layer_norm, rms_norm
 from genesis_fn.nn.layers import linear
 from genesis_fn.transforms.keys.words import physical
-from genesis_fn.transforms.staging.stage import stage
+from genesis_fn.transforms.staging.stage_trace import stage
 
 BF16, F32, F64, I32 = dtypes.BF16, dtypes.F32, dtypes.F64, dtypes.I32
 F8E4, F8E5 = dtypes.F8E4, dtypes.F8E5

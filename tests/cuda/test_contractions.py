@@ -27,7 +27,7 @@ from genesis_fn.core.jaxpr import check
 from genesis_fn.kernels.plan import Launch
 from genesis_fn.models import qwen
 from genesis_fn.transforms.precision.autocast import amp
-from genesis_fn.transforms.staging.stage import stage
+from genesis_fn.transforms.staging.stage_trace import stage
 
 rng = np.random.default_rng(0)
 ULP = 2**-8  # of bfloat16, relative

@@ -24,7 +24,7 @@ from genesis_fn.models import qwen
 from genesis_fn.models.sampling import generate, sample
 from genesis_fn.transforms.control_flow.loops import while_loop
 from genesis_fn.transforms.jitting import jit
-from genesis_fn.transforms.staging.stage import stage
+from genesis_fn.transforms.staging.stage_trace import stage
 
 SMALL = qwen.QwenConfig(
     vocab_size=32,

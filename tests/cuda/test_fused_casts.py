@@ -17,7 +17,7 @@ from genesis_fn.core import dtypes
 from genesis_fn.core.aval import aval
 from genesis_fn.core.device import device, using_device
 from genesis_fn.core.jaxpr import check
-from genesis_fn.transforms.staging.stage import stage
+from genesis_fn.transforms.staging.stage_trace import stage
 
 ROWS, CLASSES = 40, 300
 

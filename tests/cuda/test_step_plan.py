@@ -20,7 +20,7 @@ from genesis_fn.core.aval import aval
 from genesis_fn.core.jaxpr import Jaxpr
 from genesis_fn.models import qwen
 from genesis_fn.transforms.precision.autocast import amp
-from genesis_fn.transforms.staging.stage import stage
+from genesis_fn.transforms.staging.stage_trace import stage
 
 UNIT = 16384 * 1024 * 2  # bytes of one bfloat16 activation
 

@@ -14,7 +14,7 @@ from genesis_fn.core.backend.lowering import Elementwise
 from genesis_fn.core.jaxpr import Var
 from genesis_fn.core.primitive import Primitive
 from genesis_fn.kernels.plan import Plan
-from genesis_fn.transforms.staging.stage import stage
+from genesis_fn.transforms.staging.stage_trace import stage
 
 
 def has_expression(prim: Primitive) -> bool:

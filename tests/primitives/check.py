@@ -23,7 +23,7 @@ from genesis_fn.primitives.factories import instantiate
 from genesis_fn.transforms.autodiff.linearize import jvp_flat, linearize_flat
 from genesis_fn.transforms.autodiff.transpose import transpose_flat
 from genesis_fn.transforms.batching.batch import vmap_flat
-from genesis_fn.transforms.staging.stage import evaluate, stage
+from genesis_fn.transforms.staging.stage_trace import evaluate, stage
 
 jax.config.update("jax_platforms", "cpu")
 

@@ -14,7 +14,7 @@ from genesis_fn.core.device import default_device
 from genesis_fn.core.primitive import typeof
 from genesis_fn.primitives.elementwise import convert
 from genesis_fn.primitives.indexing import gather as G, indexing as I, scatter as S
-from genesis_fn.transforms.staging.stage import stage
+from genesis_fn.transforms.staging.stage_trace import stage
 from tests.primitives.check import (
     assert_same,
     check,

@@ -12,7 +12,7 @@ from jax import lax as jlax
 from genesis_fn.core import dtypes, errors
 from genesis_fn.core.primitive import typeof
 from genesis_fn.primitives import shape as S
-from genesis_fn.transforms.staging.stage import stage
+from genesis_fn.transforms.staging.stage_trace import stage
 from tests.primitives.check import (
     address,
     assert_same,

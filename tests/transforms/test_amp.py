@@ -21,7 +21,7 @@ from genesis_fn.transforms.control_flow.scanning import scan
 from genesis_fn.transforms.custom.derivative_rules import custom_vjp
 from genesis_fn.transforms.jitting import jit
 from genesis_fn.transforms.precision.autocast import AutocastPolicy, amp, as_autocast_policy
-from genesis_fn.transforms.staging.stage import stage
+from genesis_fn.transforms.staging.stage_trace import stage
 from tests.transforms.both import normal, ours
 
 W, X = normal(4, 4).astype(np.float32), normal(3, 4, seed=1).astype(np.float32)

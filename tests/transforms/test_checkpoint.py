@@ -16,7 +16,7 @@ from genesis_fn.transforms.autodiff.checkpointing import (
 from genesis_fn.transforms.autodiff.derivatives import grad
 from genesis_fn.transforms.autodiff.linearize import linearize_flat
 from genesis_fn.transforms.jitting import jit
-from genesis_fn.transforms.staging.stage import stage
+from genesis_fn.transforms.staging.stage_trace import stage
 from tests.transforms.both import OURS, agree_under, normal, ours
 
 W, V = normal(4, 4), normal(4, seed=2)

@@ -11,7 +11,7 @@ from genesis_fn.transforms.autodiff.derivatives import grad, jvp
 from genesis_fn.transforms.batching.mapped_axes import vmap
 from genesis_fn.transforms.custom.fused_functions import FUSED, Fused, fused
 from genesis_fn.transforms.jitting import jit
-from genesis_fn.transforms.staging.stage import stage
+from genesis_fn.transforms.staging.stage_trace import stage
 from tests.transforms.both import normal, ours
 
 A, W = normal(3, 4), normal(4, seed=1)

@@ -16,7 +16,7 @@ from genesis_fn.transforms.control_flow.loops import while_loop
 from genesis_fn.transforms.control_flow.scanning import scan
 from genesis_fn.transforms.custom.callback import debug_print
 from genesis_fn.transforms.custom.derivative_rules import custom_jvp
-from genesis_fn.transforms.debugging.nan_trace import nan_trace
+from genesis_fn.transforms.debugging.nan_tracing import nan_trace
 from genesis_fn.transforms.jitting import clear_caches, jit
 
 

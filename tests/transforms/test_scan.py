@@ -14,7 +14,7 @@ from genesis_fn.transforms.autodiff.derivatives import grad, linearize, vjp
 from genesis_fn.transforms.autodiff.linearize import linearize_flat
 from genesis_fn.transforms.control_flow.scanning import scan
 from genesis_fn.transforms.jitting import jit
-from genesis_fn.transforms.staging.stage import stage
+from genesis_fn.transforms.staging.stage_trace import stage
 from tests.transforms.both import agree, agree_under, normal, ours, values
 
 X, W, V = normal(5, 3), normal(3, 3, seed=1) * 0.5, normal(3, seed=2)

@@ -21,7 +21,7 @@ from genesis_fn.transforms.autodiff.transpose import transpose_jaxpr
 from genesis_fn.transforms.batching.batch import batch_jaxpr
 from genesis_fn.transforms.control_flow.scanning import scan
 from genesis_fn.transforms.jitting import jit
-from genesis_fn.transforms.staging.stage import (
+from genesis_fn.transforms.staging.stage_trace import (
     evaluate,
     inlined,
     share_captures,

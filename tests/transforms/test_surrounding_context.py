@@ -12,7 +12,7 @@ from genesis_fn import lax, nn, random
 from genesis_fn.core.configuration import config
 from genesis_fn.core.primitive import ctx, trace_context_key
 from genesis_fn.transforms.jitting.retrace import RecompilationWarning
-from genesis_fn.transforms.staging.stage import inlined
+from genesis_fn.transforms.staging.stage_trace import inlined
 
 
 @pytest.fixture(autouse=True)

@@ -39,7 +39,7 @@ from genesis_fn.primitives.factories import full_p
 from genesis_fn.primitives.shape import barrier_p, broadcast_in_dim_p, reshape_p
 from genesis_fn.transforms.custom.callback import pure_callback_p
 from genesis_fn.transforms.custom.fused_functions import fused_p
-from genesis_fn.transforms.staging.cost import memory
+from genesis_fn.transforms.staging.cost_analysis import memory
 
 # Values that depend on no input are computed once and kept, up to this many bytes each.
 _KEPT = 4 << 20

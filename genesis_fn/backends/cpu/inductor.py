@@ -28,8 +28,8 @@ from genesis_fn.primitives.indexing.scatter import segment_sum, segment_sum_p
 from genesis_fn.primitives.shape import slice_in_dim
 from genesis_fn.transforms.batching.predicated_checks import unchecked
 from genesis_fn.transforms.staging.call import jit_p
-from genesis_fn.transforms.staging.cost import memory
-from genesis_fn.transforms.staging.stage import stage_closed
+from genesis_fn.transforms.staging.cost_analysis import memory
+from genesis_fn.transforms.staging.stage_trace import stage_closed
 
 
 def _has_kernel(e: Eqn) -> bool:

@@ -22,7 +22,7 @@ from genesis_fn.compiler.options import enabled
 from genesis_fn.compiler.target import Target
 from genesis_fn.core import dtypes
 from genesis_fn.core.backend import index as ix
-from genesis_fn.core.backend.index import Expr, Guard, Guards, Index
+from genesis_fn.core.backend.index import Expr, Guards, Index, IndexGuard
 from genesis_fn.core.backend.lowering import Piece, Reduce, Source, View
 from genesis_fn.core.dtypes import DType
 from genesis_fn.core.jaxpr import Eqn, Var
@@ -502,7 +502,7 @@ class KernelIR:
 
     def _select(
         self,
-        conditions: Sequence[Guard],
+        conditions: Sequence[IndexGuard],
         guards: Guards,
         inside: Callable[..., Any],
         outside: Callable[..., Any],

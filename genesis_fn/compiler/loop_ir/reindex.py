@@ -16,7 +16,7 @@ from typing import Any
 from genesis_fn.compiler.loop_ir.kernel import Instr, Literal
 from genesis_fn.core import dtypes
 from genesis_fn.core.backend import index as ix
-from genesis_fn.core.backend.index import Expr, Guard, Guards
+from genesis_fn.core.backend.index import Expr, Guards, IndexGuard
 
 Store = tuple[Any, Expr, int]  # (target, offset, instruction)
 
@@ -174,7 +174,7 @@ def _substitute_all(e: Expr, mapping: Mapping[str, Expr]) -> Expr:
 
 
 def _substitute_guards(guards: Guards, mapping: Mapping[str, Expr]) -> Guards | None:
-    return ix.holding([Guard(_substitute_all(g.expr, mapping), g.lo, g.hi) for g in guards])
+    return ix.holding([IndexGuard(_substitute_all(g.expr, mapping), g.lo, g.hi) for g in guards])
 
 
 def _guards(i: Instr) -> Guards:
@@ -201,7 +201,7 @@ def _divisors(e: Expr) -> Iterator[int]:
             yield from _divisors(operand)
 
 
-def _edges(g: Guard) -> list[int] | None:
+def _edges(g: IndexGuard) -> list[int] | None:
     """The positions along `r` at which a guard begins and ceases to hold; None if it does not hold
     in an interval."""
     if len(g.expr.terms) != 1:

@@ -243,7 +243,7 @@ def unravel(e: Expr, shape: tuple[int, ...]) -> Index:
     return tuple(reversed(index))
 
 
-class Guard:
+class IndexGuard:
     """The condition `lo <= expr < hi`."""
 
     __slots__ = ("expr", "lo", "hi")
@@ -255,7 +255,7 @@ class Guard:
         return hash((self.expr, self.lo, self.hi))
 
     def __eq__(self, other: object) -> bool:
-        return type(other) is Guard and (self.expr, self.lo, self.hi) == (
+        return type(other) is IndexGuard and (self.expr, self.lo, self.hi) == (
             other.expr,
             other.lo,
             other.hi,
@@ -281,10 +281,10 @@ class Guard:
         return " & ".join(parts)
 
 
-Guards = frozenset[Guard]
+Guards = frozenset[IndexGuard]
 
 
-def holding(guards: Iterable[Guard]) -> Guards | None:
+def holding(guards: Iterable[IndexGuard]) -> Guards | None:
     """The guards that say something; None if they never hold together."""
     kept = set()
     for g in guards:

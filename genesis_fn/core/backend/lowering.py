@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from genesis_fn.core.backend.index import Guard, Index
+from genesis_fn.core.backend.index import Index, IndexGuard
 
 IN_KERNELS: Any = "in kernels"
 """The Triton side of an elementwise primitive that is longer than an expression: the function that
@@ -49,7 +49,7 @@ class Elementwise:
         self.torch, self.numpy, self.wraps = torch, numpy or fold, wraps
 
 
-Piece = tuple[int, Index, Sequence[Guard]]
+Piece = tuple[int, Index, Sequence[IndexGuard]]
 
 
 class View:

@@ -41,7 +41,7 @@ from genesis_fn.transforms.staging.api_util import (
     name_of,
 )
 from genesis_fn.transforms.staging.call import batch_call, jit_p, jvp_call
-from genesis_fn.transforms.staging.stage import StageTrace, inlined, stage, stage_closed
+from genesis_fn.transforms.staging.stage_trace import StageTrace, inlined, stage, stage_closed
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -38,7 +38,7 @@ from genesis_fn.transforms.autodiff.linearize import differentiable, jvp_flat, l
 from genesis_fn.transforms.autodiff.transpose import transpose_flat
 from genesis_fn.transforms.staging.api_util import FlatFunction, flatten_arrays, labels_of, name_of
 from genesis_fn.transforms.staging.dependency import dependent
-from genesis_fn.transforms.staging.stage import evaluate, stage
+from genesis_fn.transforms.staging.stage_trace import evaluate, stage
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -28,7 +28,12 @@ from genesis_fn.core.primitive import (
 from genesis_fn.core.types.annotations import Array
 from genesis_fn.primitives.factories import filled, zeros
 from genesis_fn.transforms.staging.dependency import dependent
-from genesis_fn.transforms.staging.stage import StageTrace, StageTracer, evaluate, stage_closed
+from genesis_fn.transforms.staging.stage_trace import (
+    StageTrace,
+    StageTracer,
+    evaluate,
+    stage_closed,
+)
 
 
 class LinearizeTracer(Tracer):

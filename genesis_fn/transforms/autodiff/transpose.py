@@ -10,7 +10,7 @@ from genesis_fn.core.jaxpr import Jaxpr, Var, memoized
 from genesis_fn.core.primitive import LinearOperand, bind, ctx
 from genesis_fn.primitives.elementwise import total
 from genesis_fn.primitives.factories import filled, instantiate
-from genesis_fn.transforms.staging.stage import stage_closed
+from genesis_fn.transforms.staging.stage_trace import stage_closed
 
 
 def transpose_flat(jaxpr: Jaxpr, operands: Sequence[Any], cts: Sequence[Any]) -> list[Any]:

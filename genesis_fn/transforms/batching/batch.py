@@ -22,7 +22,7 @@ from genesis_fn.core.primitive import (
 )
 from genesis_fn.primitives.factories import move_batch
 from genesis_fn.primitives.shape import canonical_axis
-from genesis_fn.transforms.staging.stage import evaluate, stage_closed
+from genesis_fn.transforms.staging.stage_trace import evaluate, stage_closed
 
 
 class BatchTracer(Tracer):

@@ -29,7 +29,7 @@ from genesis_fn.transforms.custom.fused_functions import fused_p
 from genesis_fn.transforms.debugging.assertions import assert_p
 from genesis_fn.transforms.staging.api_util import FlatFunction
 from genesis_fn.transforms.staging.call import jit_p
-from genesis_fn.transforms.staging.stage import evaluate, stage, stage_closed
+from genesis_fn.transforms.staging.stage_trace import evaluate, stage, stage_closed
 
 ACTIVE = aval((), dtypes.BOOL)
 

@@ -40,7 +40,7 @@ from genesis_fn.transforms.staging.api_util import (
     missing,
     name_of,
 )
-from genesis_fn.transforms.staging.stage import evaluate, share_captures, stage, stage_closed
+from genesis_fn.transforms.staging.stage_trace import evaluate, share_captures, stage, stage_closed
 
 
 def _shape(index: Aval, *avals: Aval, branches: tuple[Jaxpr, ...]) -> list[Aval]:

@@ -43,7 +43,7 @@ from genesis_fn.transforms.control_flow.scanning import (
 )
 from genesis_fn.transforms.keys import key_uses
 from genesis_fn.transforms.staging.api_util import flatten_arrays, labels_of, missing, name_of
-from genesis_fn.transforms.staging.stage import evaluate, stage, stage_closed
+from genesis_fn.transforms.staging.stage_trace import evaluate, stage, stage_closed
 
 
 def _shape(*avals: Aval, body: Jaxpr, **_: Any) -> list[Aval]:

@@ -41,7 +41,7 @@ from genesis_fn.transforms.keys import key_uses
 from genesis_fn.transforms.staging import dependency
 from genesis_fn.transforms.staging.api_util import flatten_arrays, missing, name_of
 from genesis_fn.transforms.staging.call import jit_p
-from genesis_fn.transforms.staging.stage import evaluate, stage, stage_closed
+from genesis_fn.transforms.staging.stage_trace import evaluate, stage, stage_closed
 
 T = TypeVar("T")
 

@@ -18,7 +18,7 @@ from genesis_fn.transforms.custom.derivative_rules import CustomFunction, F, P, 
 from genesis_fn.transforms.keys.key_uses import user_call
 from genesis_fn.transforms.staging.api_util import FlatFunction, flatten_arrays, missing
 from genesis_fn.transforms.staging.call import jit_p
-from genesis_fn.transforms.staging.stage import stage
+from genesis_fn.transforms.staging.stage_trace import stage
 
 
 class _Vmapped(CustomCall):

@@ -34,7 +34,7 @@ from genesis_fn.transforms.batching.batch import (
 )
 from genesis_fn.transforms.keys.key_uses import NOTHING, uses
 from genesis_fn.transforms.staging.call import jit_p
-from genesis_fn.transforms.staging.stage import StageTrace, stage_closed
+from genesis_fn.transforms.staging.stage_trace import StageTrace, stage_closed
 
 
 class CustomCall:

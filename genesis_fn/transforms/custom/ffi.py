@@ -25,7 +25,7 @@ from genesis_fn.transforms.custom.callback import batch_sequentially, declared_o
 from genesis_fn.transforms.custom.custom_call import linear_call
 from genesis_fn.transforms.custom.derivative_rules import custom_vjp
 from genesis_fn.transforms.staging.api_util import flatten_arrays, name_of
-from genesis_fn.transforms.staging.stage import stage_closed
+from genesis_fn.transforms.staging.stage_trace import stage_closed
 
 
 def torch_type(d: DType) -> torch.dtype:

@@ -24,7 +24,7 @@ from genesis_fn.primitives.factories import instantiate, move_batch
 from genesis_fn.transforms.custom.custom_call import linear_call, push_program
 from genesis_fn.transforms.staging.api_util import FlatFunction
 from genesis_fn.transforms.staging.call import batch_call, jvp_call, linearize_call
-from genesis_fn.transforms.staging.stage import stage, stage_closed
+from genesis_fn.transforms.staging.stage_trace import stage, stage_closed
 
 P = ParamSpec("P")
 R = TypeVar("R")

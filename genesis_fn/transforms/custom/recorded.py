@@ -24,7 +24,7 @@ from genesis_fn.transforms.autodiff.linearize import separate_tangents
 from genesis_fn.transforms.custom.custom_call import CustomCall, custom_call_p
 from genesis_fn.transforms.keys.key_uses import user_call
 from genesis_fn.transforms.staging.call import jit_p
-from genesis_fn.transforms.staging.stage import StageTrace, evaluate, share_captures, stage
+from genesis_fn.transforms.staging.stage_trace import StageTrace, evaluate, share_captures, stage
 
 _CAPACITY = 64  # recordings that one function keeps; all are dropped when there are more
 

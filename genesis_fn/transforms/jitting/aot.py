@@ -13,7 +13,7 @@ from genesis_fn.core.static import Frozen
 from genesis_fn.core.types.annotations import PyTree
 from genesis_fn.transforms.jitting.argspec import BoundArguments
 from genesis_fn.transforms.jitting.jit_cache import Program
-from genesis_fn.transforms.staging.cost import cost, memory
+from genesis_fn.transforms.staging.cost_analysis import cost, memory
 from genesis_fn.transforms.staging.shape_dtype_struct import ShapeDtypeStruct
 
 if TYPE_CHECKING:

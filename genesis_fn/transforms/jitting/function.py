@@ -45,7 +45,7 @@ from genesis_fn.transforms.keys.key_uses import of_arguments, user_call
 from genesis_fn.transforms.staging.api_util import FlatFunction
 from genesis_fn.transforms.staging.call import jit_p
 from genesis_fn.transforms.staging.copies import Copied
-from genesis_fn.transforms.staging.stage import stage
+from genesis_fn.transforms.staging.stage_trace import stage
 
 log = logging.getLogger("genesis_fn")
 
@@ -151,7 +151,7 @@ class JitFunction(Copied, Generic[P, R]):
             call = self._generate(bound, program, device, donated, guarded=False)
             result = call(*bound.written)
         if replay:
-            from genesis_fn.transforms.debugging.nan_trace import check_outputs
+            from genesis_fn.transforms.debugging.nan_tracing import check_outputs
 
             check_outputs(program.jaxpr, inputs, tree.leaves(result))
         return result

@@ -22,7 +22,7 @@ from genesis_fn.core.configuration import config
 from genesis_fn.core.diagnostics.source_info import SourceLocation, warn, where
 from genesis_fn.core.primitive import Trace, Tracer, ctx
 from genesis_fn.core.types.annotations import Key
-from genesis_fn.transforms.staging.stage import StageTrace, StageTracer
+from genesis_fn.transforms.staging.stage_trace import StageTrace, StageTracer
 
 
 class KeyReuseWarning(UserWarning):

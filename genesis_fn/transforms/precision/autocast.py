@@ -49,7 +49,7 @@ from genesis_fn.transforms.custom.custom_call import Wrapped
 from genesis_fn.transforms.custom.fused_functions import fused_p
 from genesis_fn.transforms.staging.api_util import FlatFunction, flatten_arrays, labels_of, name_of
 from genesis_fn.transforms.staging.call import jit_p, region_p, wide_p
-from genesis_fn.transforms.staging.stage import StageTrace, evaluate, stage, stage_closed
+from genesis_fn.transforms.staging.stage_trace import StageTrace, evaluate, stage, stage_closed
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -18,7 +18,7 @@ from genesis_fn.transforms.batching.batch import named_axis
 from genesis_fn.transforms.jitting import JitFunction, jit
 from genesis_fn.transforms.staging.api_util import FlatFunction, flatten_arrays, name_of
 from genesis_fn.transforms.staging.shape_dtype_struct import ShapeDtypeStruct
-from genesis_fn.transforms.staging.stage import evaluate, stage
+from genesis_fn.transforms.staging.stage_trace import evaluate, stage
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -11,7 +11,7 @@ from genesis_fn.compiler.loop_ir.kernel import Instr
 from genesis_fn.core import dtypes
 from genesis_fn.core.aval import aval
 from genesis_fn.core.backend import index as ix
-from genesis_fn.core.backend.index import Expr, Guard
+from genesis_fn.core.backend.index import Expr, IndexGuard
 from genesis_fn.kernels.language.dtypes import NAMES
 from genesis_fn.kernels.language.expressions import (
     expression,
@@ -110,7 +110,7 @@ class KernelWriter:
         self.line(f"tl.store({pointer} + ({address}), {value}{condition})")
 
     def get(
-        self, target: Pointee, offset: Expr, names: Collection[str], guards: Collection[Guard]
+        self, target: Pointee, offset: Expr, names: Collection[str], guards: Collection[IndexGuard]
     ) -> str:
         """The text of a load, in the dtype of memory, whose shape has the axes of all `names`."""
         pointer, mask = self.pointer(target, False), self.mask(names, guards)
@@ -130,15 +130,15 @@ class KernelWriter:
         missing = [x for x in self._variables(names) if x not in offset.names]
         return text + "".join([f" + {x} * 0" for x in missing if x in ("p", "q", "r", "i", "j")])
 
-    def mask(self, names: Collection[str], guards: Collection[Guard] = ()) -> str:
+    def mask(self, names: Collection[str], guards: Collection[IndexGuard] = ()) -> str:
         """The mask: the loop variables `names` are in bounds and `guards` hold; "" if always."""
         parts = [self.masks[x] for x in self._variables(names) if x in self.masks]
         parts += sorted([self.condition(g) for g in guards])
         return " & ".join(parts)
 
-    def condition(self, g: Guard) -> str:
+    def condition(self, g: IndexGuard) -> str:
         """The text of a guard."""
-        return f"({Guard(self.untiled(g.expr), g.lo, g.hi).text() or 'True'})"
+        return f"({IndexGuard(self.untiled(g.expr), g.lo, g.hi).text() or 'True'})"
 
     def wide_names(self, p: bool = True, r: bool = True) -> None:
         """Define 64-bit copies of the loop variables in offsets beyond 32 bits: of `r` if `r`, of

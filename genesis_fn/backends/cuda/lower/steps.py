@@ -42,7 +42,7 @@ from genesis_fn.transforms.control_flow.conditionals import cond_p
 from genesis_fn.transforms.control_flow.loops import while_p
 from genesis_fn.transforms.control_flow.scanning import scan_p
 from genesis_fn.transforms.custom.fused_functions import fused_p
-from genesis_fn.transforms.staging.cost import cost
+from genesis_fn.transforms.staging.cost_analysis import cost
 
 
 @dataclass(slots=True)
