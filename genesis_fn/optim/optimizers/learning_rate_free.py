@@ -75,7 +75,7 @@ def prodigy(
     Array([-0.1,  0.1], dtype=float32)
     """
     beta1, beta2 = betas
-    beta3 = beta2**0.5 if beta3 is None else beta3
+    sum_decay = beta2**0.5 if beta3 is None else beta3
 
     def init(params: Params) -> ProdigyState:
         dtype = widest_float(params)
@@ -103,7 +103,7 @@ def prodigy(
             scaled: Any = times(d, g)
             m = beta1 * m + (1 - beta1) * scaled
             v = beta2 * v + (1 - beta2) * scaled * scaled
-            s = beta3 * s + times(rise / estim_lr0, scaled)
+            s = sum_decay * s + times(rise / estim_lr0, scaled)
             root = jnp.sqrt(v) + (d * eps).astype(v.dtype)
             return -times(rate, weight_decay * p + m / root), m, v, s
 
@@ -120,7 +120,7 @@ def prodigy(
             state.grad_sum,
             extras=(start, params),
         )
-        numerator = beta3 * state.numerator_weighted + (d / estim_lr0) * rate * progress
+        numerator = sum_decay * state.numerator_weighted + (d / estim_lr0) * rate * progress
         length = _total(map_updates(lambda x: jnp.sum(jnp.abs(x)), s), dtype)
         estimate = jnp.maximum(d, estim_lr_coef * numerator / length)
         return new, ProdigyState(m, v, s, start, estimate, numerator, count)

@@ -14,8 +14,8 @@ from genesis_fn.errors import ArgumentError, ShapeError
 from genesis_fn.optim import base
 from genesis_fn.optim.annotations import Mask, Number, OptState, Params, ScalarOrSchedule, Updates
 from genesis_fn.optim.numerics import abs_sq, safe_increment
-from genesis_fn.optim.optimizers.adaptive import first_moment
-from genesis_fn.optim.optimizers.alias import adamw
+from genesis_fn.optim.optimizers.adam_family import adamw
+from genesis_fn.optim.optimizers.moments import first_moment
 from genesis_fn.optim.transforms.combine import chain
 from genesis_fn.optim.transforms.masking import MaskedNode, partition, per_parameter
 from genesis_fn.optim.transforms.transform import (

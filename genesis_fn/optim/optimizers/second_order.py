@@ -13,7 +13,7 @@ from genesis_fn.lax import cond
 from genesis_fn.optim import base
 from genesis_fn.optim.annotations import Mask, Number, OptState, Params, ScalarOrSchedule, Updates
 from genesis_fn.optim.numerics import safe_increment
-from genesis_fn.optim.optimizers.adaptive import first_moment
+from genesis_fn.optim.optimizers.moments import first_moment
 from genesis_fn.optim.transforms.combine import chain
 from genesis_fn.optim.transforms.noise import as_key
 from genesis_fn.optim.transforms.transform import (

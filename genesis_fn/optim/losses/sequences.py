@@ -1,0 +1,137 @@
+"""Losses of sequences without an alignment: connectionist temporal classification."""
+
+from __future__ import annotations
+
+import genesis_fn.numpy as jnp
+from genesis_fn import Array, ArrayLike, PyTree
+from genesis_fn.errors import ShapeError
+from genesis_fn.extend import as_array, log_softmax_last, wide
+from genesis_fn.lax import scan
+from genesis_fn.optim.losses.arguments import floats, one_hot
+from genesis_fn.optim.tree_map_updates import I32
+
+
+@wide
+def ctc_loss_with_forward_probs(
+    logits: ArrayLike,
+    logit_paddings: ArrayLike,
+    labels: ArrayLike,
+    label_paddings: ArrayLike,
+    *,
+    blank_id: int = 0,
+    log_epsilon: float = -1e5,
+) -> tuple[Array, Array, Array]:
+    """`ctc_loss`, with the forward variables of its dynamic program.
+
+    Alpha keeps blanks and labels apart: entry n of the blanks is the log-probability of having
+    emitted n labels and then a blank, entry n of the labels that of having just emitted label n.
+
+    Source: Graves et al., "Connectionist temporal classification", 2006, section 4.1.
+
+    Args:
+        logits: floating array [B, T, K] of class scores, blank included.
+        logit_paddings: array [B, T]: 1.0 at padded frames, which are at the end, else 0.0.
+        labels: integer array [B, N] of classes.
+        label_paddings: array [B, N]: 1.0 at padded labels, which are at the end, else 0.0.
+        blank_id: the class of the blank, in [0, K).
+        log_epsilon: finite stand-in for log(0).
+
+    Returns:
+        (loss [B], log alpha of blanks [T, B, N + 1], log alpha of labels [T, B, N]).
+
+    Raises:
+        DTypeError: `logits` are not floating.
+        ShapeError: the shapes are not those above.
+
+    >>> logits, labels = jnp.zeros((1, 3, 2)), jnp.array([[1]])
+    >>> loss, blanks, emitted = optim.losses.ctc_loss_with_forward_probs(
+    ...     logits, jnp.zeros((1, 3)), labels, jnp.zeros((1, 1))
+    ... )
+    >>> loss.round(4), blanks.shape, emitted.shape
+    (Array([0.2877], dtype=float32), (3, 1, 2), (3, 1, 1))
+    """
+    (logits,) = floats("ctc_loss", logits)
+    labels, label_paddings = as_array(labels), as_array(label_paddings)
+    logit_paddings = as_array(logit_paddings)
+    if logits.ndim != 3 or labels.ndim != 2 or labels.shape[0] != logits.shape[0]:
+        raise ShapeError(
+            f"ctc_loss: logits [B, T, K] and labels [B, N], got {logits.aval}, {labels.aval}"
+        )
+    if label_paddings.shape != labels.shape or logit_paddings.shape != logits.shape[:2]:
+        raise ShapeError(
+            f"ctc_loss: paddings {logit_paddings.aval} and {label_paddings.aval} do not fit "
+            f"{logits.aval} and {labels.aval}"
+        )
+    batch, _, _ = logits.shape
+    n = labels.shape[1]
+    dtype = logits.dtype
+    log_p = log_softmax_last(logits)
+    of_blank = jnp.transpose(log_p[:, :, blank_id : blank_id + 1], (1, 0, 2))
+    hot = one_hot(labels, logits)
+    of_label = jnp.transpose(jnp.einsum("btk,bnk->btn", log_p, hot), (1, 0, 2))
+    same = (labels[:, :-1] == labels[:, 1:]).astype(dtype)
+    repeat = jnp.concatenate([same, jnp.zeros((batch, 1), dtype)], axis=1)
+    never = jnp.full((batch, n), log_epsilon, dtype=dtype)
+    start = jnp.concatenate([jnp.zeros((batch, 1), dtype), never], axis=1)
+
+    def add_arrivals(blank: Array, arriving: Array) -> Array:
+        return jnp.concatenate([blank[:, :1], jnp.logaddexp(blank[:, 1:], arriving)], axis=-1)
+
+    def step(carry: tuple[Array, ...], x: tuple[Array, ...]) -> tuple[PyTree, PyTree]:
+        blank, label = carry
+        p_label, p_blank, padded = x
+        # A label equal to the one before needs a blank between.
+        reached = add_arrivals(blank, label + log_epsilon * repeat)
+        next_label = jnp.logaddexp(reached[:, :-1] + p_label, label + p_label)
+        next_blank = add_arrivals(reached + p_blank, label + p_blank + log_epsilon * (1.0 - repeat))
+        over = padded[:, None] > 0
+        kept = (jnp.where(over, blank, next_blank), jnp.where(over, label, next_label))
+        return kept, kept
+
+    paddings = jnp.transpose(logit_paddings, (1, 0))
+    (blank, label), (blanks, emitted) = scan(step, (start, never), (of_label, of_blank, paddings))
+    final = add_arrivals(blank, label)
+    lengths = n - jnp.sum(label_paddings, axis=1).astype(I32)
+    ends = (lengths[:, None] == jnp.arange(n + 1)).astype(dtype)
+    loss = -jnp.sum(final * ends, axis=1)
+    return loss, jnp.concatenate([blanks[:-1], final[None]], axis=0), emitted
+
+
+def ctc_loss(
+    logits: ArrayLike,
+    logit_paddings: ArrayLike,
+    labels: ArrayLike,
+    label_paddings: ArrayLike,
+    *,
+    blank_id: int = 0,
+    log_epsilon: float = -1e5,
+) -> Array:
+    """Connectionist temporal classification: the loss of a sequence without its alignment.
+
+        -log p(labels | logits), p the sum over all alignments of T frames to N labels, with blanks
+        between equal ones
+
+    Source: Graves et al., "Connectionist temporal classification", 2006.
+
+    Args:
+        logits: floating array [B, T, K] of class scores, blank included.
+        logit_paddings: array [B, T]: 1.0 at padded frames, which are at the end, else 0.0.
+        labels: integer array [B, N] of classes.
+        label_paddings: array [B, N]: 1.0 at padded labels, which are at the end, else 0.0.
+        blank_id: the class of the blank, in [0, K).
+        log_epsilon: finite stand-in for log(0).
+
+    Returns:
+        The loss of each sequence, [B], in nats.
+
+    Raises:
+        DTypeError: `logits` are not floating.
+        ShapeError: the shapes are not those above.
+
+    >>> logits, labels = jnp.zeros((1, 3, 2)), jnp.array([[1]])
+    >>> optim.losses.ctc_loss(logits, jnp.zeros((1, 3)), labels, jnp.zeros((1, 1))).round(4)
+    Array([0.2877], dtype=float32)
+    """
+    return ctc_loss_with_forward_probs(
+        logits, logit_paddings, labels, label_paddings, blank_id=blank_id, log_epsilon=log_epsilon
+    )[0]
