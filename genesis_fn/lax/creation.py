@@ -62,11 +62,11 @@ def array(
     """
     d = None if dtype is None else dtypes.dtype(dtype)
     device = None if device is None else as_device(device)
-    if isinstance(object, (Array, Tracer)):
+    if isinstance(object, Array):
         x = object if d is None else strong(convert(object, d))
         if copy and x is object and dtypes.is_key(x.aval.dtype):
             x = on_purpose(copy_of(x))
-        elif copy and x is object and type(x) is Array and ctx.trace is None:
+        elif copy and x is object and type(x) is ArrayImpl and ctx.trace is None:
             x = copy_of(x)
     elif isinstance(object, (list, tuple)):
         x = _from_sequence(object, d, device)

@@ -143,7 +143,7 @@ def test_eigh(kind):
 
     def squared(x):
         v, w = linalg.eigh(x)
-        spread = linalg._like(linalg._columns(w, v.aval.shape), v.aval.dtype)
+        spread = linalg._like(linalg._by_column(w, v.aval.shape), v.aval.dtype)
         scaled = linalg.mul(v, linalg.mul(spread, spread))
         return batch_matmul(scaled, linalg._h(v))
 
