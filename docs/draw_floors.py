@@ -27,6 +27,7 @@ WHAT = {
     "nn": "layers, activations",
     "optim": "optimizers, schedules, losses",
     "random": "keys, samplers, Generator",
+    "extend": "for authors of primitives, kernels, backends",
     "lax": "operations as functions, attention, norms",
     "numpy": "the NumPy namespace and array methods",
     "backends": "cpu: torch;  cuda: cuda-python",

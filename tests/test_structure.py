@@ -369,6 +369,22 @@ def test_names_are_imported_from_where_they_are_defined():
     assert handed_on == []
 
 
+def test_only_upper_floors_import_from_the_root():
+    """`from genesis_fn import Array` names what lies in `core`, but the floors' contract cannot see
+    which names are meant: what lies below `random` imports from where things are defined."""
+    upper = {"cli", "data", "io", "models", "image", "scipy", "amp", "nn", "optim"}
+    importing = {
+        path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+        for path in sorted(PACKAGE.rglob("*.py"))
+        if path != PACKAGE / "__init__.py"
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ImportFrom) and node.module == "genesis_fn"
+        for alias in node.names  # a package or a module is seen by the contract as what it is
+        if not (PACKAGE / alias.name).is_dir() and not (PACKAGE / f"{alias.name}.py").exists()
+    }
+    assert importing <= upper
+
+
 # Beside `__init__`, which only exports. The top of the package has the modules of JAX's import
 # paths; lowerings are one module for each family of primitives, named alike for both devices.
 MOST_MODULES = {"": 16, "backends/cpu/lowerings": 15, "backends/cuda/lowerings": 14}
