@@ -13,15 +13,16 @@ from genesis_fn.errors import ArgumentError
 from genesis_fn.extend import canonical_axes, real_of
 
 Axes = int | Sequence[int]
+Shape = Sequence[int]
 
 
 class Initializer(Protocol):
     """A function of (key, shape, dtype) that makes an array."""
 
-    def __call__(self, key: Key, shape: Sequence[int], dtype: DTypeLike | None = None) -> Array: ...
+    def __call__(self, key: Key, shape: Shape, dtype: DTypeLike | None = None) -> Array: ...
 
 
-def zeros(key: Key, shape: Sequence[int], dtype: DTypeLike | None = None) -> Array:
+def zeros(key: Key, shape: Shape, dtype: DTypeLike | None = None) -> Array:
     """Zeros.
 
     Args:
@@ -38,7 +39,7 @@ def zeros(key: Key, shape: Sequence[int], dtype: DTypeLike | None = None) -> Arr
     return jnp.zeros(shape, dtype)
 
 
-def ones(key: Key, shape: Sequence[int], dtype: DTypeLike | None = None) -> Array:
+def ones(key: Key, shape: Shape, dtype: DTypeLike | None = None) -> Array:
     """Ones.
 
     Args:
@@ -70,7 +71,7 @@ def constant(value: ArrayLike, dtype: DTypeLike | None = None) -> Initializer:
     """
     default = dtype
 
-    def init(key: Key, shape: Sequence[int], dtype: DTypeLike | None = default) -> Array:
+    def init(key: Key, shape: Shape, dtype: DTypeLike | None = default) -> Array:
         dtype = jnp.float32 if dtype is None else dtype
         return jnp.full(shape, value, dtype)
 
@@ -92,7 +93,7 @@ def uniform(scale: ArrayLike = 1e-2, dtype: DTypeLike | None = None) -> Initiali
     """
     default = dtype
 
-    def init(key: Key, shape: Sequence[int], dtype: DTypeLike | None = default) -> Array:
+    def init(key: Key, shape: Shape, dtype: DTypeLike | None = default) -> Array:
         dtype = jnp.float32 if dtype is None else dtype
         return random.uniform(key, shape, dtype) * jnp.asarray(scale, dtype)
 
@@ -114,7 +115,7 @@ def normal(stddev: ArrayLike = 1e-2, dtype: DTypeLike | None = None) -> Initiali
     """
     default = dtype
 
-    def init(key: Key, shape: Sequence[int], dtype: DTypeLike | None = default) -> Array:
+    def init(key: Key, shape: Shape, dtype: DTypeLike | None = default) -> Array:
         dtype = jnp.float32 if dtype is None else dtype
         return random.normal(key, shape, dtype) * jnp.asarray(stddev, dtype)
 
@@ -142,16 +143,14 @@ def truncated_normal(
     """
     default = dtype
 
-    def init(key: Key, shape: Sequence[int], dtype: DTypeLike | None = default) -> Array:
+    def init(key: Key, shape: Shape, dtype: DTypeLike | None = default) -> Array:
         dtype = jnp.float32 if dtype is None else dtype
         return random.truncated_normal(key, lower, upper, shape, dtype) * jnp.asarray(stddev, dtype)
 
     return init
 
 
-def _fans(
-    shape: Sequence[int], in_axis: Axes, out_axis: Axes, batch_axis: Axes
-) -> tuple[float, float]:
+def _fans(shape: Shape, in_axis: Axes, out_axis: Axes, batch_axis: Axes) -> tuple[float, float]:
     """The numbers of (inputs, outputs) of a unit; axes of no role are its receptive field."""
     if len(shape) < 2:
         raise ArgumentError(
@@ -166,7 +165,7 @@ def _fans(
 
 
 def _complex_disk(
-    key: Key, shape: Sequence[int], dtype: DTypeLike, modulus: Callable[[Array], Array]
+    key: Key, shape: Shape, dtype: DTypeLike, modulus: Callable[[Array], Array]
 ) -> Array:
     """Complex numbers of a uniform angle and the modulus `modulus(u)`, u uniform in [0, 1)."""
     first, second = random.split(key)
@@ -227,7 +226,7 @@ def variance_scaling(
     """
     default = dtype
 
-    def init(key: Key, shape: Sequence[int], dtype: DTypeLike | None = default) -> Array:
+    def init(key: Key, shape: Shape, dtype: DTypeLike | None = default) -> Array:
         dtype = jnp.float32 if dtype is None else dtype
         fan_in, fan_out = _fans(shape, in_axis, out_axis, batch_axis)
         modes = {"fan_in": fan_in, "fan_out": fan_out, "fan_avg": (fan_in + fan_out) / 2}
@@ -417,7 +416,7 @@ def orthogonal(
     """
     default = dtype
 
-    def init(key: Key, shape: Sequence[int], dtype: DTypeLike | None = default) -> Array:
+    def init(key: Key, shape: Shape, dtype: DTypeLike | None = default) -> Array:
         dtype = jnp.float32 if dtype is None else dtype
         if len(shape) < 2:
             raise ArgumentError(
@@ -460,7 +459,7 @@ def delta_orthogonal(
     """
     default = dtype
 
-    def init(key: Key, shape: Sequence[int], dtype: DTypeLike | None = default) -> Array:
+    def init(key: Key, shape: Shape, dtype: DTypeLike | None = default) -> Array:
         dtype = jnp.float32 if dtype is None else dtype
         if len(shape) not in (3, 4, 5) or shape[-1] < shape[-2]:
             raise ArgumentError(f"delta_orthogonal does not fit shape {tuple(shape)}")
