@@ -22,7 +22,7 @@ import genesis_fn.numpy as jnp
 from genesis_fn import data, io
 from genesis_fn.cli import demo, training
 from genesis_fn.cli.main import main
-from genesis_fn.io.lock import alone, locked
+from genesis_fn.io.lock import exclusive, locked
 from genesis_fn.models import qwen
 
 ROOT = Path(genesis_fn.__file__).parent.parent
@@ -267,7 +267,7 @@ def test_r09_a_terminal_that_is_gone(corpus, tmp_path):
     log = out / "log.jsonl"
     wait_for(lambda: log.exists() and log.read_text().count("\n") > 2)
     with pytest.raises(BlockingIOError, match=f"in use by another run .process {process.pid} on"):
-        with alone(str(out)):
+        with exclusive(str(out)):
             pass
     os.close(ours)
     process.send_signal(signal.SIGHUP)
@@ -370,7 +370,7 @@ def test_r11_a_second_run_is_refused(corpus, tmp_path, capsys):
     assert [p.name for p in out.glob(".*")] == [".lock"]
     capsys.readouterr()
     before = {p: p.read_bytes() for p in out.rglob("*") if p.is_file() and p.name != ".lock"}
-    with alone(str(out)):
+    with exclusive(str(out)):
         for more in ((), ("--seed", "1")):
             assert main(command(corpus, out, *more)) == 1
             said = capsys.readouterr().err
@@ -382,8 +382,8 @@ def test_r11_a_second_run_is_refused(corpus, tmp_path, capsys):
 
 HOLDS = """
 import os, sys, time
-from genesis_fn.io.lock import alone
-with alone(sys.argv[1]):
+from genesis_fn.io.lock import exclusive
+with exclusive(sys.argv[1]):
     if os.fork() == 0:  # a child, as of a loader of data, that outlives its parent
         time.sleep(30)
     print("held", flush=True)
@@ -404,7 +404,7 @@ def test_r11_a_lock_does_not_outlive_its_process(tmp_path):
     finally:
         os.killpg(process.pid, signal.SIGKILL)
         process.stdout.close()
-    with alone(str(tmp_path)):
+    with exclusive(str(tmp_path)):
         pass
 
 
@@ -437,7 +437,7 @@ def test_r11_folders_without_locks(tmp_path, monkeypatch):
     monkeypatch.setattr(fcntl, "flock", none)
     (tmp_path / ".saving-of-somebody").mkdir()
     io.save(tmp_path, 1, {"w": jnp.zeros(1)})
-    with alone(str(tmp_path)):
+    with exclusive(str(tmp_path)):
         assert io.restore(tmp_path, {"w": jnp.zeros(1)})[1] == 1
     assert ".saving-of-somebody" in os.listdir(tmp_path)
 
