@@ -35,9 +35,7 @@ from genesis_fn import (
     errors as errors,
     lax as lax,
     numpy as numpy,
-    random as random,
     tree as tree,
-    tree_util as tree_util,
 )
 
 if not _typing.TYPE_CHECKING:
@@ -157,9 +155,11 @@ if _typing.TYPE_CHECKING:
         ops as ops,
         optim as optim,
         profiler as profiler,
+        random as random,
         scipy as scipy,
         stages as stages,
         test_util as test_util,
+        tree_util as tree_util,
     )
     from genesis_fn.benchmarking import bench as bench
     from genesis_fn.profiler import profile as profile
@@ -215,8 +215,8 @@ if _typing.TYPE_CHECKING:
 # Imported when they are first used, so that `import genesis_fn` stays quick.
 _LAZY = frozenset((
     "amp", "custom_batching", "custom_derivatives", "data", "dlpack", "extend", "flatten_util",
-    "image", "io", "kernels", "models", "nn", "ops", "optim", "profiler", "scipy", "stages",
-    "test_util",
+    "image", "io", "kernels", "models", "nn", "ops", "optim", "profiler", "random", "scipy",
+    "stages", "test_util", "tree_util",
 ))  # fmt: skip
 _LAZY_FUNCTIONS = {"bench": "genesis_fn.benchmarking", "profile": "genesis_fn.profiler"}
 

@@ -1,5 +1,6 @@
 """NumPy's functions on arrays and traced values, with JAX's names and signatures."""
 
+import importlib as _importlib
 import math as _math
 import typing as _typing
 
@@ -39,7 +40,6 @@ from genesis_fn.lax.creation import (
     full_like as full_like,
 )
 from genesis_fn.lax.promotion import result_type as result_type
-from genesis_fn.numpy import fft as fft, linalg as linalg
 from genesis_fn.numpy.arrays import methods as _methods
 from genesis_fn.numpy.arrays.creation import (
     ascontiguousarray as ascontiguousarray,
@@ -413,5 +413,18 @@ __array_api_version__ = "2024.12"
 
 _habits.explain_axes(globals(), __name__)
 _methods.install_missing_name_errors()
-if not _typing.TYPE_CHECKING:  # checkers report unknown names themselves
-    __getattr__ = _habits.unknown_names(__name__)
+# Imported when they are first used, so that `import genesis_fn` stays quick.
+_LAZY = frozenset(("fft", "linalg"))
+
+if _typing.TYPE_CHECKING:
+    from genesis_fn.numpy import fft as fft, linalg as linalg
+else:  # checkers report unknown names themselves
+
+    def __getattr__(name: str) -> _typing.Any:
+        if name in _LAZY:
+            return _importlib.import_module(f"{__name__}.{name}")
+        raise _habits.of_module(__name__, name)
+
+
+def __dir__() -> list[str]:
+    return sorted({n for n in globals() if n[0] != "_"} | _LAZY)
