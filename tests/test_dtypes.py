@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import get_type_hints
 
 import jax
 import jax.numpy as jax_numpy
@@ -123,6 +124,15 @@ def test_names_of_types():
         assert gf.dtypes.scalar_type_of(x) is jax.dtypes.scalar_type_of(
             x if type(x) is int else np.asarray(x)
         )
+
+
+def test_dtype_like_is_a_type_at_run_time():
+    # Not a string: annotations are evaluated where `from __future__ import annotations` is missing.
+    assert get_type_hints(takes_dtype)["d"] == gf.DTypeLike | None
+
+
+def takes_dtype(d: gf.DTypeLike | None = None) -> gf.Array:
+    return jnp.zeros((), d)
 
 
 def test_conversion():
