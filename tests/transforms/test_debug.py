@@ -96,6 +96,8 @@ def test_format_errors():
     with pytest.raises(TypeError, match="format string first"):
         debug_print(jnp.ones(2))
     debug_print("{x:{w}.1f}", x=1.0, w=6)
+    with pytest.raises(ValueError, match=r"debug.assert_: the format .*\n.*\n  write debug.as"):
+        assert_(True, "{} {}", 1)
 
 
 def test_debug_callback_gets_numpy_and_strings():

@@ -422,8 +422,16 @@ def _printable(x: Any) -> Any:
     return x.astype(np.float32) if narrow else x
 
 
-def check_format(fmt: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Raise ValueError unless the format uses each argument, and each of its fields has one."""
+def check_format(
+    fmt: str,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    call: str = "debug.print('x = {x}', x=x)",
+) -> None:
+    """Raise ValueError unless the format uses each argument, and each of its fields has one.
+
+    `call` is a right call of the function that took them, for the message.
+    """
     used, todo, automatic = set(), [fmt], 0
     while todo:
         for _, field, spec, _ in string.Formatter().parse(todo.pop()):
@@ -439,13 +447,13 @@ def check_format(fmt: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Non
     missing, unused = sorted(map(str, used - known)), sorted(map(str, known - used))
     if missing or unused:
         raise ValueError(
-            f"debug.print: the format {fmt!r} "
+            f"{call.partition('(')[0]}: the format {fmt!r} "
             + " and ".join(
                 [f"has no argument for {', '.join(missing)}"] * bool(missing)
                 + [f"does not use {', '.join(unused)}"] * bool(unused)
             )
             + f"\n  at {where(depth=4).describe()}\n"
-            "  write debug.print('x = {x}', x=x); an f-string would print while tracing"
+            f"  write {call}; an f-string would be filled in while tracing"
         )
 
 

@@ -84,7 +84,7 @@ def assert_(
         raise TypeError(
             f"assert_ takes a boolean condition, got {typeof(pred)}\n  at {where().describe()}"
         )
-    check_format(message, args, kwargs)
+    check_format(message, args, kwargs, "debug.assert_(x > 0, 'x = {x}', x=x)")
     arrays, fixed, in_tree = split_arrays(args, kwargs)
     function = HostFunction(Formatted(message), in_tree, fixed, None)
     bind(assert_p, pred, *arrays, function=function, line=where().describe(), lead=0)
