@@ -169,6 +169,9 @@ def test_errors():
         vmap(lambda x: col.psum(x, "k"), axis_name="i")(jnp.ones(3))
     with pytest.raises(ValueError, match="must name each source"):
         vmap(lambda x: col.ppermute(x, "i", [(0, 1), (0, 2)]), axis_name="i")(jnp.ones(3))
+    for perm in ([0, 0, 1], [0, 1], [0, 1, 3]):
+        with pytest.raises(ValueError, match="pshuffle: .* is no permutation of 0 to 2"):
+            vmap(lambda v, perm=perm: col.pshuffle(v, "i", perm), axis_name="i")(jnp.ones(3))
     with pytest.raises(ValueError, match="must equal the axis size 3"):
         vmap(lambda x: col.psum_scatter(x, "i"), axis_name="i")(jnp.ones((3, 2)))
 

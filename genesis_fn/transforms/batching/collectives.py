@@ -576,13 +576,19 @@ def pshuffle(x: Tree, axis_name: AxisName, perm: Sequence[int]) -> Tree:
 
     Raises:
         NameError: no enclosing `vmap` has the axis.
-        ValueError: `perm` names a position twice or one outside the axis.
+        ValueError: `perm` is no permutation of the positions, or there are several names.
 
     >>> reverse = lambda x: gf.lax.pshuffle(x, "i", [2, 1, 0])
     >>> gf.vmap(reverse, axis_name="i")(jnp.array([1.0, 2.0, 3.0]))
     Array([3., 2., 1.], dtype=float32)
     """
-    return ppermute(x, axis_name, [(s, d) for d, s in enumerate(perm)])
+    names, sources = _names(axis_name), [int(s) for s in perm]
+    if len(names) == 1 and sorted(sources) != [*range(_size_of(names[0]))]:
+        raise ValueError(
+            f"pshuffle: {sources} is no permutation of 0 to {_size_of(names[0]) - 1}\n"
+            f"  at {where().describe()}"
+        )
+    return ppermute(x, axis_name, [(s, d) for d, s in enumerate(sources)])
 
 
 def pswapaxes(x: Tree, axis_name: AxisName, axis: int) -> Tree:
