@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import optree
 
@@ -22,6 +22,8 @@ from genesis_fn.core.tree import (
     register_node,
 )
 from genesis_fn.core.types.annotations import PyTree
+
+_Class = TypeVar("_Class", bound=type)
 
 tree_all, tree_broadcast = _tree.all, _tree.broadcast
 tree_reduce, tree_transpose = _tree.reduce, _tree.transpose
@@ -49,7 +51,7 @@ def register_pytree_node(
     register_node(nodetype, flatten_func, unflatten_func, entries)
 
 
-def register_pytree_node_class(cls: type) -> type:
+def register_pytree_node_class(cls: _Class) -> _Class:
     """Decorator: a class with `tree_flatten` and a classmethod `tree_unflatten` becomes a node."""
     register_pytree_node(cls, lambda x: x.tree_flatten(), cls.tree_unflatten)  # type: ignore[attr-defined]
     return cls
@@ -70,7 +72,7 @@ def register_pytree_with_keys(
     register_pytree_node(nodetype, flatten_func or flat, unflatten_func, flatten_with_keys)
 
 
-def register_pytree_with_keys_class(cls: type) -> type:
+def register_pytree_with_keys_class(cls: _Class) -> _Class:
     """Decorator: a class with `tree_flatten_with_keys` and `tree_unflatten` becomes a node."""
     flat = getattr(cls, "tree_flatten", None)
     register_pytree_with_keys(
@@ -82,7 +84,7 @@ def register_pytree_with_keys_class(cls: type) -> type:
     return cls
 
 
-def register_static(cls: type) -> type:
+def register_static(cls: _Class) -> _Class:
     """Decorator: instances have no children and are part of the structure; hashable ones only."""
     register_node(cls, lambda x: ((), x), lambda static, _: static)
     return cls

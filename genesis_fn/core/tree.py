@@ -132,6 +132,31 @@ def structure(tree: PyTree, is_leaf: Callable[[Any], bool] | None = None) -> PyT
     return optree.tree_structure(tree, is_leaf, namespace=NAMESPACE)
 
 
+# Overloads, so that checkers report a function of another number of trees, and know the parameters
+# of a lambda.
+@overload
+def map(
+    f: Callable[[Any], Any], tree: PyTree, *, is_leaf: Callable[[Any], bool] | None = None
+) -> PyTree: ...
+@overload
+def map(
+    f: Callable[[Any, Any], Any],
+    tree: PyTree,
+    second: PyTree,
+    /,
+    *,
+    is_leaf: Callable[[Any], bool] | None = None,
+) -> PyTree: ...
+@overload
+def map(
+    f: Callable[..., Any],
+    tree: PyTree,
+    second: PyTree,
+    third: PyTree,
+    /,
+    *rest: PyTree,
+    is_leaf: Callable[[Any], bool] | None = None,
+) -> PyTree: ...
 def map(
     f: Callable[..., Any], tree: PyTree, *rest: PyTree, is_leaf: Callable[[Any], bool] | None = None
 ) -> PyTree:

@@ -3,13 +3,16 @@ marked `# wrong` and no other. It is never run."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import dataclasses
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 
 import genesis_fn as gf
 import genesis_fn.numpy as jnp
-from genesis_fn import nn, optim, random
+from genesis_fn import lax, nn, optim, random, tree_util
 
 # ---- arrays ----
 
@@ -34,6 +37,7 @@ def arrays(x: gf.Array) -> gf.Array:
     jnp.concatenate(x, axis="rows")  # wrong: no axis
     jnp.no_such_function(x)  # wrong
     jnp.where(mask, y, size).no_such_method()  # wrong
+    jnp.float32(size).no_such_method()  # wrong
     gf.no_such_function(x)  # wrong
     gf.lax.no_such_function(x)  # wrong
     return jnp.where(mask, y, size)
@@ -103,6 +107,208 @@ def rematerialized(w: gf.Array, x: gf.Array) -> gf.Array:
     return y
 
 
+# ---- jit of methods, with static arguments, ahead of time ----
+
+
+class Model:
+    def __init__(self, scale: float) -> None:
+        self.scale = scale
+        self.gradient: Callable[[gf.Array], Any] = gf.jit(gf.grad(self.plain))
+
+    def plain(self, x: gf.Array) -> gf.Array:
+        return x.sum() * self.scale
+
+    @gf.jit
+    def method(self, x: gf.Array, *, factor: float = 1.0) -> gf.Array:
+        return x * factor
+
+    @partial(gf.jit, static_argnums=(0,), static_argnames=("n",))
+    def power(self, x: gf.Array, n: int = 2) -> gf.Array:
+        return x**n
+
+    @staticmethod
+    @gf.jit
+    def static(x: gf.Array) -> gf.Array:
+        return x
+
+    @staticmethod
+    @partial(gf.jit, static_argnums=0)
+    def counted(n: int, x: gf.Array) -> gf.Array:
+        return x * n
+
+    @gf.checkpoint
+    def saved(self, x: gf.Array) -> gf.Array:
+        return x
+
+
+def called(model: Model, x: gf.Array) -> gf.Array:
+    y = model.method(x, factor=2.0) + model.power(x, n=3) + model.saved(x)
+    y = y + model.static(x) + Model.static(x) + model.counted(2, x) + Model.method(model, x)
+    model.gradient(x)
+    model.method("wrong")  # wrong: no array
+    model.method(x, 2.0)  # wrong: only by name
+    model.power(x, 3, 4)  # wrong: one argument too many
+    model.static(x, x)  # wrong: one argument too many
+    model.counted("2", x)  # wrong: no number
+    model.static(x).no_such_method()  # wrong
+    return y
+
+
+def compiled_ahead(x: gf.Array) -> gf.Array:
+    function = gf.jit(loss, static_argnames="scale")
+    compiled = function.lower(gf.ShapeDtypeStruct((3,), jnp.float32), x, scale=2.0).compile()
+    text, flops = compiled.as_text(), compiled.cost_analysis()["flops"]
+    y = compiled(x, x, scale=2.0) * flops * len(text)
+    same = function.__wrapped__(x, x)
+    compiled(x)  # wrong: an argument is missing
+    compiled(x, x).no_such_method()  # wrong
+    function.__wrapped__("x", x)  # wrong: no array
+    function.no_such_method()  # wrong
+    return y + same
+
+
+# ---- loops ----
+
+
+def loops(s: State, xs: gf.Array) -> gf.Array:
+    def body(s: State, x: gf.Array) -> tuple[State, gf.Array]:
+        return s._replace(step=s.step + 1), s.weight * x
+
+    def counted(i: int, x: gf.Array) -> gf.Array:
+        return x * i
+
+    def step_pair(v: tuple[gf.Array, gf.Array]) -> tuple[gf.Array, gf.Array]:
+        return v[0] + 1, v[1]
+
+    def test(v: tuple[gf.Array, gf.Array]) -> gf.Array:
+        return v[0] < 3
+
+    def triple(s: State, x: gf.Array) -> tuple[State, gf.Array, gf.Array]:
+        return s, x, x
+
+    last, ys = lax.scan(body, s, xs)
+    total, _ = lax.scan(lambda c, x: (c + x, None), 0.0, xs)
+    lax.scan(gf.checkpoint(body), s, xs, length=3, reverse=True, unroll=True)
+    y = lax.fori_loop(0, 10, counted, last.weight) + ys + total
+    y = lax.fori_loop(0, xs[0], lambda i, y: y + i, y)
+    i, z = lax.while_loop(lambda v: v[0] < 3, lambda v: (v[0] + 1, jnp.sin(v[1])), (0, y))
+    y = lax.cond(y[0] > 0, jnp.cos, jnp.sin, z) + i
+    y = lax.switch(1, [jnp.sin, jnp.cos], y)
+    y = y + lax.map(jnp.sin, xs) + lax.associative_scan(jnp.add, xs)
+    last.no_such_field  # wrong
+    ys.no_such_method()  # wrong
+    lax.scan(triple, s, xs)  # wrong: the body returns three things
+    lax.scan(lambda c: (c, c), s, xs)  # wrong: the body takes one
+    lax.scan(body, s, xs, len=3)  # wrong: a parameter's name
+    lax.fori_loop(0, 10, lambda y: y, y)  # wrong: the body takes one
+    lax.fori_loop(0, 10, counted, y).no_such_method()  # wrong
+    a, b, c = lax.while_loop(test, step_pair, (y, y))  # wrong: two values
+    lax.map(jnp.sin, xs).no_such_method()  # wrong
+    lax.associative_scan(jnp.add, xs).no_such_method()  # wrong
+    lax.cond(y[0] > 0, jnp.sin)  # wrong: a function is missing
+    lax.switch(1, jnp.sin, y)  # wrong: no sequence
+    return y
+
+
+# ---- derivative rules, auxiliary outputs, checkpoints ----
+
+
+@gf.custom_vjp
+def clipped(x: gf.Array, bound: float) -> gf.Array:
+    return x
+
+
+def clipped_fwd(x: gf.Array, bound: float) -> tuple[gf.Array, float]:
+    return x, bound
+
+
+def clipped_bwd(bound: float, ct: gf.Array) -> tuple[gf.Array, None]:
+    return jnp.clip(ct, -bound, bound), None
+
+
+clipped.defvjp(clipped_fwd, clipped_bwd)
+
+
+@gf.custom_jvp
+def softplus(x: gf.Array) -> gf.Array:
+    return jnp.log1p(jnp.exp(x))
+
+
+@softplus.defjvp
+def softplus_jvp(primals: tuple[gf.Array], tangents: tuple[gf.Array]) -> tuple[gf.Array, gf.Array]:
+    (x,), (t,) = primals, tangents
+    return softplus(x), t * nn.sigmoid(x)
+
+
+@partial(gf.checkpoint, policy=gf.checkpoint_policies.save_only_these_names("scores"))
+def block(w: gf.Array, x: gf.Array) -> gf.Array:
+    return jnp.sin(gf.checkpoint_name(w @ x, "scores"))
+
+
+def ruled(x: gf.Array) -> gf.Array:
+    def with_aux(x: gf.Array) -> tuple[gf.Array, dict[str, gf.Array]]:
+        return x.sum(), {"x": x}
+
+    (value, aux), g = gf.value_and_grad(with_aux, has_aux=True)(x)
+    out, pull = gf.vjp(softplus, x)
+    (ct,) = pull(out)
+    y = clipped(x, 1.0) + softplus(x) + block(x, x) + aux["x"] * value + g + ct
+    clipped(x)  # wrong: an argument is missing
+    clipped("x", 1.0)  # wrong: no array
+    clipped.defvjp(clipped_fwd)  # wrong: a rule is missing
+    softplus(x).no_such_method()  # wrong
+    softplus_jvp(x, x)  # wrong: no tuples
+    block(x)  # wrong: an argument is missing
+    aux.no_such_field  # wrong
+    gf.checkpoint_policies.no_such_policy  # wrong
+    return y
+
+
+@partial(tree_util.register_dataclass, data_fields=["w"], meta_fields=["name"])
+@dataclasses.dataclass
+class Layer:
+    w: gf.Array
+    name: str = "layer"
+
+
+@tree_util.register_pytree_node_class
+class Node:
+    def __init__(self, w: gf.Array) -> None:
+        self.w = w
+
+    def tree_flatten(self) -> tuple[tuple[gf.Array], None]:
+        return (self.w,), None
+
+    @classmethod
+    def tree_unflatten(cls, aux: None, children: tuple[gf.Array]) -> Node:
+        return cls(*children)
+
+
+@tree_util.register_static
+class Settings:
+    rate = 0.1
+
+
+def registered(x: gf.Array, dtype: gf.DTypeLike | None = None) -> gf.Array:
+    layer, node = Layer(x), Node(x)
+    leaves, treedef = gf.tree.flatten({"layer": layer, "node": [node, (x, None)]})
+    gf.tree.unflatten(treedef, [leaf * Settings().rate for leaf in leaves])
+    stacked = gf.tree.map(lambda *ps: jnp.stack(ps), *[layer, layer])
+    gf.tree.map(jnp.add, layer, stacked, is_leaf=lambda p: p is None)
+    scaled = gf.tree.map(lambda p, q: p - 0.1 * q, layer, layer)
+    count = sum(leaf.size for leaf in gf.tree.leaves(node))
+    for path, leaf in gf.tree.leaves_with_path(layer):
+        print(gf.tree.keystr(path), leaf.shape)
+    layer.no_such_field  # wrong
+    node.no_such_field  # wrong
+    gf.tree.map(lambda p: p, layer, layer)  # wrong: the function takes one
+    gf.tree.map(lambda p, q: p, layer)  # wrong: the function takes two
+    Node()  # wrong: an argument is missing
+    Settings().no_such_field  # wrong
+    gf.tree.no_such_function(layer)  # wrong
+    return scaled.w.astype(dtype or jnp.float32) * count
+
+
 @gf.tree.dataclass
 class Params:
     weight: gf.Array
@@ -124,6 +330,10 @@ def switched(x: gf.Array) -> gf.Array:
         y = gf.device_put(x, gf.cpu())
     with gf.debug_nans("yes"):  # wrong: no bool
         pass
+    with gf.transfer_guard("log"), gf.default_prng_impl("philox"), gf.debug_nans():
+        pass
+    gf.transfer_guard()  # wrong: the level is missing
+    gf.default_prng_impl()  # wrong: the name is missing
     gf.cuda.memory_allocated(1.5)  # wrong: no device
     half = gf.amp(loss, "bfloat16", enabled=True)(x, x)
     half = gf.amp.autocast(loss, "bfloat16")(half, x)

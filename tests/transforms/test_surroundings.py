@@ -238,6 +238,8 @@ def test_settings_refuse_what_they_do_not_know():
         ("transfer_guard", "sometimes", "transfer_guard is one of allow"),
         ("numpy_dtype_promotion", "loose", '"standard" or "strict"'),
         ("numpy_rank_promotion", "never", '"allow", "warn" or "raise"'),
+        ("random_impl", "mersenne", "there are philox, threefry2x32"),
+        ("jax_default_prng_impl", "rbg", "there is no random implementation 'rbg'"),
     ):
         before = getattr(gf.config, name)
         with pytest.raises(ValueError, match=message):

@@ -10,6 +10,7 @@ from typing import Any, Protocol, TypeVar
 from genesis_fn.core import device as devices
 from genesis_fn.core.configuration import config
 from genesis_fn.core.configuration.transfer_guard import LEVELS
+from genesis_fn.core.types.extended import IMPLEMENTATIONS
 
 Value = TypeVar("Value", contravariant=True)
 
@@ -50,6 +51,9 @@ def _value(name: str, value: Any) -> Any:
             known = ", ".join(repr(k) for k in _PRECISIONS if k)
             raise ValueError(f"matmul precision {value!r} is not known; there are {known}")
         return _PRECISIONS[value]
+    if name == "random_impl" and isinstance(value, str) and value not in IMPLEMENTATIONS:
+        known = ", ".join(IMPLEMENTATIONS)
+        raise ValueError(f"there is no random implementation {value!r}; there are {known}")
     if name.startswith("transfer_guard") and value not in LEVELS:
         raise ValueError(f"{name} is one of {', '.join(LEVELS)}, got {value!r}")
     if name == "numpy_dtype_promotion" and value not in ("standard", "strict"):
@@ -114,6 +118,14 @@ class SettingContext(Protocol[Value]):
         ...
 
 
+class ValueContext(Protocol[Value]):
+    """A `SettingContext` that has no default: `with transfer_guard("log"):`."""
+
+    def __call__(self, new_val: Value) -> SettingBlock:
+        """A block in which the setting is `new_val`."""
+        ...
+
+
 def _context(name: str, doc: str, default: Any = None) -> Any:
     setting = _ours(name)
 
@@ -162,22 +174,23 @@ numpy_dtype_promotion: SettingContext[str] = _context(
 numpy_rank_promotion: SettingContext[str] = _context(
     "numpy_rank_promotion", 'Within the block, "raise" refuses broadcasting of ranks.', "raise"
 )
-default_prng_impl: SettingContext[str] = _context(
-    "default_prng_impl", "Within the block, keys are of this kind."
+default_prng_impl: ValueContext[str] = _context(
+    "default_prng_impl",
+    "Within the block, new keys are for this generator, 'philox' or 'threefry2x32'.",
 )
 default_device: SettingContext[devices.Device | str | None] = _context(
     "default_device", "Within the block, new arrays go to this device."
 )
-transfer_guard: SettingContext[str] = _context(
+transfer_guard: ValueContext[str] = _context(
     "transfer_guard", 'Within the block, "disallow" refuses implicit copies to and from devices.'
 )
-transfer_guard_host_to_device: SettingContext[str] = _context(
+transfer_guard_host_to_device: ValueContext[str] = _context(
     "transfer_guard_host_to_device", "Within the block, `transfer_guard` for copies to devices."
 )
-transfer_guard_device_to_device: SettingContext[str] = _context(
+transfer_guard_device_to_device: ValueContext[str] = _context(
     "transfer_guard_device_to_device", "Within the block, `transfer_guard` between devices."
 )
-transfer_guard_device_to_host: SettingContext[str] = _context(
+transfer_guard_device_to_host: ValueContext[str] = _context(
     "transfer_guard_device_to_host", "Within the block, `transfer_guard` for copies to the host."
 )
 

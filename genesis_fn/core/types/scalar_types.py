@@ -4,10 +4,13 @@ wherever one is asked for."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ml_dtypes
 import numpy as np
+
+if TYPE_CHECKING:
+    from genesis_fn.core.array import Array
 
 
 class ScalarType(type):
@@ -20,7 +23,7 @@ class ScalarType(type):
     def __new__(cls, name: str, bases: tuple[type, ...], namespace: dict[str, Any]) -> ScalarType:
         return super().__new__(cls, name, bases, {**namespace, "__module__": "genesis_fn.numpy"})
 
-    def __call__(cls, x: Any) -> Any:
+    def __call__(cls, x: Any) -> Array:
         return ScalarType.make(x, cls.dtype)
 
     def __eq__(cls, other: object) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -28,7 +28,7 @@ from genesis_fn.core.primitive import (
     typeof,
     with_weak_types,
 )
-from genesis_fn.core.types.annotations import Array, ArrayLike, PyTree
+from genesis_fn.core.types.annotations import ArrayLike, PyTree
 from genesis_fn.primitives import elementwise as ops
 from genesis_fn.primitives.factories import filled, instantiate, move_batch
 from genesis_fn.transforms.autodiff.linearize import jvp_jaxpr
@@ -44,6 +44,8 @@ from genesis_fn.transforms.control_flow.scanning import (
 from genesis_fn.transforms.keys import key_uses
 from genesis_fn.transforms.staging.api_util import flatten_arrays, labels_of, missing, name_of
 from genesis_fn.transforms.staging.stage_trace import evaluate, stage, stage_closed
+
+T = TypeVar("T")
 
 
 def _shape(*avals: Aval, body: Jaxpr, **_: Any) -> list[Aval]:
@@ -219,8 +221,8 @@ while_p.guard = lambda ins, active, *, cond_consts, **_: [
 
 
 def while_loop(
-    cond_fun: Callable[[PyTree], ArrayLike], body_fun: Callable[[PyTree], PyTree], init_val: PyTree
-) -> PyTree:
+    cond_fun: Callable[[PyTree], ArrayLike], body_fun: Callable[[PyTree], T], init_val: PyTree
+) -> T:
     """Repeat `val = body_fun(val)` while `cond_fun(val)` holds.
 
     Differentiable in forward mode only: the number of steps is not known, so that nothing can be
@@ -352,11 +354,12 @@ def _known_bound(x: Any) -> int:
 def fori_loop(
     lower: ArrayLike,
     upper: ArrayLike,
-    body_fun: Callable[[Array, PyTree], PyTree],
+    # Users annotate the index as int as well as Array: as in JAX.
+    body_fun: Callable[[Any, PyTree], T],
     init_val: PyTree,
     *,
     unroll: int | bool = 1,
-) -> PyTree:
+) -> T:
     """Repeat `val = body_fun(i, val)` for i from `lower` to `upper` - 1.
 
     With known bounds it is a `scan`, differentiable in both modes; with traced bounds it is a
@@ -374,7 +377,8 @@ def fori_loop(
         The last value.
 
     Raises:
-        TreeError, TypeError: `body_fun` changes structure, shape or dtype, or a bound is no number.
+        TreeError, TypeError: `body_fun` changes structure, shape or dtype, a known bound is no
+            integer, or a traced one no real scalar.
 
     >>> lax.fori_loop(0, 5, lambda i, total: total + i, 0)
     Array(10, dtype=int32)
@@ -423,7 +427,7 @@ def _is_real_scalar(kind: Aval) -> bool:
     return kind.shape == () and (dtypes.is_integer(kind.dtype) or dtypes.is_float(kind.dtype))
 
 
-def map(f: Callable[[PyTree], PyTree], xs: PyTree, *, batch_size: int | None = None) -> PyTree:
+def map(f: Callable[[PyTree], T], xs: PyTree, *, batch_size: int | None = None) -> T:
     """Apply `f` to every slice along the leading axis, one after the other, as a loop.
 
     It needs the memory of one call (of `batch_size` calls), where `vmap(f)` needs that of all.
@@ -471,8 +475,8 @@ def map(f: Callable[[PyTree], PyTree], xs: PyTree, *, batch_size: int | None = N
 
 
 def associative_scan(
-    fn: Callable[[PyTree, PyTree], PyTree], elems: PyTree, reverse: bool = False, axis: int = 0
-) -> PyTree:
+    fn: Callable[[PyTree, PyTree], T], elems: PyTree, reverse: bool = False, axis: int = 0
+) -> T:
     """Combine all prefixes of `elems` along an axis by an associative function.
 
         out[0] = elems[0], out[i] = fn(out[i - 1], elems[i])

@@ -44,6 +44,8 @@ from genesis_fn.transforms.staging.call import jit_p
 from genesis_fn.transforms.staging.stage_trace import evaluate, stage, stage_closed
 
 T = TypeVar("T")
+Carry = TypeVar("Carry")
+Y = TypeVar("Y")
 
 
 def sliced(kind: Aval) -> Aval:
@@ -375,7 +377,7 @@ scan_p.depends, scan_p.key_uses = dependency.of_loop, key_uses.of_scan
 
 
 def scan(
-    f: Callable[[PyTree, PyTree], tuple[PyTree, PyTree]],
+    f: Callable[[PyTree, PyTree], tuple[Carry, Y]],
     init: PyTree,
     xs: PyTree = None,
     length: int | None = None,
@@ -383,7 +385,7 @@ def scan(
     unroll: int | bool = 1,
     *,
     carry: Literal["strict", "cast"] = "strict",
-) -> tuple[PyTree, PyTree]:
+) -> tuple[Carry, Y]:
     """Loop over the leading axis of `xs` with a carry: `carry, ys[i] = f(carry, xs[i])`.
 
     The body is traced once, or again until the dtypes of Python numbers in `init` are known.
@@ -405,7 +407,8 @@ def scan(
     Raises:
         TreeError, TypeError: `f` does not return a pair, or the carry changes; with leaf, types and
             line.
-        ValueError: lengths differ, or neither `xs` nor `length` is there.
+        ValueError: lengths differ, neither `xs` nor `length` is there, `unroll` is negative, or
+            `carry` is unknown.
 
     >>> lax.scan(lambda total, x: (total + x, total), 0.0, jnp.arange(4.0))
     (Array(6., dtype=float32), Array([0., 0., 1., 3.], dtype=float32))

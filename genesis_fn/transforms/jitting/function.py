@@ -64,6 +64,8 @@ class JitFunction(Copied, Generic[P, R]):
     compiling; `traces`, `captures` and `cache_size()` tell what the function was compiled for.
     """
 
+    __wrapped__: Callable[P, R]
+
     def __init__(self, fun: Callable[P, R], options: dict[str, Any]) -> None:
         functools.update_wrapper(self, fun)
         self.fun, self.options = fun, options
@@ -85,6 +87,9 @@ class JitFunction(Copied, Generic[P, R]):
         instance: _Owner,
         owner: type[Any] | None = None,
     ) -> Callable[_Rest, R]: ...
+    # Of a static method: Python does not ask, checkers do. The instance is no first argument.
+    @overload
+    def __get__(self, instance: object, owner: type[Any] | None = None) -> Self: ...
     def __get__(self, instance: Any, owner: type[Any] | None = None) -> Any:
         # A jitted method: `self` is an argument like any other.
         return self if instance is None else functools.partial(self, instance)
@@ -486,7 +491,9 @@ def jit(
 
     Raises:
         TypeError: `fun` cannot be called, or an option does not exist.
-        ValueError: an option names an argument that `fun` does not have.
+        ValueError: an option names an argument that `fun` does not have, or
+            `on_unusable_donation` is unknown.
+        GenesisError: a call would need more than `max_traces` programs.
 
     >>> @gf.jit
     ... def scaled(x, factor):
