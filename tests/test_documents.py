@@ -2,20 +2,94 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import re
+import unicodedata
+from pathlib import Path
 
 import pytest
 
 from tests.support.documents import DOCS, run
 
 ROOT = DOCS.parent
-PAGES = [*sorted(DOCS.glob("*.md")), ROOT / "CONTRIBUTING.md", ROOT / "README.md"]
+PAGES = [*sorted(DOCS.glob("*.md")), *sorted(ROOT.glob("*.md"))]
 
 
 @pytest.mark.cpu
 def test_the_tour_runs_and_prints_what_it_says(tmp_path, monkeypatch) -> None:
     assert run("tour.md", tmp_path, monkeypatch) >= 4
+
+
+def definitions(path: Path) -> dict[str, ast.stmt]:
+    """{name: where it is defined} of a module's functions, classes, methods and values."""
+    found: dict[str, ast.stmt] = {}
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.ClassDef | ast.FunctionDef):
+            found[node.name] = node  # of overloads the last, which is the function
+        elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            found[node.targets[0].id] = node
+        if isinstance(node, ast.ClassDef):
+            methods = [m for m in node.body if isinstance(m, ast.FunctionDef)]
+            found |= {f"{node.name}.{m.name}": m for m in methods}
+    return found
+
+
+def test_the_tour_is_an_evening_of_definitions_that_are_there() -> None:
+    """A row is a file and what to read of it: "all", "to `name`", or names. The head of the page
+    says how much that is."""
+    text = (DOCS / "tour.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `([\w/]+\.py)` \| ([^|]*) \|", text, re.M)
+    total = 0
+    for name, part in rows:
+        path = ROOT / "genesis_fn" / name
+        if part == "all":
+            total += len(path.read_text(encoding="utf-8").splitlines())
+            continue
+        defined = definitions(path)
+        wanted = re.findall(r"`([\w.]+)`", part)
+        assert wanted and set(wanted) <= defined.keys(), (name, set(wanted) - defined.keys())
+        ends = [(defined[w].lineno, defined[w].end_lineno or 0) for w in wanted]
+        total += sum([end if part.startswith("to ") else end - at + 1 for at, end in ends])
+    files, lines = re.findall(r"(\d+) files, few of them whole,\s([\d,]+) lines", text)[0]
+    assert int(files) == len(rows)
+    assert abs(total - int(lines.replace(",", ""))) < 200, f"the tour has {total} lines by now"
+
+
+def anchors(page: Path) -> set[str]:
+    """What GitHub calls the headings of a page."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
+    found: set[str] = set()
+    for heading in re.findall(r"^#+ (.*)$", text, re.M):
+        kept = [c for c in heading.lower() if c in " -_" or unicodedata.category(c)[0] in "LN"]
+        slug, n = "".join(kept).strip().replace(" ", "-"), 0
+        while (name := f"{slug}-{n}" if n else slug) in found:
+            n += 1
+        found.add(name)
+    return found
+
+
+LINKING = [*PAGES, *sorted((ROOT / "benchmarks").rglob("*.md"))]
+
+
+@pytest.mark.parametrize("page", LINKING, ids=lambda p: p.name)
+def test_links_and_anchors_lead_somewhere(page: Path) -> None:
+    text = re.sub(r"^```.*?^```|`[^`\n]*`", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
+    broken = []
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if re.match(r"[a-z]+:", target):
+            continue
+        name, _, anchor = target.partition("#")
+        path = page.parent / name if name else page
+        if not path.exists() or (anchor and anchor not in anchors(path)):
+            broken.append(target)
+    assert broken == []
+
+
+def test_anchors_are_those_of_github(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("# A `b_c`: d/e, f-g\n## Twice\n```\n# none\n```\n## Twice\n")
+    assert anchors(page) == {"a-b_c-de-f-g", "twice", "twice-1"}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)

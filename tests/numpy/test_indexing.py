@@ -8,6 +8,7 @@ import hypothesis.strategies as st
 import jax.numpy as jax_numpy
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 
 import genesis_fn.numpy as jnp
@@ -310,3 +311,31 @@ def test_masks_without_elements_along_an_axis_select_nothing() -> None:
         assert jnp.asarray(x)[mask].shape == x[mask].shape
     with pytest.raises(IndexError):
         jnp.asarray(x)[np.zeros((2, 0), bool)]
+
+
+@pytest.mark.parametrize(
+    "index",
+    [
+        torch.tensor([1]),
+        torch.tensor([[1]]),
+        torch.tensor(1),
+        torch.tensor([0, 2]),
+        torch.tensor([True, False, True]),
+        torch.tensor(True),
+        (slice(None), torch.tensor([2])),
+        (..., torch.tensor([True, False, False, True])),
+        (torch.tensor([0, 1]), torch.tensor([2, 3])),
+        (torch.tensor([0]), None, 1),
+    ],
+    ids=str,
+)
+def test_tensors_of_torch_index_as_in_torch(index: Any) -> None:
+    """A tensor of one element has an `__index__`, and is an array nevertheless."""
+    x = torch.arange(12.0).reshape(3, 4)
+    values = jnp.asarray(x)
+    assert np.array_equal(np.asarray(values[index]), x[index].numpy())
+    assert values[index].shape == tuple(x[index].shape)
+    changed = x.clone()
+    changed[index] = -1.0
+    assert np.array_equal(np.asarray(values.at[index].set(-1.0)), changed.numpy())
+    assert values.at[index].get().shape == tuple(x[index].shape)

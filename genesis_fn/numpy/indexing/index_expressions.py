@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from genesis_fn.core import dtypes, errors
-from genesis_fn.core.array import Array, ArrayImpl, from_numpy
+from genesis_fn.core.array import Array, ArrayImpl, from_numpy, offers_array
 from genesis_fn.core.diagnostics.source_info import where as user_line
 from genesis_fn.core.primitive import Tracer, ctx
 from genesis_fn.core.types.annotations import ArrayLike
@@ -96,6 +96,7 @@ def take_indexed(
     x: Array, index: Any, mode: str, fill_value: ArrayLike | None, is_sorted: bool, unique: bool
 ) -> Array:
     """x[index] with gather's options."""
+    index = without_others(index)
     entries = index if isinstance(index, tuple) else (index,)
     if any([is_boolean_scalar(e) for e in entries]):
         x, index = with_axes(x, entries)
@@ -104,6 +105,19 @@ def take_indexed(
     if plan.arrays:
         box = gathered(x, box, plan, mode, fill_value, is_sorted, unique)
     return reshape(box, plan.shape)
+
+
+# Types of entries that are no arrays of other libraries, without asking them.
+_OWN = frozenset((int, slice, type(None), type(Ellipsis), bool, list, ArrayImpl))
+
+
+def without_others(index: Any) -> Any:
+    """The index with arrays of other libraries as arrays: torch's tensors have an `__index__`,
+    which would read one of a single element as an integer, whatever its shape."""
+    entries = index if isinstance(index, tuple) else (index,)
+    if not any([type(e) not in _OWN and offers_array(type(e)) for e in entries]):
+        return index
+    return tuple([asarray(e) if offers_array(type(e)) else e for e in entries])
 
 
 def is_boolean_scalar(entry: Any) -> bool:

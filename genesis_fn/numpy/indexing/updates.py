@@ -26,6 +26,7 @@ from genesis_fn.numpy.indexing.index_expressions import (
     take_indexed,
     vectors_of,
     with_axes,
+    without_others,
 )
 from genesis_fn.numpy.manipulation.shapes import broadcast_to
 from genesis_fn.numpy.mathematics.composed import power, where
@@ -91,7 +92,7 @@ class Update:
     __slots__ = ("array", "index")
 
     def __init__(self, array: Any, index: Any) -> None:
-        self.array, self.index = array, index
+        self.array, self.index = array, without_others(index)
 
     def get(
         self,
