@@ -163,14 +163,15 @@ def offers_array(kind: type) -> bool:
 
 
 def from_numpy(
-    value: np.ndarray, place: devices.Device | None = None, weak: bool = False
+    value: np.ndarray, device: devices.Device | None = None, weak: bool = False
 ) -> ArrayImpl:
     """An Array with a copy of a NumPy array's values, its dtype kept."""
-    place = place or devices.default_device()
-    kind = aval_of(value)
-    if place.kind != "cpu":
-        transfer_guard.check("host_to_device", kind, place)
-    return ArrayImpl(place.backend.from_numpy(value, kind, place), sig(kind, place, True, weak))
+    device = device or devices.default_device()
+    array_aval = aval_of(value)
+    if device.kind != "cpu":
+        transfer_guard.check("host_to_device", array_aval, device)
+    data = device.backend.from_numpy(value, array_aval, device)
+    return ArrayImpl(data, sig(array_aval, device, True, weak))
 
 
 def stored(x: ArrayImpl) -> ArrayImpl:
@@ -184,10 +185,10 @@ def words_of(keys: ArrayImpl) -> ArrayImpl:
     return ArrayImpl(keys.data, sig(s.aval.physical, s.device, s.dense))
 
 
-def keys_over(words: ArrayImpl, kind: Aval) -> ArrayImpl:
-    """The array of keys `kind` over the memory of its words."""
+def keys_over(words: ArrayImpl, keys_aval: Aval) -> ArrayImpl:
+    """The array of keys with this aval, over the memory of its words."""
     s = words.sig
-    return ArrayImpl(words.data, sig(kind, s.device, s.dense))
+    return ArrayImpl(words.data, sig(keys_aval, s.device, s.dense))
 
 
 def like(x: ArrayImpl, numbers: ArrayImpl) -> ArrayImpl:

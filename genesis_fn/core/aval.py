@@ -41,7 +41,7 @@ class Aval:
 
     @property
     def nbytes(self) -> int:
-        """The bytes that a dense array of this kind holds."""
+        """The bytes that a dense array of this aval holds."""
         return math.prod(self.shape) * self.dtype.itemsize
 
     @property
@@ -87,6 +87,7 @@ class Described:
         return self.aval.nbytes
 
 
+# Never emptied: an aval that was dropped and made anew would equal none of the old programs'.
 _avals: dict[Any, Aval] = {}
 
 
@@ -120,6 +121,7 @@ class Signature:
 
 def sig(aval: Aval, device: Device, dense: bool = True, weak: bool = False) -> Signature:
     """The one Signature of these."""
+    # Most arrays are dense and strong: their key hashes by identity, without a tuple.
     key = aval if dense and not weak else (aval, dense, weak)
     found = device.sigs.get(key)
     if found is None:

@@ -39,9 +39,10 @@ def as_array(x: Any, dtype: DType | None = None, device: Device | None = None) -
     """
     if type(x) is ArrayImpl or isinstance(x, Tracer):
         return x
+    # By exact type: NumPy's float64 inherits from float, and is not weak.
     if type(x) in SCALARS:
-        kind = dtypes.scalar_dtype(type(x)) if dtype is None else dtype
-        return from_numpy(fitted(x, kind), device, dtype is None and kind is not dtypes.BOOL)
+        target = dtypes.scalar_dtype(type(x)) if dtype is None else dtype
+        return from_numpy(fitted(x, target), device, dtype is None and target is not dtypes.BOOL)
     if hasattr(x, "__genesis_array__"):
         return x.__genesis_array__()
     if isinstance(x, (np.ndarray, np.generic)):
@@ -49,13 +50,13 @@ def as_array(x: Any, dtype: DType | None = None, device: Device | None = None) -
             raise errors.DTypeError(
                 f"an ndarray of dtype {x.dtype} cannot become an array\n  at {where().describe()}"
             )
-        kind = dtype or dtypes.NARROWED.get(x.dtype, x.dtype)
+        target = dtype or dtypes.NARROWED.get(x.dtype, x.dtype)
         if isinstance(x, np.ma.MaskedArray):
             raise TypeError(
                 f"a masked array cannot become an array: there are no masks here\n"
                 f"  at {where().describe()}\n  pass x.filled(value), or x.data and x.mask apart"
             )
-        return from_numpy(narrowed(np.asarray(x), dtypes.dtype(kind)), device)
+        return from_numpy(narrowed(np.asarray(x), dtypes.dtype(target)), device)
     if offers_array(type(x)):
         return _from_others(x, dtype, device)
     raise TypeError(
@@ -75,9 +76,9 @@ def _from_others(x: Any, dtype: DType | None, device: Device | None) -> Any:
     return as_array(np.asanyarray(found), dtype, device)
 
 
-def of_torch(kind: object) -> DType | None:
+def of_torch(torch_dtype: object) -> DType | None:
     """The dtype that a torch.dtype is; None for one outside the library's list."""
-    return dtypes.NAMES.get(str(kind).removeprefix("torch."))
+    return dtypes.NAMES.get(str(torch_dtype).removeprefix("torch."))
 
 
 def _from_torch(x: Any, torch: Any) -> np.ndarray:
@@ -89,46 +90,46 @@ def _from_torch(x: Any, torch: Any) -> np.ndarray:
             "  pass x.detach(), or run torch functions in differentiated code by torch_call"
         )
     x = x.detach().to_dense().cpu().resolve_conj().resolve_neg()
-    kind = of_torch(x.dtype)
-    if kind is not None and kind in dtypes.NARROW and kind is not dtypes.F16:
+    dtype = of_torch(x.dtype)
+    if dtype is not None and dtype in dtypes.NARROW and dtype is not dtypes.F16:
         # torch hands NumPy no dtype that NumPy lacks, but its bits.
-        bits = torch.int16 if kind.itemsize == 2 else torch.int8
-        return x.contiguous().view(bits).numpy().view(kind)
+        bits = torch.int16 if dtype.itemsize == 2 else torch.int8
+        return x.contiguous().view(bits).numpy().view(dtype)
     return x.numpy()
 
 
-def fitted(x: bool | int | float | complex, kind: DType) -> np.ndarray:
+def fitted(x: bool | int | float | complex, dtype: DType) -> np.ndarray:
     """A Python scalar as a 0-d ndarray. Raises OverflowError where an integer does not fit."""
-    _of_numbers(kind)
-    if type(x) is int and dtypes.is_integer(kind):
-        info = np.iinfo(kind)
+    _of_numbers(dtype)
+    if type(x) is int and dtypes.is_integer(dtype):
+        info = np.iinfo(dtype)
         if not info.min <= x <= info.max:
             raise OverflowError(
-                f"Python int {x} does not fit {kind.name}\n  at {where().describe()}\n"
+                f"Python int {x} does not fit {dtype.name}\n  at {where().describe()}\n"
                 "  pass dtype='int64'"
             )
-    return np.asarray(x, dtype=kind)
+    return np.asarray(x, dtype=dtype)
 
 
-def _of_numbers(kind: DType) -> None:
-    if dtypes.is_key(kind):
+def _of_numbers(dtype: DType) -> None:
+    if dtypes.is_key(dtype):
         raise errors.DTypeError(
-            f"numbers do not become random keys ({kind}); random.wrap_key_data(words) makes keys "
+            f"numbers do not become random keys ({dtype}); random.wrap_key_data(words) makes keys "
             "of uint32[..., 2]"
         )
 
 
-def narrowed(x: np.ndarray, kind: DType) -> np.ndarray:
-    """`x` in dtype `kind`. Raises OverflowError where a 64-bit integer does not fit 32 bits."""
-    _of_numbers(kind)
-    if x.dtype == kind:
+def narrowed(x: np.ndarray, dtype: DType) -> np.ndarray:
+    """`x` in another dtype. Raises OverflowError where a 64-bit integer does not fit 32 bits."""
+    _of_numbers(dtype)
+    if x.dtype == dtype:
         return x
-    if dtypes.is_integer(kind) and dtypes.is_integer(x.dtype) and x.size:
-        info = np.iinfo(kind)
+    if dtypes.is_integer(dtype) and dtypes.is_integer(x.dtype) and x.size:
+        info = np.iinfo(dtype)
         low, high = int(x.min()), int(x.max())
         if low < info.min or high > info.max:
             raise OverflowError(
-                f"values from {low} to {high} do not fit {kind.name}\n"
+                f"values from {low} to {high} do not fit {dtype.name}\n"
                 f"  at {where().describe()}\n  pass dtype={x.dtype.name!r}"
             )
-    return x.astype(kind)
+    return x.astype(dtype)

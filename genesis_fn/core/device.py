@@ -48,7 +48,7 @@ class Device:
 _loaders: dict[str, Callable[[], Backend]] = {}
 _backends: dict[str, Backend] = {}
 _devices: dict[tuple[str, int], Device] = {}
-_lock = threading.RLock()
+_lock = threading.RLock()  # reentrant: `device` loads a backend while it holds the lock
 
 
 def register_backend(kind: str, loader: Callable[[], Backend]) -> None:
@@ -75,6 +75,7 @@ def device(kind: str, index: int = 0) -> Device:
             count = backend(kind).device_count()
             if not 0 <= index < count:
                 raise BackendError(f"there is no {kind}({index}), only {count} {kind} devices")
+            # `setdefault`, as another thread may have made it since: identity is equality.
             found = _devices.setdefault((kind, index), Device(kind, index))
     return found
 
@@ -113,6 +114,7 @@ def default_device() -> Device:
     chosen = config.current().default_device
     if chosen is not None:
         return chosen
+    # Decided once: to ask whether a GPU can be used loads its backend.
     if _default is None:
         name = environment.text("GENESIS_DEVICE")
         if name:

@@ -120,11 +120,11 @@ class IndexOutOfRange(GenesisError, IndexError):
 
     def naming(self, label: str) -> IndexOutOfRange:
         """The error with the name of the array, where one is known."""
-        place = f" out of range for axis {self.axis} of "
-        head, found, tail = str(self).partition(place)
+        middle = f" out of range for axis {self.axis} of "
+        head, found, tail = str(self).partition(middle)
         if not label or not found:
             return self
-        return type(self)(f"{head}{place}{label}, {tail}", self.axis, self.size, self.index)
+        return type(self)(f"{head}{middle}{label}, {tail}", self.axis, self.size, self.index)
 
 
 class OutOfMemoryError(GenesisError, MemoryError):

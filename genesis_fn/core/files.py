@@ -71,19 +71,19 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def parse_json(text: bytes, place: str) -> dict[str, Any]:
-    """The JSON object that `text` is. Raises FileError naming `place` for anything else."""
+def parse_json(text: bytes, name: str) -> dict[str, Any]:
+    """The JSON object that `text` is. Raises FileError that names it `name` for anything else."""
     # Nested brackets become objects of fifty times their size.
     if len(text) > 1 << 20 and text.count(b"[") + text.count(b"{") > len(text) // 12:
-        raise FileError(f"{place} is not JSON that this library reads: little else than brackets")
+        raise FileError(f"{name} is not JSON that this library reads: little else than brackets")
     try:
         found = json.loads(text.decode("utf-8"), object_pairs_hook=_object)
     except _Repeated as error:
-        raise FileError(f"{place} has {brief(error.args[0])} twice") from None
+        raise FileError(f"{name} has {brief(error.args[0])} twice") from None
     except RecursionError:
-        raise FileError(f"{place} is not JSON that this library reads: nested too deeply") from None
+        raise FileError(f"{name} is not JSON that this library reads: nested too deeply") from None
     except ValueError as error:  # not UTF-8, not JSON, an integer of thousands of digits
-        raise FileError(f"{place} is not JSON: {error}") from None
+        raise FileError(f"{name} is not JSON: {error}") from None
     if not isinstance(found, dict):
-        raise FileError(f"{place} is not a JSON object: {brief(found)}")
+        raise FileError(f"{name} is not a JSON object: {brief(found)}")
     return found

@@ -267,20 +267,20 @@ class Primitive:
                     f"{self.name} takes arrays and Python numbers, got {a!r} of type "
                     f"{type(a).__name__}\n  at {where().describe()}"
                 )
-        place = sigs[0].device if sigs else devices.default_device()
+        device = sigs[0].device if sigs else devices.default_device()
         for s in sigs:
-            if s.device is not place:
+            if s.device is not device:
                 raise errors.DeviceError(
                     f"{self.name}: operands on two devices, "
                     + ", ".join(str(s) for s in sigs)
-                    + f"\n  at {where().describe()}\n  move one with device_put(x, {place})"
+                    + f"\n  at {where().describe()}\n  move one with device_put(x, {device})"
                 )
         avals = tuple([a.sig.aval if type(a) is ArrayImpl else a for a in args])
         out = self.abstract(avals, params)
         on_words = by_words(self, avals, params) if self.words is not None and by_words else None
         if on_words is not None:
             return on_words
-        run = place.backend.eager(self, avals, params, place)
+        run = device.backend.eager(self, avals, params, device)
         if not gives_weak(self, args, out):
             return run
         return lambda *args: with_weak(run(*args), True)
@@ -352,8 +352,8 @@ class CallSite:
     def origin(self, value: object) -> str:
         """Where a value came from: an input, or the function."""
         label = self.label(value)
-        place = f"argument {label} of {self.function}" if label else f"a line of {self.function}"
-        return f"{place}, {self.transform} called at {self.line.describe()}"
+        source = f"argument {label} of {self.function}" if label else f"a line of {self.function}"
+        return f"{source}, {self.transform} called at {self.line.describe()}"
 
     def label(self, value: object) -> str:
         """What messages call an input; "" for other values."""

@@ -445,6 +445,8 @@ def register_dataclass(
         return kids, tuple([getattr(x, n) for n in meta]), data
 
     def rebuild(static: Any, kids: Iterable[Any]) -> T:
+        # Without `__init__`, which may check or convert: transforms put tracers, None and other
+        # objects where the fields promise arrays.
         x = object.__new__(nodetype)
         for n, v in zip(data, kids, strict=True):
             object.__setattr__(x, n, v)
@@ -459,8 +461,8 @@ def register_dataclass(
 
 
 def static_field(**options: Any) -> Any:
-    """A dataclass field that is part of the tree's structure, not a child; its value is
-    hashable."""
+    """A dataclass field that is part of the tree's structure, not a child. Its value counts by type
+    and content: it is hashable, or a container or array of such values."""
     return dataclasses.field(metadata={"static": True}, **options)
 
 

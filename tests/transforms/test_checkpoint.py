@@ -113,6 +113,11 @@ def test_options_and_keywords():
     )
 
 
+def test_negative_static_argnums_count_from_the_end():
+    f = checkpoint(lambda x, n: x * [1, 2][n], static_argnums=-1)
+    assert grad(lambda x: f(x, 1))(3.0) == 2
+
+
 def test_captured_values_are_differentiated():
     f = lambda w: checkpoint(lambda v: jnp.sin(w @ v))(ours(V)).sum()
     plain = lambda w: jnp.sin(w @ ours(V)).sum()

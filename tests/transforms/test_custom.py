@@ -356,3 +356,14 @@ def test_a_rule_that_another_thread_is_recording_counts_too():
     outside.set()
     first.join()
     assert slopes == {"first": 7, "other": 7}
+
+
+def test_negative_nondiff_argnums_count_from_the_end():
+    def made(transform):
+        return transform(lambda x, n: x * [1, 2][n], nondiff_argnums=(-1,))
+
+    forward, reverse = made(custom_jvp), made(custom_vjp)
+    forward.defjvp(lambda n, primals, tangents: (primals[0], tangents[0] * [1, 2][n]))
+    reverse.defvjp(lambda x, n: (x, None), lambda n, _, ct: (ct * [1, 2][n],))
+    assert grad(lambda x: forward(x, 1))(3.0) == 2
+    assert grad(lambda x: reverse(x, 1))(3.0) == 2

@@ -143,3 +143,16 @@ def test_associative_reduction():
 def test_mismatch_names_the_path():
     with pytest.raises(gf.errors.TreeError, match=r"\['b'\]"):
         tu.tree_map(lambda a, b: a, {"a": 1, "b": [1, 2]}, {"a": 1, "b": [1]})
+
+
+def test_static_fields_count_by_content():
+    @gf.tree.dataclass
+    class Layer:
+        weight: gf.Array
+        sizes: list[int] = gf.tree.static_field(default_factory=list)
+
+    one, same, other = (Layer(jnp.ones(2), sizes=n) for n in ([1, 2], [1, 2], [1, 3]))
+    assert gf.tree.structure(one) == gf.tree.structure(same) != gf.tree.structure(other)
+    twice = gf.jit(lambda layer: layer.weight * layer.sizes[1])
+    assert [float(twice(x)[0]) for x in (one, same, other)] == [2, 2, 3]
+    assert len(twice.traces) == 2

@@ -46,8 +46,8 @@ class asked_for:
         _asked.depth -= 1
 
 
-def check(direction: str, aval: Aval, place: Device) -> None:
-    """Note a copy of an array in `direction`, to or from the device `place`, by the setting.
+def check(direction: str, aval: Aval, device: Device) -> None:
+    """Note a copy of an array in `direction`, to or from `device`, by the setting.
 
     Raises TransferError where it is disallowed.
     """
@@ -58,7 +58,7 @@ def check(direction: str, aval: Aval, place: Device) -> None:
     how = "explicit" if _asked.depth else "implicit"
     words = direction.replace("_", "-")
     side = "from" if direction == "device_to_host" else "to"
-    message = f"{how} {words} transfer of {aval} {side} {place}"
+    message = f"{how} {words} transfer of {aval} {side} {device}"
     if level.startswith("log"):
         log.warning("%s at %s", message, where(depth=4).describe())
         return

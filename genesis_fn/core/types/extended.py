@@ -1,4 +1,4 @@
-"""Extended data types: those whose elements are more than one number. Random keys are the one kind.
+"""Extended data types: an element is more than one number. Random keys are the only ones.
 
 An array of keys has the shape that its keys have; in memory each key is `WORDS` uint32 words, along
 one more axis at the end. Programs are compiled, and backends see them, in that physical form

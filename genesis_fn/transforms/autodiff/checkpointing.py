@@ -255,8 +255,8 @@ def checkpoint(
             none.
         prevent_cse: for JAX's callers; recomputation is always kept from being merged with the
             first computation.
-        static_argnums: positions of arguments that stay Python values. Leaves that are no arrays,
-            at the top of an argument, do so anyway.
+        static_argnums: positions of arguments that stay Python values; negative ones count from
+            the end. Leaves that are no arrays, at the top of an argument, do so anyway.
 
     Returns:
         A function with the signature of `fun`, or a decorator that makes one.
@@ -273,12 +273,13 @@ def checkpoint(
         return functools.partial(
             checkpoint, policy=policy, prevent_cse=prevent_cse, static_argnums=static_argnums
         )
-    static = {static_argnums} if isinstance(static_argnums, int) else set(static_argnums)
+    positions = (static_argnums,) if isinstance(static_argnums, int) else tuple(static_argnums)
 
     @boundary(fun)
     def checkpointed(*args: Any, **kwargs: Any) -> Any:
         if ctx.trace is None:  # not differentiated: nothing would be saved
             return fun(*as_taken(args), **as_taken(kwargs))
+        static = {p + len(args) if p < 0 else p for p in positions}
         # Leaves that are no arrays may stay Python values: a call is traced anew each time, so they
         # need not be keys of anything.
         args = tuple(

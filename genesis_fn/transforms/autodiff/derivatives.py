@@ -95,6 +95,7 @@ def value_and_grad(
 
     Raises:
         TypeError: the output is no scalar or not floating, or an argument is not; when called.
+        ValueError: `nonfloat` is unknown.
 
     >>> loss = lambda w, x: jnp.sum((w * x) ** 2)
     >>> gf.value_and_grad(loss)(jnp.array([1.0, 2.0]), jnp.array([3.0, 1.0]))
@@ -236,6 +237,7 @@ def grad(
 
     Raises:
         TypeError: the output is no scalar or not floating, or an argument is not; when called.
+        ValueError: `nonfloat` is unknown.
 
     >>> gf.grad(lambda x: x**3)(2.0)
     Array(12., dtype=float32)

@@ -272,7 +272,8 @@ class _Differentiated(CustomFunction[P, R]):
         for n in static_argnames:
             if n not in self.names:
                 raise ValueError(f"static_argnames: {self.name} has no argument {n!r}")
-        self.static = {*nondiff_argnums, *(self.names.index(n) for n in static_argnames)}
+        positions = [p + len(self.names) if p < 0 else p for p in nondiff_argnums]
+        self.static = {*positions, *(self.names.index(n) for n in static_argnames)}
         self.kept: dict[Any, Recording] = {}  # filled by `recorded.py`
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
@@ -370,7 +371,7 @@ class custom_jvp(_Differentiated[P, R]):
     Args:
         fun: function of pytrees of arrays, and of static arguments.
         nondiff_argnums: positions of static arguments, Python values that come first in the rule:
-            rule(*static, primals, tangents).
+            rule(*static, primals, tangents). Negative ones count from the end.
         static_argnames: names of further static arguments.
 
     >>> @gf.custom_jvp
@@ -435,7 +436,8 @@ class custom_vjp(_Differentiated[P, R]):
 
     Args:
         fun: function of pytrees of arrays, and of static arguments.
-        nondiff_argnums: positions of static arguments, Python values that come first in `bwd`.
+        nondiff_argnums: positions of static arguments, Python values that come first in `bwd`;
+            negative ones count from the end.
         static_argnames: names of further static arguments.
 
     >>> @gf.custom_vjp
