@@ -91,6 +91,36 @@ def test_arguments_results_and_an_example_are_described(f: Any) -> None:
     assert ">>> " in text, "has no example"
 
 
+@pytest.mark.parametrize("f", CASES)
+def test_errors_are_described(f: Any) -> None:
+    """A function that raises by itself says what; of a class, what making one raises."""
+    makers = (
+        [f.__dict__.get(n) for n in ("__init__", "__post_init__")] if inspect.isclass(f) else [f]
+    )
+    written = [m for m in makers if inspect.isfunction(m) and m.__code__.co_filename != "<string>"]
+    sources = [inspect.getsource(inspect.unwrap(m)) for m in written]
+    if any(re.search(r"^\s+raise \w", source, re.M) for source in sources):
+        assert "Raises:" in (inspect.getdoc(f) or ""), "says nothing of what it raises"
+
+
+# Where an algorithm is the subject: its formula stands indented before the arguments.
+ALGORITHMS = [p for p in CASES if str(p.id).startswith("optim.")]
+NO_FORMULA = {"optim.losses.make_fenchel_young_loss": "makes a loss of a function"}
+# Most of these no paper introduced.
+NO_SOURCE = ("optim.schedules.", "optim.losses.")
+
+
+@pytest.mark.parametrize("f", [p for p in ALGORITHMS if p.id not in NO_FORMULA])
+def test_an_algorithm_has_its_formula(f: Any) -> None:
+    before = (inspect.getdoc(f) or "").partition("Args:")[0]
+    assert re.search(r"^ {4,}\S", before, re.M), "has no indented formula before Args:"
+
+
+@pytest.mark.parametrize("f", [p for p in ALGORITHMS if not str(p.id).startswith(NO_SOURCE)])
+def test_an_optimizer_has_its_source(f: Any) -> None:
+    assert re.search(r"\b(19|20)\d\d\b", inspect.getdoc(f) or ""), "names no paper with its year"
+
+
 def _source_head(f: Any) -> str:
     """`-> None` of a function's own annotation."""
     try:
