@@ -224,6 +224,10 @@ def linear_cross_entropy(
     Returns:
         A scalar, or with "none" the loss of each row [...]; float32 for 16-bit operands.
 
+    Raises:
+        ValueError: `reduction` is none of the three.
+        ShapeError: the shapes are not those above.
+        DTypeError: `labels` are not integers.
     >>> x, weight = jnp.ones((2, 3)), jnp.zeros((4, 3))
     >>> nn.linear_cross_entropy(x, weight, jnp.array([0, 3]))
     Array(1.3862944, dtype=float32)
