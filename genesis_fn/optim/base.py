@@ -147,14 +147,34 @@ def require_params(params: Params | None, name: str) -> Params:
 
 
 def identity() -> GradientTransformation:
-    """Returns updates unchanged."""
+    """Returns updates unchanged.
+
+    Returns:
+        The transformation, without a state.
+
+    >>> tx, g = optim.identity(), jnp.array([0.5, -3.0])
+    >>> updates, state = tx.update(g, tx.init(g))
+    >>> updates
+    Array([ 0.5, -3. ], dtype=float32)
+    """
     return GradientTransformation(
         init_empty_state, lambda updates, state, params=None: (updates, state)
     )
 
 
 def set_to_zero() -> GradientTransformation:
-    """Replaces all updates by zeros, which freezes the parameters."""
+    """Replaces all updates by zeros, which freezes the parameters.
+
+        update = 0
+
+    Returns:
+        The transformation, without a state.
+
+    >>> tx, g = optim.set_to_zero(), jnp.array([0.5, -3.0])
+    >>> updates, state = tx.update(g, tx.init(g))
+    >>> updates
+    Array([0., 0.], dtype=float32)
+    """
 
     def update(
         updates: Updates, state: OptState, params: Params | None = None
@@ -169,6 +189,14 @@ def stateless(f: Callable[[Updates, Params | None], Updates]) -> GradientTransfo
 
     Args:
         f: function (updates, params or None) -> updates.
+
+    Returns:
+        The transformation, without a state.
+
+    >>> tx, g = optim.stateless(lambda updates, params: -0.1 * updates), jnp.array([0.5, -3.0])
+    >>> updates, state = tx.update(g, tx.init(g))
+    >>> updates.round(4)
+    Array([-0.05,  0.3 ], dtype=float32)
     """
 
     def update(
@@ -184,6 +212,15 @@ def stateless_with_tree_map(f: Callable[[Any, Any], Any]) -> GradientTransformat
 
     Args:
         f: function of two arrays; the parameter is None if `update` is called without parameters.
+
+    Returns:
+        The transformation, without a state.
+
+    >>> w, g = {"w": jnp.array([1.0, -2.0])}, {"w": jnp.array([0.5, -3.0])}
+    >>> tx = optim.stateless_with_tree_map(lambda u, p: u + 0.1 * p)
+    >>> updates, state = tx.update(g, tx.init(w), w)
+    >>> updates["w"].round(4)
+    Array([ 0.6, -3.2], dtype=float32)
     """
 
     def update(
@@ -213,7 +250,19 @@ def per_leaf(f: Callable[..., Any], *, params_for: str = "") -> GradientTransfor
 
 
 def with_extra_args_support(tx: GradientTransformation) -> GradientTransformationExtraArgs:
-    """Lets `update` of a transformation accept extra keyword arguments, which it may ignore."""
+    """Lets `update` of a transformation accept extra keyword arguments, which it may ignore.
+
+    Args:
+        tx: transformation.
+
+    Returns:
+        The transformation, with the states of `tx`; `tx` itself where it takes extra arguments.
+
+    >>> tx, g = optim.with_extra_args_support(optim.sgd(0.1)), jnp.array([0.5, -3.0])
+    >>> updates, state = tx.update(g, tx.init(g), value=3.0)
+    >>> updates.round(4)
+    Array([-0.05,  0.3 ], dtype=float32)
+    """
     if isinstance(tx, GradientTransformationExtraArgs):
         return tx
 
@@ -231,6 +280,8 @@ def with_extra_args_support(tx: GradientTransformation) -> GradientTransformatio
 
 def apply_updates(params: Params, updates: Updates) -> Params:
     """Adds updates to parameters, in the parameters' dtypes.
+
+        p + u
 
     Sums are in float32 or wider and rounded once; a parameter whose update is None is kept.
 
@@ -324,12 +375,23 @@ def incremental_update(new_tensors: Params, old_tensors: Params, step_size: Numb
 def periodic_update(
     new_tensors: Params, old_tensors: Params, steps: ArrayLike, update_period: int
 ) -> Params:
-    """Returns `new_tensors` at every `update_period`-th step, else `old_tensors`.
+    """Replaces old parameters by new ones at every `update_period`-th step.
+
+        new where steps % update_period == 0, else old
 
     Args:
         new_tensors, old_tensors: trees of arrays of one structure.
         steps: number of steps taken, an integer scalar.
         update_period: positive number of steps between updates.
+
+    Returns:
+        The chosen tree.
+
+    Raises:
+        TreeError: the structures differ.
+
+    >>> optim.periodic_update(jnp.array([1.0]), jnp.array([0.0]), steps=4, update_period=2)
+    Array([1.], dtype=float32)
     """
     take = as_array(steps) % update_period == 0
     return tree.map(lambda new, old: jnp.where(take, new, old), new_tensors, old_tensors)

@@ -23,8 +23,9 @@ def ctc_loss_with_forward_probs(
 ) -> tuple[Array, Array, Array]:
     """`ctc_loss`, with the forward variables of its dynamic program.
 
-        L_t(n) = p_t(label n) (L_{t-1}(n) + B_{t-1}(n - 1) + [label n - 1 != label n] L_{t-1}(n - 1)),
+        L_t(n) = p_t(label n) (L_{t-1}(n) + B_{t-1}(n - 1) + d L_{t-1}(n - 1)),
         B_t(n) = p_t(blank) (B_{t-1}(n) + L_{t-1}(n)),  B_0(0) = 1, all other B_0 and L_0 are 0,
+        d = 1 where the labels n - 1 and n differ, else 0,
         loss = -log(B_T(N) + L_T(N)) of T frames and N labels
 
     B_t(n) is the probability of having emitted n labels and then a blank, L_t(n) that of having

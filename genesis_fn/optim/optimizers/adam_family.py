@@ -127,11 +127,67 @@ def adamw(
 
 
 nadam = functools.partial(adam, nesterov=True)
-nadam.__doc__ = """`adam` with Nesterov momentum, `nesterov=True` (Dozat 2016)."""
+nadam.__doc__ = """Adam with Nesterov momentum: `adam` with `nesterov=True`.
+
+    m <- b1 m + (1 - b1) g,  v <- b2 v + (1 - b2) |g|**2,
+    update = -lr n / (sqrt(v / (1 - b2**t) + eps_root) + eps),
+    n = b1 m / (1 - b1**(t + 1)) + (1 - b1) g / (1 - b1**t) at step t = 1, 2, ...
+
+Source: Dozat, "Incorporating Nesterov momentum into Adam", 2016.
+
+Args:
+    learning_rate: positive number, or a schedule of the step.
+    b1, b2: decay rates of the first and second moments, in [0, 1).
+    eps: positive number added to the denominator.
+    eps_root: number >= 0 added inside the root; positive where updates are differentiated.
+    mu_dtype: dtype of the first moment; None: the parameters', and at least float32.
+    nesterov: True; False gives `adam`.
+    stochastic_round: True, a seed or a key: parameters of 16 bits or fewer are rounded at
+        random, see `optim.stochastic_round`.
+
+Returns:
+    The transformation, whose states have the fields `adam`, `schedule`.
+
+>>> w, g = jnp.array([1.0, -2.0]), jnp.array([0.5, -3.0])
+>>> tx = optim.nadam(0.1)
+>>> updates, state = tx.update(g, tx.init(w), w)
+>>> updates.round(4)
+Array([-0.1474,  0.1474], dtype=float32)
+"""
 
 
 nadamw = functools.partial(adamw, nesterov=True)
-nadamw.__doc__ = """`adamw` with Nesterov momentum, `nesterov=True`."""
+nadamw.__doc__ = """AdamW with Nesterov momentum: `adamw` with `nesterov=True`.
+
+    update = -lr (n / (sqrt(v_hat + eps_root) + eps) + weight_decay p), with n as in `nadam` and
+    v_hat as in `adam`
+
+Source: Dozat, "Incorporating Nesterov momentum into Adam", 2016; Loshchilov & Hutter, "Decoupled
+weight decay regularization", 2017. `update` needs the parameters.
+
+Args:
+    learning_rate: positive number, or a schedule of the step.
+    b1, b2: decay rates of the first and second moments, in [0, 1).
+    eps: positive number added to the denominator.
+    eps_root: number >= 0 added inside the root; positive where updates are differentiated.
+    mu_dtype: dtype of the first moment; None: the parameters', and at least float32.
+    weight_decay: number >= 0, or a schedule: the share of the parameter added to the update
+        before the learning rate.
+    mask: which parameters decay: a tree of bools, or a function that gives it, of the
+        parameters or of (path, leaf); None: all.
+    nesterov: True; False gives `adamw`.
+    stochastic_round: True, a seed or a key: parameters of 16 bits or fewer are rounded at
+        random, see `optim.stochastic_round`.
+
+Returns:
+    The transformation, whose states have the fields `adam`, `decay`, `schedule`.
+
+>>> w, g = jnp.array([1.0, -2.0]), jnp.array([0.5, -3.0])
+>>> tx = optim.nadamw(0.1, weight_decay=0.1)
+>>> updates, state = tx.update(g, tx.init(w), w)
+>>> updates.round(4)
+Array([-0.1574,  0.1674], dtype=float32)
+"""
 
 
 def amsgrad(
