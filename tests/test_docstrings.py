@@ -38,6 +38,10 @@ NAMESPACES = [
     "models",
     "models.qwen",
     "io",
+    "data",
+    "tree",
+    "profiler",
+    "debug",
     "cuda",
 ]
 GLOBALS = {
@@ -59,6 +63,7 @@ def is_documented_by_its_fields(x: Any) -> bool:
         return False
     made_by_users = {
         nn.Module, gf.amp.LossScale, gf.models.Qwen, gf.models.QwenConfig, optim.MultiSteps,
+        gf.data.TokenWindows, gf.profiler.TraceAnnotation, gf.debug.nan_trace,
     }  # fmt: skip
     return not made_by_users & {*x.__mro__} and x not in (gf.custom_jvp, gf.custom_vjp)
 
