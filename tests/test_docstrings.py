@@ -63,6 +63,7 @@ def is_documented_by_its_fields(x: Any) -> bool:
         return False
     made_by_users = {
         nn.Module, gf.amp.LossScale, gf.models.Qwen, gf.models.QwenConfig, optim.MultiSteps,
+        optim.GradientTransformation, optim.WrappedSchedule,
         gf.data.TokenWindows, gf.profiler.TraceAnnotation, gf.debug.nan_trace,
     }  # fmt: skip
     return not made_by_users & {*x.__mro__} and x not in (gf.custom_jvp, gf.custom_vjp)
@@ -131,6 +132,8 @@ NO_FORMULA = named({
         "inject_hyperparams with_extra_args_support with_update_dtype",
     "applies or records what a function of the user's gives":
         "losses.make_fenchel_young_loss stateless stateless_with_tree_map snapshot monitor",
+    "a pair or a function of the user's":
+        "GradientTransformation GradientTransformationExtraArgs WrappedSchedule",
     "does not change the updates": "identity",
     "reads or changes a state": "describe tree_map_params",
 })  # fmt: skip
@@ -140,6 +143,8 @@ NO_SOURCE = named({
         "chain named_chain masked partition multi_transform freeze selective_transform flatten "
         "inject_hyperparams with_extra_args_support with_update_dtype stateless "
         "stateless_with_tree_map conditionally_mask conditionally_transform maybe_update",
+    "a pair or a function of the user's":
+        "GradientTransformation GradientTransformationExtraArgs WrappedSchedule",
     "reads, records or changes a state": "describe tree_map_params snapshot monitor "
         "measure_with_ema",
     "arithmetic, of which no paper is the first":

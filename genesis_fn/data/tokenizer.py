@@ -42,7 +42,8 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
 
     Ctrl-C ends the training at once.
 
-    Source: Sennrich et al., "Neural machine translation of rare words with subword units", 2015.
+    Source: Sennrich et al., "Neural machine translation of rare words with subword units", 2015; of
+    bytes: Radford et al., "Language models are unsupervised multitask learners", 2019.
 
     Args:
         texts: texts to learn from.

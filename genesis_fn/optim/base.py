@@ -46,6 +46,14 @@ class GradientTransformation(_Pair):
         update: function (updates, state, params=None) -> (updates, state).
         state: the named tuple class of the states; `update` refuses states without its fields.
         reads_state: whether `update` depends on the old state; if not, any state is accepted.
+
+    >>> tx = optim.GradientTransformation(
+    ...     lambda params: jnp.array(0),
+    ...     lambda updates, state, params=None: (-updates / (state + 1), state + 1),
+    ... )
+    >>> updates, state = tx.update(jnp.array([4.0]), tx.init(jnp.array([1.0])))
+    >>> updates, tx.update(jnp.array([4.0]), state)[0]
+    (Array([-4.], dtype=float32), Array([-2.], dtype=float32))
     """
 
     __slots__ = ()
@@ -66,7 +74,24 @@ class GradientTransformation(_Pair):
 
 
 class GradientTransformationExtraArgs(GradientTransformation):
-    """A transformation whose `update` also takes keyword arguments, and ignores unknown ones."""
+    """A transformation whose `update` takes keyword arguments too, such as `value=`.
+
+    `chain` hands each of them all of its extra arguments, so `update` takes unknown ones as well.
+
+    Args:
+        init: function of the parameters that gives the first state.
+        update: function (updates, state, params=None, **extra) -> (updates, state).
+        state: the named tuple class of the states; `update` refuses states without its fields.
+        reads_state: whether `update` depends on the old state; if not, any state is accepted.
+
+    >>> tx = optim.GradientTransformationExtraArgs(
+    ...     lambda params: optim.EmptyState(),
+    ...     lambda updates, state, params=None, *, value, **extra: (-value * updates, state),
+    ... )
+    >>> updates, state = tx.update(jnp.array([4.0]), tx.init(jnp.array([1.0])), value=0.5)
+    >>> updates
+    Array([-2.], dtype=float32)
+    """
 
     if TYPE_CHECKING:
         update: TransformUpdateExtraArgsFn  # pyright: ignore[reportIncompatibleVariableOverride]

@@ -654,7 +654,16 @@ class WrappedScheduleState(NamedTuple):
 
 
 class WrappedSchedule:
-    """Wraps a function of the step as a schedule with a state of its own."""
+    """Wraps a function of the step as a schedule with a state of its own.
+
+    Args:
+        schedule_fn: schedule: function of the step, an int32 scalar.
+
+    >>> schedule = optim.WrappedSchedule(lambda step: 0.5**step)
+    >>> state = schedule.update(schedule.init())
+    >>> schedule(state)
+    Array(0.5, dtype=float32)
+    """
 
     def __init__(self, schedule_fn: Schedule) -> None:
         self.schedule_fn = schedule_fn
