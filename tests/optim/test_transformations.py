@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import copy
+import inspect
 import pickle
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -662,3 +665,22 @@ def test_sam_opaque_mode() -> None:
     assert float(_loss(params)) < 0.1 * start
     with pytest.raises(ValueError, match="grad_fn"):
         tx.update(params, state, params)
+
+
+def test_classes_of_states_are_public() -> None:
+    """Users write them into checkpoints' structures and annotations."""
+    folder = Path(inspect.getfile(optim)).parent
+    for path in sorted([*folder.glob("transforms/*.py"), *folder.glob("optimizers/*.py")]):
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ClassDef) and node.name.endswith("State"):
+                private = node.name.startswith("_")
+                assert private or hasattr(optim, node.name), f"{path.name}: export {node.name}"
+
+
+def test_a_chain_names_the_states_that_it_needs() -> None:
+    def scale_by_own():
+        return optim.GradientTransformation(lambda p: {"mean": p}, lambda u, s, p=None: (u, s))
+
+    tx = optim.chain(scale_by_own(), optim.scale(2.0))
+    with pytest.raises(ValueError, match="needs .what init of test_a_chain.* returns, EmptyState"):
+        tx.update(jnp.ones(2), None, jnp.ones(2))

@@ -4,6 +4,7 @@ errors for unknown attributes and arguments read."""
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable
 from types import FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any, Never
@@ -158,7 +159,8 @@ def of_module(module: str, name: str) -> AttributeError:
     plain = f"module {module!r} has no attribute {name!r}"
     instead = MODULES.get(module, {}).get(name)
     if instead is None:
-        return AttributeError(plain)
+        # With these two Python's traceback says which name may be meant.
+        return AttributeError(plain, name=name, obj=sys.modules[module])
     return AttributeError(f"{plain}\n  at {where().describe()}\n  in this library: {instead}")
 
 

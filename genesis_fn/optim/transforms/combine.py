@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import functools
+import inspect
 from collections.abc import Mapping
 from typing import Any
 
@@ -92,6 +93,15 @@ def optimizer(
     return _chain(name, (), transforms)
 
 
+def _state_name(tx: base.GradientTransformation) -> str:
+    """Names the state of a transformation for an error message."""
+    state_type = getattr(tx.update, "state_type", None)
+    if state_type is not None:
+        return str(state_type.__name__)
+    empty = inspect.unwrap(tx.init) is base.init_empty_state
+    return "EmptyState" if empty else f"what init of {base.name_of(tx.update)} returns"
+
+
 def _chain(
     name: str, args: tuple[Any, ...], named: dict[Any, Any]
 ) -> base.GradientTransformationExtraArgs:
@@ -105,7 +115,7 @@ def _chain(
     txs = [base.with_extra_args_support(_as_transformation(t)) for t in args or named.values()]
     fields = tuple(named)
     make = chain_state(fields, "" if name == "chain" else name)._make if named else tuple
-    needed = [getattr(tx.update, "state_type", None) or base.EmptyState for tx in txs]
+    needed = [_state_name(tx) for tx in txs]
 
     def init(params: Params) -> OptState:
         return make([tx.init(params) for tx in txs])
@@ -115,7 +125,7 @@ def _chain(
     ) -> tuple[Updates, OptState]:
         whole = isinstance(state, tuple) and len(state) == len(txs)
         if not whole or getattr(type(state), "_fields", fields) != fields:
-            names = ", ".join(c.__name__ for c in needed)
+            names = ", ".join(needed)
             raise ArgumentError(
                 f"{base.describe_state(state)}; this {name} needs "
                 f"{names if len(txs) == 1 else f'({names})'}\n"
