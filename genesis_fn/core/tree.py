@@ -289,8 +289,8 @@ def all(tree: PyTree, *, is_leaf: Callable[[Any], bool] | None = None) -> bool:
 def transpose(
     outer_treedef: PyTreeDef, inner_treedef: PyTreeDef | None, pytree_to_transpose: PyTree
 ) -> PyTree:
-    """A tree of trees turned inside out: the outer structure of inner ones becomes the inner of
-    outer ones."""
+    """A tree of `outer_treedef` with trees of `inner_treedef` as its leaves, as a tree of
+    `inner_treedef` with trees of `outer_treedef`. None for the inner: that of the first leaf."""
     outer, inner = outer_treedef, inner_treedef
     columns = outer.flatten_up_to(pytree_to_transpose)
     inner = structure(columns[0]) if inner is None else inner
@@ -422,8 +422,9 @@ def register_dataclass(
 ) -> type[T]:
     """Make a dataclass a pytree node whose children are `data_fields`; `meta_fields` are static.
 
-    Derived from the field list (a field is static if made by `static_field` or named in
-    `meta_fields`). Raises TreeError where the lists do not cover the fields.
+    Of two lists, one that is not given has the fields that the other lacks; without both, the
+    fields made by `static_field` are static. Fields in `drop_fields` are in neither: they are None
+    in what `unflatten` makes. Raises TreeError where the lists do not cover the other fields.
     """
     fields = [f for f in dataclasses.fields(nodetype) if f.init and f.name not in drop_fields]  # pyright: ignore[reportArgumentType]
     if meta_fields is None:

@@ -77,6 +77,8 @@ def jitted(s: State, x: gf.Array) -> State:
     scaled(s, 2.0)  # wrong: only by name
     scaled(s, factor="2")  # wrong: no number
     gf.jit(loss, static_argnums="scale")  # wrong: no number
+    gf.jit(loss, static_argnum=2)  # wrong: a parameter's name
+    gf.jit(loss, inline=True, keep_unused=True)
     return s
 
 
