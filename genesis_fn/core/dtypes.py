@@ -54,7 +54,7 @@ class HasDType(Protocol):
 
 
 # "float32", np.float32, jnp.float32, torch.float32, float, a dtype, or what has one.
-DTypeLike: TypeAlias = "DType | type[Any] | str | HasDType"
+DTypeLike: TypeAlias = DType | type[Any] | str | HasDType
 
 BOOL, I8, I16, I32, I64 = bool_.dtype, int8.dtype, int16.dtype, int32.dtype, int64.dtype
 U8, U16, U32, U64 = uint8.dtype, uint16.dtype, uint32.dtype, uint64.dtype

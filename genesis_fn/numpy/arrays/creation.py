@@ -31,7 +31,7 @@ def ascontiguousarray(a: ArrayLike | Sequence[Any], dtype: DTypeLike | None = No
     return asarray(a, dtype)
 
 
-def copy(a: ArrayLike, order: str | None = None) -> Array:
+def copy(a: ArrayLike | Sequence[Any], order: str | None = None) -> Array:
     """A copy of `a` in memory of its own."""
     return array(a, copy=True)
 
