@@ -44,9 +44,9 @@ def by_name(x: gf.Array) -> gf.Array:
     y += lax.cumsum(operand=np.ones(3), axis=0, reverse=True) + lax.top_k(operand=x, k=3)[0]
     y += lax.dynamic_slice(operand=x, start_indices=(0, x[0]), slice_sizes=(1, 1))
     y += lax.dot_general(lhs=x, rhs=2.0, dimension_numbers=(((1,), (0,)), ((), ())))
-    y += lax.scatter_add(
-        operand=x, scatter_indices=x, updates=1.0, dimension_numbers=lax.ScatterDimensionNumbers()
-    )
+    numbers = lax.ScatterDimensionNumbers((), (0,), (0,))
+    y += lax.scatter_add(operand=x, scatter_indices=x, updates=1.0, dimension_numbers=numbers)
+    y += lax.rms_norm(x=np.ones(3), weight=x, eps=1e-6)
     y += lax.linalg.triangular_solve(a=x, b=x, left_side=True) + lax.linalg.svd(x=x)[0]
     lax.reshape(operands=x, new_sizes=(2, -1))  # wrong: a parameter's name
     lax.reshape(x)  # wrong: an argument is missing
