@@ -254,9 +254,9 @@ def ragged_dot_general(
 ) -> Array:
     """`dot_general` by groups, which follow one another along a dimension of `lhs`.
 
-    Cut in a free dimension of `lhs`, each group meets its own part of `rhs`: [batch, lhs free, rhs
-    free]. Cut in a contracting one, every group has a result: [groups, batch, lhs free, rhs free].
-    In a batch dimension the groups change nothing. Elements of no group give zeros.
+    Cut in a free dimension of `lhs`, each group is multiplied by its own part of `rhs`: [batch, lhs
+    free, rhs free]. Cut in a contracting one, every group has a result: [groups, batch, lhs free,
+    rhs free]. In a batch dimension the groups change nothing. Elements of no group give zeros.
     """
     lhs, rhs, sizes = array(lhs), array(rhs), as_array(group_sizes)
     if group_offset is not None:
