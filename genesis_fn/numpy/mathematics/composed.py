@@ -355,8 +355,8 @@ def ldexp(x1: ArrayLike, x2: ArrayLike, /) -> Array:
         raise ValueError(f"ldexp: the exponent must be an integer, got {n.aval}")
     x = inexact_value(x)
     d = _dtype(x)
-    # A shift by all binades takes any float to 0 or to infinity. It is taken in four parts, since
-    # 2**n itself overflows for most such n.
+    # A shift by all binades takes any float to 0 or to infinity. It is taken in four parts: 2**n
+    # overflows from maxexp on, where x * 2**n may still be finite.
     most = 4 * (_binades(dtypes.finfo(d)) // 4 + 1)
     n = clip(p.convert(n, dtypes.I32), -most, most)
     scaled = x
@@ -391,7 +391,7 @@ def frexp(x: ArrayLike, /) -> tuple[Array, Array]:
     raw = p.bitcast_convert_type(scaled, bits)
     field = p.bitwise_and(p.shift_right_arithmetic(raw, fraction), (1 << width) - 1)
     exponent = p.sub(field, bias - 1)
-    # Divided in two steps: 2**-exponent as one factor may be subnormal, and lose bits.
+    # In two factors: 2**-exponent may be subnormal, and the bits below make normal floats only.
     half = p.shift_right_arithmetic(exponent, 1)
     mantissa = scaled
     for part in (half, p.sub(exponent, half)):
