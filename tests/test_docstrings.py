@@ -62,6 +62,8 @@ def documented() -> Iterator[tuple[str, Any]]:
             f = getattr(module_of(space), name)
             if callable(f) and not is_documented_by_its_fields(f) and not inspect.ismodule(f):
                 yield f"{space}.{name}", f
+    for name in ("dot_product_attention", "layer_norm", "linear_cross_entropy", "rms_norm"):
+        yield f"lax.{name}", getattr(lax, name)
     for name in sorted(exported("optim")):
         f = getattr(optim, name)
         home = getattr(f, "__module__", "")

@@ -92,7 +92,7 @@ ELSEWHERE = {
 
 
 def test_every_optimizer_of_optax_is_compared() -> None:
-    chains = [getattr(optim, name) for name in CHAINS]
+    chains = [getattr(optim, name) for name in [*CHAINS, "muon", "sm3"]]
     # What `adam` is made of is compared with it.
     made_of = [inspect.getsource(f) for f in chains if inspect.isfunction(f)]
     text = "\n".join([Path(__file__).read_text(encoding="utf-8"), *made_of])

@@ -43,6 +43,36 @@ def arrays(x: gf.Array) -> gf.Array:
     return jnp.where(mask, y, size)
 
 
+def by_name(x: gf.Array) -> gf.Array:
+    y = lax.reshape(operand=x, new_sizes=(2, -1)) + lax.squeeze(array=x[None], dimensions=0)
+    y += lax.cumsum(operand=np.ones(3), axis=0, reverse=True) + lax.top_k(operand=x, k=3)[0]
+    y += lax.dynamic_slice(operand=x, start_indices=(0, x[0]), slice_sizes=(1, 1))
+    y += lax.dot_general(lhs=x, rhs=2.0, dimension_numbers=(((1,), (0,)), ((), ())))
+    numbers = lax.ScatterDimensionNumbers((), (0,), (0,))
+    y += lax.scatter_add(operand=x, scatter_indices=x, updates=1.0, dimension_numbers=numbers)
+    y += lax.rms_norm(x=np.ones(3), weight=x, eps=1e-6)
+    y += lax.linalg.triangular_solve(a=x, b=x, left_side=True) + lax.linalg.svd(x=x)[0]
+    lax.reshape(operands=x, new_sizes=(2, -1))  # wrong: a parameter's name
+    lax.reshape(x)  # wrong: an argument is missing
+    lax.reshape(x, "ab")  # wrong: no shape
+    lax.transpose(x, perm=(0, 1))  # wrong: a parameter's name
+    lax.top_k(x, 2.5)  # wrong: no count
+    return y
+
+
+def lists(x: gf.Array) -> gf.Array:
+    low, high = jnp.percentile(x, [25, 75])
+    y = jnp.convolve([1, 2, 1], x) + jnp.nanquantile([1.0, 2.0], [0.5]) + jnp.median([1, 2, 3])
+    y += jnp.cov([1.0, 2.0], [2.0, 3.0]) + lax.stack([[1, 2], x]) + jnp.copy([1, 2])
+    return y + low + high
+
+
+def typed(x: gf.Array, dtype: jnp.DTypeLike | None = None) -> gf.Array:
+    typed(x, jnp.float32), typed(x, "int8"), typed(x, np.float16), typed(x, x.dtype), typed(x, int)
+    typed(x, 3)  # wrong: no dtype
+    return x.astype(dtype or "float32")
+
+
 # ---- transforms ----
 
 

@@ -61,7 +61,7 @@ ARRAYS = {
     "new_tensor": "jnp.asarray(values, x.dtype)", "apply": "genesis_fn.vmap(f)(x)",
 }  # fmt: skip
 
-# What torch also does in place, by names with "_" at their end, beside those above.
+# Further tensor methods with an in-place form, whose name ends in "_".
 IN_PLACE = (
     "addbmm", "addcdiv", "addcmul", "addmm", "addmv", "addr", "as_strided", "baddbmm", "bernoulli",
     "cauchy", "conj_physical", "digamma", "erf", "erfc", "erfinv", "exponential", "fill", "fix",
