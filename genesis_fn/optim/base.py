@@ -137,6 +137,20 @@ def init_empty_state(params: Params) -> EmptyState:
     return EmptyState()
 
 
+def require_positive(name: str, **numbers: Any) -> None:
+    """Raises ArgumentError where a Python number is not positive; arrays pass."""
+    for argument, value in numbers.items():
+        if isinstance(value, (int, float)) and not value > 0:
+            raise ArgumentError(f"{name}: {argument} must be positive, got {value}")
+
+
+def require_not_negative(name: str, **numbers: Any) -> None:
+    """Raises ArgumentError where a Python number is negative or NaN; arrays pass."""
+    for argument, value in numbers.items():
+        if isinstance(value, (int, float)) and not value >= 0:
+            raise ArgumentError(f"{name}: {argument} must not be negative, got {value}")
+
+
 def require_params(params: Params | None, name: str) -> Params:
     """Returns `params`; raises ArgumentError if `update` of `name` was called without them."""
     if params is None:
@@ -213,9 +227,18 @@ def per_leaf(f: Callable[..., Any], *, params_for: str = "") -> GradientTransfor
 
 
 def with_extra_args_support(tx: GradientTransformation) -> GradientTransformationExtraArgs:
-    """Lets `update` of a transformation accept extra keyword arguments, which it may ignore."""
+    """Lets `update` of a transformation accept extra keyword arguments, which it ignores.
+
+    Raises:
+        ArgumentError: `tx` has no `init` and `update`.
+    """
     if isinstance(tx, GradientTransformationExtraArgs):
         return tx
+    if not (hasattr(tx, "init") and hasattr(tx, "update")):
+        raise ArgumentError(
+            f"a {type(tx).__name__} is no transformation: {tx!r:.60}\n"
+            "  pass what a function of optim returns: optim.sgd(0.1)"
+        )
 
     def update(
         updates: Updates, state: OptState, params: Params | None = None, **extra: Any
@@ -330,6 +353,10 @@ def periodic_update(
         new_tensors, old_tensors: trees of arrays of one structure.
         steps: number of steps taken, an integer scalar.
         update_period: positive number of steps between updates.
+
+    Raises:
+        ArgumentError: `update_period` is not positive.
     """
+    require_positive("periodic_update", update_period=update_period)
     take = as_array(steps) % update_period == 0
     return tree.map(lambda new, old: jnp.where(take, new, old), new_tensors, old_tensors)
