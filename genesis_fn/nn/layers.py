@@ -340,10 +340,10 @@ class Dropout(Module):
         state: PyTree = None,
         key: Key | None = None,
         train: bool = False,
-    ) -> ArrayLike:
+    ) -> Array:
         known = isinstance(self.rate, (int, float))
         if not train or (known and self.rate == 0):
-            return x
+            return jnp.asarray(x)
         if key is None:
             raise layer_error(self, "", "in training it needs key=, from which it draws")
         if known and self.rate == 1:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
 
 import genesis_fn.numpy as jnp
 from genesis_fn import Array, ArrayLike, tree
@@ -25,6 +25,8 @@ from genesis_fn.optim.annotations import (
 )
 from genesis_fn.optim.state.summary import describe
 from genesis_fn.optim.tree_map_updates import difference, is_inexact, is_none, map_updates, widen
+
+T = TypeVar("T")
 
 
 class _Pair(NamedTuple):
@@ -252,7 +254,7 @@ def with_extra_args_support(tx: GradientTransformation) -> GradientTransformatio
     return wrapped
 
 
-def apply_updates(params: Params, updates: Updates) -> Params:
+def apply_updates(params: T, updates: Updates) -> T:
     """Adds updates to parameters, in the parameters' dtypes.
 
     Sums are in float32 or wider and rounded once; a parameter whose update is None is kept.
