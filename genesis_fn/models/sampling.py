@@ -254,8 +254,8 @@ def _generate(
         return step + 1, out, lengths, done, logits[:, 0], cache
 
     start = (jnp.asarray(0), out, row_lengths, jnp.zeros((b,), bool), last, cache)
-    _, out, lengths, _, _, _ = while_loop(unfinished, advance, start)
-    return out, lengths
+    _, out, row_lengths, _, _, _ = while_loop(unfinished, advance, start)
+    return out, row_lengths
 
 
 def _check_lengths(aval: Aval, batch: int) -> None:

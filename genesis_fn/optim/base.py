@@ -273,11 +273,12 @@ def apply_updates(params: T, updates: Updates) -> T:
     >>> optim.apply_updates({"w": jnp.array([1.0, 2.0])}, {"w": jnp.array([-0.5, 0.5])})
     {'w': Array([0.5, 2.5], dtype=float32)}
     """
+    whole: Any = params
     us, treedef = tree.flatten(updates, is_none)
     if updates is None and tree.leaves(params):
         raise TreeError(_mismatch(params, updates))
     try:
-        ps = treedef.flatten_up_to(params)
+        ps = treedef.flatten_up_to(whole)
     except (ValueError, TypeError):
         raise TreeError(_mismatch(params, updates)) from None
     return tree.unflatten(
