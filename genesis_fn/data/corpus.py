@@ -7,7 +7,7 @@ import os
 import sysconfig
 from collections.abc import Iterator, Sequence
 
-from genesis_fn.core.errors import FileError
+from genesis_fn.core.errors import ArgumentError, FileError
 from genesis_fn.core.files import open_plain
 
 TEXT_SUFFIXES = (".txt", ".md", ".rst", ".py", ".toml", ".cfg", ".json", ".html", ".c", ".h")
@@ -23,8 +23,10 @@ def text_files(
 ) -> list[str]:
     """The text files below a folder, sorted, without caches, tests' data and installed packages.
 
-    Raises FileNotFoundError where the folder is not there or holds no text.
+    `suffixes` are the ends of their names; one may be given alone. Raises FileNotFoundError where
+    the folder is not there or holds no text.
     """
+    suffixes = (suffixes,) if isinstance(suffixes, str) else tuple(suffixes)
     folder = os.fspath(folder)
     if os.path.isfile(folder):
         return [folder]
@@ -35,7 +37,7 @@ def text_files(
         folders[:] = sorted(
             f for f in folders if f not in ("site-packages", "__pycache__", ".git", "node_modules")
         )
-        named = [os.path.join(root, f) for f in sorted(files) if f.endswith(tuple(suffixes))]
+        named = [os.path.join(root, f) for f in sorted(files) if f.endswith(suffixes)]
         found += [f for f in named if os.path.isfile(f)]  # no pipes, no links to nothing
     if not found:
         raise FileNotFoundError(f"no text files ({', '.join(suffixes)}) below {folder!r}")
@@ -45,8 +47,23 @@ def text_files(
 def read_texts(files: Sequence[str], limit: int | None = None) -> Iterator[str]:
     """The files' texts, up to `limit` bytes in all, of which the last file is cut to fit.
 
-    Files that cannot be read, and those that are not UTF-8, are passed over.
+    Files that cannot be read, and those that are not UTF-8, are passed over. Raises ArgumentError
+    for one path, whose characters would be taken for files.
     """
+    refuse_one_text("read_texts", "files", files)
+    return _texts(files, limit)
+
+
+def refuse_one_text(name: str, argument: str, value: object) -> None:
+    """Raise ArgumentError for a text in place of a sequence of texts, which its characters are."""
+    if isinstance(value, str | bytes):
+        raise ArgumentError(
+            f"{name}: {argument} is one text, {value[:40]!r}, and not a list of texts\n"
+            f"  put it in a list: [{argument}]"
+        )
+
+
+def _texts(files: Sequence[str], limit: int | None) -> Iterator[str]:
     total = 0
     for path in files:
         room = None if limit is None else limit - total
@@ -75,6 +92,7 @@ def split_files(files: Sequence[str], every: int = 20) -> tuple[list[str], list[
     the split does not depend on what else is in the folder."""
     import zlib
 
+    refuse_one_text("split_files", "files", files)
     train, valid = [], []
     for path in files:
         # fsencode, since a name can be any bytes.

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from genesis_fn.core.errors import ArgumentError
+from genesis_fn.data.corpus import refuse_one_text
 from genesis_fn.data.tokenizer import pieces
 
 if TYPE_CHECKING:
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
 def encode(tokenizer: Tokenizer, texts: Iterable[str], end: str) -> np.ndarray:
     """int32 tokens of all texts, each followed by the `end` token. Raises ValueError where the
     tokenizer has no such token."""
+    refuse_one_text("encode", "texts", texts)
     stop = tokenizer.token_to_id(end)
     if stop is None:
         raise ValueError(f"the tokenizer has no token {end!r}")
@@ -36,8 +39,12 @@ def unigram_entropy(tokens: np.ndarray) -> float:
 
 @dataclasses.dataclass(frozen=True)
 class TokenWindows:
-    """Random windows of `length` + 1 tokens. The batch of a step depends on (seed, step) only, so a
-    resumed run sees what an uninterrupted one would."""
+    """Random windows of `length` + 1 tokens: `windows[step]` is a batch of them, for any step.
+
+    The batch of a step depends on (seed, step) only, so that a resumed run sees what an
+    uninterrupted one would. A loop over the object never ends. Raises ArgumentError where `tokens`
+    are not integers [n].
+    """
 
     tokens: Any
     length: int
@@ -45,6 +52,16 @@ class TokenWindows:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        shape, dtype = np.shape(self.tokens), np.asarray(self.tokens[:1]).dtype
+        if len(shape) != 1 or dtype.kind not in "iu":
+            raise ArgumentError(
+                f"TokenWindows: tokens have to be integers [n], got {dtype}{list(shape)}"
+            )
+        if self.length < 1 or self.batch < 1:
+            raise ArgumentError(
+                f"TokenWindows: length and batch must be positive, got {self.length} and "
+                f"{self.batch}"
+            )
         if len(self.tokens) <= self.length:
             raise ValueError(
                 f"{len(self.tokens)} tokens are too few for windows of {self.length + 1}: give "

@@ -12,7 +12,7 @@ import numpy as np
 
 import genesis_fn as gf
 import genesis_fn.numpy as jnp
-from genesis_fn import lax, nn, optim, random, tree_util
+from genesis_fn import io, lax, models, nn, optim, random, tree_util
 
 # ---- arrays ----
 
@@ -396,6 +396,8 @@ def optimized(params: dict[str, gf.Array], grads: dict[str, gf.Array]) -> None:
     state = optimizer.init(params)
     updates, state = optimizer.update(grads, state, params)
     params = optim.apply_updates(params, updates)
+    optim.apply_updates(params, updates).no_such_method()  # wrong: it is a dict
+    optim.nadam(0.1, nestrov=True)  # wrong: a parameter's name
     optim.adam("0.1")  # wrong: no number
     optim.adam()  # wrong: the learning rate is missing
     optim.adam(0.1, beta=0.9)  # wrong: a parameter's name
@@ -411,4 +413,10 @@ def layered(x: gf.Array) -> gf.Array:
     nn.Linear(3, "4")  # wrong: no number
     nn.Linear(3, 4, biased=True)  # wrong: a parameter's name
     nn.no_such_layer(3)  # wrong
-    return nn.relu(y)
+    layer({}, x, tain=True)  # wrong: an option's name
+    model = models.Qwen(models.QwenConfig())
+    model({}, x, masks=None)  # wrong: an option's name
+    tokens, lengths = models.generate({}, x, model.config, max_new_tokens=3)
+    tokens.no_such_method()  # wrong
+    io.load_file("a.safetensors")["w"].no_such_method()  # wrong
+    return nn.relu(nn.Dropout(0.5)({}, y).sum() + tokens[0, 0] * lengths)

@@ -14,7 +14,7 @@ from genesis_fn.optim.annotations import OptState, Params, Updates
 
 
 def _inner_field(state: OptState, name: str) -> Any:
-    """Returns the value of the one field called `name` below the state of a named chain."""
+    """Returns the value of the one field called `name` inside the state of a named chain."""
     if not name.startswith("_"):
         matches = list(_fields(state, name))
         if len(matches) == 1:
@@ -49,6 +49,8 @@ def chain_state(names: tuple[str, ...], optimizer: str = "") -> type:
     where only one inner state has it.
     """
     fields: Any = collections.namedtuple("ChainState", names)  # pyright: ignore[reportUntypedNamedTuple]
+    # `tuple.count`, a method, would hide the number of steps taken.
+    count = {} if "count" in names else {"count": property(lambda s: _inner_field(s, "count"))}
     return type(
         "ChainState",
         (fields,),
@@ -59,6 +61,7 @@ def chain_state(names: tuple[str, ...], optimizer: str = "") -> type:
             "__getattr__": _inner_field,
             "__reduce__": lambda self: (_rebuild, (names, optimizer, tuple(self))),
             "optimizer": optimizer,
+            **count,
         },
     )
 
@@ -157,8 +160,14 @@ def named_chain(
     """Chains (name, transformation) pairs; the state is a dict by name.
 
     Raises:
-        ArgumentError: two names are equal.
+        ArgumentError: two names are equal, or an argument is no such pair.
     """
+    for pair in args:
+        if not (len(pair) == 2 and isinstance(pair[0], str)):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ArgumentError(
+                f"named_chain takes pairs (name, transformation), got a {type(pair).__name__}\n"
+                '  write named_chain(("clip", clip(1.0)), ("sgd", sgd(0.1)))'
+            )
     names = [name for name, _ in args]
     if len(names) != len({*names}):
         raise ArgumentError(f"named_chain: the names must differ, got {names}")

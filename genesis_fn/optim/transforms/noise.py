@@ -42,8 +42,9 @@ def add_noise(
         seed: another name for it.
 
     Raises:
-        ArgumentError: both `key` and `seed` are given.
+        ArgumentError: both `key` and `seed` are given, or `eta` is negative.
     """
+    base.require_not_negative("add_noise", eta=eta)
     if key is not None and seed is not None:
         raise ArgumentError("add_noise takes key or seed, not both")
     start = (0 if seed is None else seed) if key is None else key

@@ -87,8 +87,10 @@ def _scaled_by(
     def update(
         updates: Updates, state: OptState, params: Params | None = None
     ) -> tuple[Updates, OptState]:
-        if constant and base.is_empty(state):
-            state = init(None)
+        if constant:
+            # No state is read but the count: an empty one will do, as where optax has none.
+            state = init(None) if base.is_empty(state) else state
+            base.check_state(state, make, "scale_by_learning_rate")
         value = value_at(state.count)
         # The factor is one scalar, so that leaves see a single multiplication.
         factor = value if sign == 1 else -value
@@ -419,7 +421,11 @@ def apply_every(k: int = 1) -> base.GradientTransformation:
 
     Args:
         k: positive number of steps.
+
+    Raises:
+        ArgumentError: `k` is not positive.
     """
+    base.require_positive("apply_every", k=k)
 
     def init(params: Params) -> ApplyEvery:
         return ApplyEvery(zero_count(), init_moments(params))
