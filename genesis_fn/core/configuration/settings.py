@@ -10,6 +10,7 @@ from typing import Any, Protocol, TypeVar
 from genesis_fn.core import device as devices
 from genesis_fn.core.configuration import config
 from genesis_fn.core.configuration.transfer_guard import LEVELS
+from genesis_fn.core.types.extended import IMPLEMENTATIONS
 
 Value = TypeVar("Value", contravariant=True)
 
@@ -56,6 +57,11 @@ def _value(name: str, value: Any) -> Any:
         raise ValueError(f'numpy_dtype_promotion is "standard" or "strict", got {value!r}')
     if name == "numpy_rank_promotion" and value not in ("allow", "warn", "raise"):
         raise ValueError(f'numpy_rank_promotion is "allow", "warn" or "raise", got {value!r}')
+    if name == "random_impl":
+        value = {"threefry": "threefry2x32"}.get(value, value)
+        if value not in IMPLEMENTATIONS:
+            known = ", ".join(map(repr, IMPLEMENTATIONS))
+            raise ValueError(f"there is no random implementation {value!r}; there are {known}")
     return device_of(value) if name == "default_device" else value
 
 
