@@ -239,7 +239,7 @@ def test_settings_refuse_what_they_do_not_know():
         ("transfer_guard", "sometimes", "transfer_guard is one of allow"),
         ("numpy_dtype_promotion", "loose", '"standard" or "strict"'),
         ("numpy_rank_promotion", "never", '"allow", "warn" or "raise"'),
-        ("random_impl", "mersenne", "\'philox\', \'threefry2x32\'"),
+        ("random_impl", "mersenne", "'philox', 'threefry2x32'"),
         ("jax_default_prng_impl", "rbg", "'philox', 'threefry2x32'"),
     ):
         before = getattr(gf.config, name)
