@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import math
 import re
 from collections.abc import Callable, Sequence
@@ -150,16 +151,14 @@ _BINARY = {
 
 def placeholders(e: Eqn, names: Namespace) -> tuple[list[Var], list[str]]:
     """(array operands, the text of every operand)."""
-    kind = next((i.aval.dtype for i in reversed(e.ins) if type(i) is Var), None)
-    ins: list[Var] = []
-    texts = []
-    for i in e.ins:
-        if type(i) is Var:
-            texts.append(f"{{{len(ins)}}}")
-            ins.append(i)
-        else:
-            texts.append(names.number(i, kind))  # pyright: ignore[reportArgumentType]
-    return ins, texts
+    # A scalar operand has the dtype of the array operands, of which there is always one.
+    arrays = [i for i in e.ins if type(i) is Var]
+    count = itertools.count()
+    texts = [
+        f"{{{next(count)}}}" if type(i) is Var else names.number(i, arrays[-1].aval.dtype)
+        for i in e.ins
+    ]
+    return arrays, texts
 
 
 def has_native_dtype(x: Atom) -> bool:

@@ -78,10 +78,11 @@ Starts = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor | None]]
 def starts_for(prim: Primitive, avals: Sequence[Aval], params: dict[str, Any]) -> Starts:
     """A function: indices -> (starts of windows, moved inside the operand; which were inside, None
     for all). In mode "check" it raises IndexOutOfRange instead."""
-    operand, places = prim.visits(*avals, **params)  # pyright: ignore[reportOptionalCall]
+    assert prim.visits is not None
+    operand, windows = prim.visits(*avals, **params)
     mode, rows = params["mode"], "dimension_numbers" not in params
     widen = as_int64(avals[1].dtype)
-    bounds = [operand.shape[d] - size for d, size in places]
+    bounds = [operand.shape[d] - size for d, size in windows]
 
     def run(indices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
         starts = widen(indices.unsqueeze(-1) if rows else indices)
@@ -93,17 +94,17 @@ def starts_for(prim: Primitive, avals: Sequence[Aval], params: dict[str, Any]) -
         if valid is None:
             return starts, None
         if mode == "check":
-            raise first_outside(operand, starts, places)
+            raise first_outside(operand, starts, windows)
         return clipped(starts, bounds), valid
 
     return run
 
 
 def first_outside(
-    operand: Aval, starts: torch.Tensor, places: Sequence[tuple[int, int]]
+    operand: Aval, starts: torch.Tensor, windows: Sequence[tuple[int, int]]
 ) -> errors.IndexOutOfRange:
     """The error for the first index vector out of range."""
-    for k, (d, size) in enumerate(places):
+    for k, (d, size) in enumerate(windows):
         column = starts[..., k]
         bad = column[(column < 0) | (column > operand.shape[d] - size)]
         if bad.numel():
@@ -311,7 +312,8 @@ def _gather(avals: Sequence[Aval], **params: Any) -> Callable[..., Any]:
         out = finish(read(x, starts))
         if valid is None:
             return out
-        return torch.where(valid.reshape(mask_shape), out, fill)  # pyright: ignore[reportCallIssue, reportArgumentType]
+        assert fill is not None  # other modes have no window outside
+        return torch.where(valid.reshape(mask_shape), out, fill)
 
     return run
 
@@ -515,7 +517,10 @@ def _take_rows(avals: Sequence[Aval], **params: Any) -> Callable[..., Any]:
     def run(x: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
         starts, valid = starts_of(indices)
         out = select(x, starts.reshape(-1))
-        return out if valid is None else torch.where(valid.reshape(mask_shape), out, fill)  # pyright: ignore[reportCallIssue, reportArgumentType]
+        if valid is None:
+            return out
+        assert fill is not None  # other modes have no row outside
+        return torch.where(valid.reshape(mask_shape), out, fill)
 
     def run_checked(x: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
         # index_select checks indices itself; find the one to report only when it raises.

@@ -117,7 +117,7 @@ def _concatenate(avals: Sequence[Aval], *, dimension: int) -> Callable[..., Any]
 
 @computes(shapes.split_p)
 def _split(x: torch.Tensor, *, sizes: tuple[int, ...], axis: int) -> Sequence[torch.Tensor]:
-    return torch.split(x, sizes, axis)  # pyright: ignore[reportArgumentType]
+    return torch.split(x, list(sizes), axis)
 
 
 @lowers(shapes.rev_p)
