@@ -158,12 +158,6 @@ def test_conversion():
     assert is_value(Wrapped()) and as_array(Wrapped()).shape == (2,)
 
 
-def test_dtype_like_is_a_type_at_run_time():
-    """Annotations are evaluated where a module does not postpone them."""
-    assert type(None) in (jnp.DTypeLike | None).__args__
-    assert np.dtype in jnp.DTypeLike.__args__
-
-
 def test_numbers_of_an_iterable_are_32_bit_unless_asked_for():
     assert jnp.fromiter(iter([1, 2])).dtype == dtypes.F32
     assert jnp.fromiter(iter([1, 2]), float).dtype == dtypes.F32
