@@ -16,8 +16,10 @@ import genesis_fn.numpy as jnp
 from genesis_fn import optim
 from genesis_fn.core import tree
 from genesis_fn.core.errors import TreeError
+from genesis_fn.optim.optimizers import alias
 from genesis_fn.transforms.autodiff.derivatives import grad, value_and_grad
 from genesis_fn.transforms.jitting import jit
+from tests.public.names import exported
 
 ALL = {
     name: make
@@ -665,6 +667,16 @@ def test_sam_opaque_mode() -> None:
     assert float(_loss(params)) < 0.1 * start
     with pytest.raises(ValueError, match="grad_fn"):
         tx.update(params, state, params)
+
+
+def test_every_optimizer_is_tried_here() -> None:
+    """`ALL` has each function of `optimizers/alias.py` whose updates follow from the gradients."""
+    for name, f in inspect.getmembers(alias, inspect.isfunction):
+        if f.__module__ == alias.__name__ and name in exported("optim") - {
+            "noisy_sgd",
+            "polyak_sgd",
+        }:
+            assert name in ALL, f"give {name} a row in ALL"
 
 
 def test_classes_of_states_are_public() -> None:
