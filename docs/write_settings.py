@@ -20,9 +20,11 @@ Written by `docs/write_settings.py` from the code; do not edit.
 
 A setting is read as `genesis_fn.config.NAME`, set for the process by
 `genesis_fn.config.update("NAME", value)` (JAX's names, `jax_debug_nans`, are known too), and for a
-block by a context manager where the package has one of its name (`with genesis_fn.debug_nans():`).
-Its first value comes from the environment: `GENESIS_` and its name in capitals. What changes what a
-function computes is part of the key of `jit`.
+block in one thread by the context manager of its name (`with genesis_fn.debug_nans():`;
+`matmul_precision`, `random_impl` and `check_types` have JAX's: `default_matmul_precision`,
+`default_prng_impl`, `enable_checks`; `programmatic_launch` has none). Its first value comes from
+the environment: `GENESIS_` and its name in capitals, flags as 1 or 0; a value that the setting does
+not accept is an error at import. What changes what a function computes is part of the key of `jit`.
 
 | setting | default | environment | meaning |
 | --- | --- | --- | --- |

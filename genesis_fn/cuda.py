@@ -372,8 +372,8 @@ def _runtime(device: _DeviceLike) -> Any:
         device = chosen.index if chosen.kind == "cuda" else 0
     elif isinstance(device, str):
         kind, _, number = device.partition(":")
-        if kind not in ("cuda", "gpu"):
-            raise BackendError(f"{device!r} is not a GPU")
+        if kind not in ("cuda", "gpu") or not (number.isdecimal() or device == kind):
+            raise BackendError(f"{device!r} is not a GPU: write 'cuda:0', or the index 0")
         device = int(number or 0)
     elif isinstance(device, Device):
         if device.kind != "cuda":

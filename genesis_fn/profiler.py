@@ -106,20 +106,20 @@ class Profile:
             json.dump({"traceEvents": events, "displayTimeUnit": "ms"}, f)
 
     def save_png(self, path: str | os.PathLike[str], most: int = 24) -> None:
-        """Draw the slowest lines as bars, beside each the least time the device needs for it.
+        """Draw the slowest lines as bars, each with the least time that the device needs for it.
         Needs matplotlib."""
         from matplotlib.figure import Figure
 
         shown = self.lines[:most][::-1]
         figure = Figure(figsize=(11, 1.2 + 0.32 * len(shown)), layout="constrained")
         axes = figure.add_subplot()
-        places = range(len(shown))
-        axes.barh(places, [x.seconds * 1e6 for x in shown], color="#4878a8", label="measured")
+        positions = range(len(shown))
+        axes.barh(positions, [x.seconds * 1e6 for x in shown], color="#4878a8", label="measured")
         if any(x.roofline for x in shown):
             least = [x.roofline * 1e6 for x in shown]
-            axes.barh(places, least, height=0.35, color="#e8a33d", label="roofline")
+            axes.barh(positions, least, height=0.35, color="#e8a33d", label="roofline")
             axes.legend()
-        axes.set_yticks(places, [f"{x.primitive[:28]}  {x.where[-36:]}" for x in shown])
+        axes.set_yticks(positions, [f"{x.primitive[:28]}  {x.where[-36:]}" for x in shown])
         axes.tick_params(axis="y", labelsize=7)
         axes.set_xlabel("microseconds")
         axes.set_title(f"{self.name}: {self.seconds * 1e3:.3f} ms")
@@ -153,8 +153,8 @@ def profile(fun: Callable[..., Any], *, repeats: int = 3) -> Callable[..., Profi
     def profiled(*args: Any, **kwargs: Any) -> Profile:
         found = traced.trace(*args, **kwargs)
         arrays = [*found.program.captured, *traced.spec.bind(args, kwargs).arrays()]
-        place = arrays[0].device if arrays else default_device()
-        executable = found.executable(place)
+        device = arrays[0].device if arrays else default_device()
+        executable = found.executable(device)
         measured = executable.measure(arrays, repeats)
         if measured is not None:
             return _measured(name_of(fun), found.program, *measured)
@@ -169,10 +169,10 @@ def _measured(name: str, program: Any, outs: list[ArrayImpl], times: Any) -> Pro
     spans = []
     for step in times.steps:
         least = times.target.seconds(step.traffic, step.operations)
-        place = "; ".join(step.lines[:2])
+        where = "; ".join(step.lines[:2])
         line = Line(
             step.name,
-            place,
+            where,
             _source(step.lines),
             len(step.kernels),
             step.seconds,
@@ -181,7 +181,7 @@ def _measured(name: str, program: Any, outs: list[ArrayImpl], times: Any) -> Pro
             least,
         )
         spans += [Span(k.name, k.start, k.seconds, line) for k in step.kernels]
-        key = (step.name, place)
+        key = (step.name, where)
         lines[key] = _sum(lines[key], line) if key in lines else line
     rows = sorted(lines.values(), key=lambda x: -x.seconds)
     total = sum(x.seconds for x in rows)

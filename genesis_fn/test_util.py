@@ -72,10 +72,10 @@ def _bounds(x: Any, atol: float | None, rtol: float | None) -> tuple[float, floa
 def _compare(got: Any, expected: Any, what: str, atol: float, rtol: float) -> None:
     for path, a in tree.leaves_with_path(_host(got)):
         b = dict(tree.leaves_with_path(_host(expected)))[path]
-        kind = np.complex128 if np.iscomplexobj(a) or np.iscomplexobj(b) else np.float64
+        wide = np.complex128 if np.iscomplexobj(a) or np.iscomplexobj(b) else np.float64
         np.testing.assert_allclose(
-            a.astype(kind),
-            b.astype(kind),
+            a.astype(wide),
+            b.astype(wide),
             atol=atol,
             rtol=rtol,
             err_msg=f"{what}{tree.keystr(path)}",
@@ -134,8 +134,8 @@ def _inner(a: Any, b: Any) -> float:
     for x, y in zip(tree.leaves(a), tree.leaves(b), strict=True):
         x, y = np.asarray(x), np.asarray(y)
         if dtypes.is_inexact(x.dtype) and dtypes.is_inexact(y.dtype):
-            kind = np.complex128 if np.iscomplexobj(x) or np.iscomplexobj(y) else np.float64
-            total += np.sum(x.astype(kind) * y.astype(kind)).real
+            wide = np.complex128 if np.iscomplexobj(x) or np.iscomplexobj(y) else np.float64
+            total += np.sum(x.astype(wide) * y.astype(wide)).real
     return float(total)
 
 

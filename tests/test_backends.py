@@ -69,6 +69,28 @@ def test_executables_take_what_the_protocol_says(kind):
         assert getattr(kind, name) is not vars(Executable).get(name), name
 
 
+def test_an_incomplete_backend_is_refused_with_what_it_lacks():
+    class Some(Backend):
+        def device_count(self):
+            return 1
+
+    class Program(Executable):
+        def __call__(self, *args):
+            return []
+
+    with pytest.raises(TypeError, match="Some.*compile.*eager.*from_numpy.*to_numpy.*wait"):
+        Some()  # pyright: ignore[reportAbstractUsage]
+    with pytest.raises(TypeError, match="Program.*as_text.*memory_analysis.*run"):
+        Program()  # pyright: ignore[reportAbstractUsage]
+
+
+def test_a_registered_backend_is_not_replaced():
+    before = devices.backend("cpu")
+    with pytest.raises(BackendError, match="there is a backend of devices 'cpu' already"):
+        devices.register_backend("cpu", CpuBackend)
+    assert devices.backend("cpu") is before
+
+
 def check(executable, xs):
     """What holds for any executable of `x * y + 1, x` on (float32[3], float32[3])."""
     assert {n for n in MEMBERS if not hasattr(executable, n)} == set()
@@ -132,6 +154,15 @@ class HostBackend(Backend):
 
     def to_numpy(self, array):
         return array.data
+
+    def wait(self, array):
+        pass
+
+    def eager(self, prim, avals, params, device):
+        raise BackendError(f"the least backend computes no {prim.name}")
+
+    def compile(self, jaxpr, device, donated=(), compiler=None):
+        raise BackendError("the least backend compiles nothing")
 
 
 @pytest.fixture

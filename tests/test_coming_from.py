@@ -37,3 +37,18 @@ def test_the_tables_name_what_exists(page) -> None:
             found = getattr(found, name, None)
         missing += [path] if found is None else []
     assert missing == []
+
+
+@pytest.mark.parametrize(
+    ("space", "name", "instead"),
+    [
+        (gf, "autocast", "amp(f, policy)"),
+        (nn, "Identity", "identity"),
+        (nn, "LSTM", "lax.scan"),
+        (nn, "GELU", "approximate=False"),
+        (nn, "ConvTranspose2d", "lax.conv_transpose"),
+    ],
+)
+def test_names_of_torch_are_answered(space, name: str, instead: str) -> None:
+    with pytest.raises(AttributeError, match=f"in this library: .*{re.escape(instead)}"):
+        getattr(space, name)

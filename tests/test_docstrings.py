@@ -78,6 +78,8 @@ def documented() -> Iterator[tuple[str, Any]]:
             f = getattr(module_of(space), name)
             if callable(f) and not is_documented_by_its_fields(f) and not inspect.ismodule(f):
                 yield f"{space}.{name}", f
+    for name in ("dot_product_attention", "layer_norm", "linear_cross_entropy", "rms_norm"):
+        yield f"lax.{name}", getattr(lax, name)
 
 
 CASES = [pytest.param(f, id=name) for name, f in documented()]
@@ -219,9 +221,14 @@ def test_a_transformation_names_the_fields_of_its_states(name: str) -> None:
     text = " ".join(re.split("Raises:|>>>", says_of_it)[0].split())
     state = state_of(f, TRANSFORMATIONS[name][0])
     cls, fields = type(state).__name__, getattr(type(state), "_fields", ())
-    if re.search(r"states of `\w+`|states are those of `\w+`", text):
-        return  # another transformation's
-    if not fields:
+    other = re.search(r"states (?:are those )?of `(\w+)`", text)
+    if other:  # an argument's, or another optimizer's
+        entries = TRANSFORMATIONS.get(other[1])
+        alike = (
+            fields if entries is None else state_of(getattr(optim, other[1]), entries[0])._fields
+        )
+        assert fields == alike
+    elif not fields:
         says = {EmptyState: "without a state", tuple: "", OrderedDict: "dicts by name"}
         assert says[type(state)] in text
     elif cls == "ChainState":

@@ -87,7 +87,7 @@ def test_classes_are_documented():
         for node in definitions(tree.body)
         if isinstance(node, ast.ClassDef) and not ast.get_docstring(node)
     ]
-    assert found == []
+    assert not found, f"without a docstring: {found}"
 
 
 def test_public_functions_are_documented():
@@ -97,7 +97,7 @@ def test_public_functions_are_documented():
         for owner, node in functions(tree.body)
         if not ast.get_docstring(node) and not (owner and declared(owner, node.name))
     ]
-    assert found == []
+    assert not found, f"without a docstring: {found}"
 
 
 def test_public_functions_are_typed():
@@ -112,4 +112,4 @@ def test_public_functions_are_typed():
             bare = [name for name in bare if name not in ("self", "cls")]
             if bare or node.returns is None:
                 found.append(f"{place(path, owner, node)} {bare}")
-    assert found == []
+    assert not found, f"without types: {found}"

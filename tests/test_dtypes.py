@@ -156,3 +156,9 @@ def test_conversion():
             return from_numpy(np.ones(2))
 
     assert is_value(Wrapped()) and as_array(Wrapped()).shape == (2,)
+
+
+def test_numbers_of_an_iterable_are_32_bit_unless_asked_for():
+    assert jnp.fromiter(iter([1, 2])).dtype == dtypes.F32
+    assert jnp.fromiter(iter([1, 2]), float).dtype == dtypes.F32
+    assert jnp.fromiter(iter([1, 2]), "float64").dtype == dtypes.F64

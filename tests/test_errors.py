@@ -122,7 +122,7 @@ CASES = {
         ["p[0] f64[4], p[1] f64[3]"], True),
     "a layer's operands": (
         lambda: nn.Linear(4, 2)(nn.Linear(4, 2).init(key(0)), jnp.ones((2, 5))),
-        errors.ArgumentError, ["the input is f32[2,5]", "(in nn/layers.py:"], True),
+        errors.ArgumentError, ["the input is f32[2,5]", "(in nn/module.py:"], True),
     "static array": (
         lambda: jit(lambda x, n: x, static_argnums=1)(1.0, ours(V)), TypeError,
         ["static argument 'n' of <lambda> is an array", "leave it out"], True),

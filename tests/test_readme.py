@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import pathlib
 import re
 
@@ -25,7 +26,41 @@ def test_examples_print_what_they_say():
 
 def test_links_lead_somewhere():
     for target in re.findall(r"\]\(([^)]+)\)", re.sub(r"```.*?```", "", TEXT, flags=re.S)):
-        assert (ROOT / target).exists(), target
+        # `tests/test_documents.py` looks for the anchor, here and in all pages.
+        assert (ROOT / target.partition("#")[0]).exists(), target
+
+
+def test_the_numbers_are_those_that_were_measured():
+    """The tables of Qwen3-0.6B, and the sentence at the top, from the committed results."""
+    results = ROOT / "benchmarks" / "results"
+    train = json.loads((results / "train-h200.json").read_text())["rows"]
+    decode = json.loads((results / "qwen-decode-h200.json").read_text())["rows"]
+    peers = "genesis_fn", "torch.compile", "jax", "torch"
+    step = [f"{train[p]['step_ms']:.1f} ms" for p in peers]
+    memory = [f"{train[p]['peak_GiB']:.1f}" for p in peers]
+    first = [f"{train[p]['first_call_s']:.1f}" for p in peers]
+    both = [f"{a}, {b} GiB" for a, b in zip(step, memory)]
+    names = "ours-graph", "torch-compiled", "jax", "torch-eager"
+    digits = 3, 1, 3, 1
+    token = [f"{decode[n]['ms']:.{d}f} ms" for n, d in zip(names, digits)]
+    for row in (both, [f"{s} s" for s in first], token):
+        assert f"| {' | '.join(row)} |" in TEXT
+    top = (
+        f"takes {step[0]} (torch.compile {step[1]}, JAX {step[2]}) and {memory[0]} GiB "
+        f"({memory[1]}, {memory[2]}), and its first call {first[0]} s ({first[1]}, {first[2]})"
+    )
+    assert top in " ".join(TEXT.split())
+
+
+def test_losses_agree_as_it_says():
+    found = json.loads((ROOT / "benchmarks/results/losses-h200.json").read_text())
+    losses = found["losses"]["float32"]
+    apart = [
+        abs(a - b)
+        for other in ("cpu", "torch")
+        for a, b in zip(losses["gpu"], losses[other], strict=True)
+    ]
+    assert len(losses["gpu"]) == 200 and max(apart) < 4e-6 and "within 4e-6" in TEXT
 
 
 def test_the_picture_shows_the_floors_of_the_contract():

@@ -57,6 +57,23 @@ def test_names_are_words_of_the_field() -> None:
     assert found == []
 
 
+# Words for which the parts of the compiler have several better ones: an offset, an index, a device.
+VAGUE_VARIABLES = {"place", "places", "beside", "folds"}
+COMPILER = ("kernels", "compiler", "backends")
+
+
+def test_variables_of_the_compiler_say_which_place_they_mean() -> None:
+    found = []
+    for path, tree in MODULES.items():
+        if path.parts[0] not in COMPILER:
+            continue
+        for node in ast.walk(tree):
+            name = node.arg if isinstance(node, ast.arg) else getattr(node, "id", None)
+            if name in VAGUE_VARIABLES:
+                found.append(f"{path}: {name}")
+    assert found == []
+
+
 def test_a_module_is_not_called_like_a_function_that_users_import() -> None:
     """`from genesis_fn.transforms.staging import jit` is never a question."""
     found = []

@@ -13,14 +13,16 @@ program, so that the host never waits for the device.
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeVar
 
 import genesis_fn.numpy as jnp
 from genesis_fn.core import dtypes, tree
 from genesis_fn.core.convert import as_array
-from genesis_fn.core.errors import ShapeError
+from genesis_fn.core.errors import ArgumentError, ShapeError
 from genesis_fn.core.types.annotations import Array, ArrayLike, PyTree
 from genesis_fn.transforms.autodiff.derivatives import value_and_grad
 
@@ -93,6 +95,13 @@ def _scalar(x: Any, dtype: Any) -> Any:
     return as_array(x, dtype) if isinstance(x, (bool, int, float)) else x
 
 
+def _factor(x: Any, name: str) -> Any:
+    """`_scalar` of a factor, which gradients are divided by: a Python number has to be positive."""
+    if isinstance(x, (int, float)) and not x > 0:
+        raise ValueError(f"{name} must be positive, got {x}")
+    return _scalar(x, dtypes.F32)
+
+
 @tree.dataclass
 class StaticLossScale:
     """A constant scale. Floating leaves times it are float32 at least."""
@@ -100,7 +109,7 @@ class StaticLossScale:
     loss_scale: Array | float
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "loss_scale", _scalar(self.loss_scale, dtypes.F32))
+        object.__setattr__(self, "loss_scale", _factor(self.loss_scale, "StaticLossScale"))
 
     def scale(self, values: T) -> T:
         """Return the tree with its floating leaves multiplied by the factor."""
@@ -147,9 +156,10 @@ class DynamicLossScale:
                 f"DynamicLossScale: period must be positive and factor above 1, got {self.period} "
                 f"and {self.factor}"
             )
-        object.__setattr__(self, "loss_scale", _scalar(self.loss_scale, dtypes.F32))
         object.__setattr__(self, "counter", _scalar(self.counter, dtypes.I32))
-        object.__setattr__(self, "min_loss_scale", _scalar(self.min_loss_scale, dtypes.F32))
+        for name in ("loss_scale", "min_loss_scale"):
+            value = _factor(getattr(self, name), f"DynamicLossScale: {name}")
+            object.__setattr__(self, name, value)
 
     def scale(self, values: T) -> T:
         """Return the tree with its floating leaves multiplied by the factor."""
@@ -246,6 +256,8 @@ def scaled_value_and_grad(
         A function of a loss scale and the arguments of `fun` that returns (value, gradient, boolean
         scalar); with `has_aux` the value is (loss, aux).
 
+    Raises:
+        ArgumentError: that function is called without a loss scale first.
     >>> loss = lambda w: (w ** 2).sum()
     >>> gf.amp.scaled_value_and_grad(loss)(gf.amp.StaticLossScale(1024.0), jnp.array([3.0]))
     (Array(9., dtype=float32), Array([6.], dtype=float32), Array(True, dtype=bool))
@@ -253,6 +265,13 @@ def scaled_value_and_grad(
 
     @functools.wraps(fun)
     def g(loss_scale: Any, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+        if not hasattr(loss_scale, "unscale"):
+            raise ArgumentError(
+                f"the function of scaled_value_and_grad takes a loss scale first, got a "
+                f"{type(loss_scale).__name__}\n"
+                "  call it with gf.amp.DynamicLossScale(), then the arguments of the loss"
+            )
+
         def scaled(*inner: Any, **inner_kwargs: Any) -> tuple[Any, ...]:
             out = fun(*inner, **inner_kwargs)
             value, aux = out if has_aux else (out, None)
@@ -264,4 +283,10 @@ def scaled_value_and_grad(
         grads = loss_scale.unscale(grads)
         return ((value, aux) if has_aux else value), grads, all_finite(grads)
 
+    # `jit` counts static arguments' positions in the signature; that of `fun` lacks the scale.
+    with contextlib.suppress(TypeError, ValueError):  # a function in C may have none
+        signature = inspect.signature(fun)
+        first = inspect.Parameter("loss_scale", inspect.Parameter.POSITIONAL_ONLY)
+        positional = [first, *signature.parameters.values()]
+        g.__signature__ = signature.replace(parameters=positional)  # type: ignore[attr-defined]
     return g

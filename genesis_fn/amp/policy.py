@@ -34,12 +34,12 @@ def half_dtype() -> DType:
 
 
 def _cast_floats(values: T, dtype: DTypeLike) -> T:
-    kind = dtypes.dtype(dtype)
+    target = dtypes.dtype(dtype)
 
     def at(x: Any) -> Any:
         if not isinstance(x, (Array, np.ndarray, np.generic)) or not dtypes.is_float(x.dtype):
             return x
-        return as_array(x, kind).astype(kind)
+        return as_array(x, target).astype(target)
 
     return tree.map(at, values)
 
@@ -108,9 +108,9 @@ class Policy:
         return dataclasses.replace(self, output_dtype=output_dtype)
 
     def __str__(self) -> str:
-        kinds = (self.param_dtype, self.compute_dtype, self.output_dtype)
+        of_roles = (self.param_dtype, self.compute_dtype, self.output_dtype)
         return ",".join(
-            f"{k}={dtypes.SHORT[dtypes.dtype(d)]}" for k, d in zip("pco", kinds, strict=True)
+            f"{k}={dtypes.SHORT[dtypes.dtype(d)]}" for k, d in zip("pco", of_roles, strict=True)
         )
 
 
@@ -139,8 +139,8 @@ def get_policy(policy_name: str) -> Policy:
     'p=f32,c=bf16,o=bf16'
     """
     if "=" not in policy_name:
-        kind = _parse_dtype(policy_name.strip())
-        return Policy(kind, kind, kind)
+        dtype = _parse_dtype(policy_name.strip())
+        return Policy(dtype, dtype, dtype)
     found: dict[str, DType] = {}
     for part in policy_name.split(","):
         key, _, value = (piece.strip() for piece in part.partition("="))

@@ -52,8 +52,18 @@ _lock = threading.RLock()  # reentrant: `device` loads a backend while it holds 
 
 
 def register_backend(kind: str, loader: Callable[[], Backend]) -> None:
-    """Make devices of `kind` available; `loader` runs once, when the first of them is used."""
-    _loaders[kind] = loader
+    """Make devices of `kind` available; `loader` runs once, when the first of them is used.
+
+    Raises BackendError where another backend of that kind is registered.
+    """
+    known = _loaders.get(kind)
+    name = lambda f: (getattr(f, "__module__", f), getattr(f, "__qualname__", f))
+    if known is not None and name(known) != name(loader):
+        raise BackendError(f"there is a backend of devices {kind!r} already, by {known}")
+    with _lock:
+        # A cell of a notebook that runs again brings its class anew.
+        _loaders[kind] = loader
+        _backends.pop(kind, None)
 
 
 def backend(kind: str) -> Backend:

@@ -109,8 +109,8 @@ def dtype(spec: DTypeLike) -> DType:
         found = np.dtype(spec if isinstance(spec, type) else getattr(spec, "dtype", spec))
     except TypeError:
         # torch.float32, which NumPy does not know.
-        kind = getattr(spec, "dtype", spec)
-        torchs = type(kind).__module__ == "torch" and str(kind).removeprefix("torch.")
+        named = getattr(spec, "dtype", spec)
+        torchs = type(named).__module__ == "torch" and str(named).removeprefix("torch.")
         found = NAMES.get(torchs) if torchs else None
     if found is None or found not in SHORT:
         raise DTypeError(
@@ -336,15 +336,15 @@ def iinfo(int_type: DTypeLike) -> ml_dtypes.iinfo:
     return ml_dtypes.iinfo(_of_numbers(int_type))
 
 
-def extreme_over_nothing(kind: DType, greatest: bool) -> bool | int | float:
+def extreme_over_nothing(dtype: DType, greatest: bool) -> bool | int | float:
     """What a maximum (`greatest`) or minimum over nothing is: the least or greatest value."""
-    if is_float(kind) and kind != F8E4:
+    if is_float(dtype) and dtype != F8E4:
         return -math.inf if greatest else math.inf
-    if kind == BOOL:
+    if dtype == BOOL:
         return not greatest
-    limits = finfo(kind) if is_float(kind) else iinfo(kind)
+    limits = finfo(dtype) if is_float(dtype) else iinfo(dtype)
     value = limits.min if greatest else limits.max
-    return float(value) if is_float(kind) else int(value)
+    return float(value) if is_float(dtype) else int(value)
 
 
 def _of_numbers(d: DTypeLike) -> DType:

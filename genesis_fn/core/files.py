@@ -72,7 +72,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def parse_json(text: bytes, name: str) -> dict[str, Any]:
-    """The JSON object that `text` is. Raises FileError that names it `name` for anything else."""
+    """The JSON object that `text` is. Raises FileError for anything else, which it calls `name`."""
     # Nested brackets become objects of fifty times their size.
     if len(text) > 1 << 20 and text.count(b"[") + text.count(b"{") > len(text) // 12:
         raise FileError(f"{name} is not JSON that this library reads: little else than brackets")

@@ -7,7 +7,7 @@ import os
 import sysconfig
 from collections.abc import Iterator, Sequence
 
-from genesis_fn.core.errors import FileError
+from genesis_fn.core.errors import ArgumentError, FileError
 from genesis_fn.core.files import open_plain
 
 TEXT_SUFFIXES = (".txt", ".md", ".rst", ".py", ".toml", ".cfg", ".json", ".html", ".c", ".h")
@@ -33,7 +33,7 @@ def text_files(
 
     Args:
         folder: path of the folder; the path of a file gives that file.
-        suffixes: how the names of text files end.
+        suffixes: the ends of the names of text files; one may be given alone.
 
     Returns:
         The paths, sorted within each folder; a folder's own files come before those of its folders.
@@ -45,6 +45,7 @@ def text_files(
     >>> any(path.endswith("dataclasses.py") for path in gf.data.text_files(folder))
     True
     """
+    suffixes = (suffixes,) if isinstance(suffixes, str) else tuple(suffixes)
     folder = os.fspath(folder)
     if os.path.isfile(folder):
         return [folder]
@@ -55,7 +56,7 @@ def text_files(
         folders[:] = sorted(
             f for f in folders if f not in ("site-packages", "__pycache__", ".git", "node_modules")
         )
-        named = [os.path.join(root, f) for f in sorted(files) if f.endswith(tuple(suffixes))]
+        named = [os.path.join(root, f) for f in sorted(files) if f.endswith(suffixes)]
         found += [f for f in named if os.path.isfile(f)]  # no pipes, no links to nothing
     if not found:
         raise FileNotFoundError(f"no text files ({', '.join(suffixes)}) below {folder!r}")
@@ -74,11 +75,27 @@ def read_texts(files: Sequence[str], limit: int | None = None) -> Iterator[str]:
     Returns:
         An iterator over the texts.
 
+    Raises:
+        ArgumentError: `files` is one path, whose characters would be taken for files.
     >>> import os
     >>> path = os.path.join(gf.data.standard_library(), "this.py")
     >>> [*gf.data.read_texts([path], limit=6)]
     ['s = ""']
     """
+    refuse_one_text("read_texts", "files", files)
+    return _texts(files, limit)
+
+
+def refuse_one_text(name: str, argument: str, value: object) -> None:
+    """Raise ArgumentError for a text in place of a sequence of texts, which its characters are."""
+    if isinstance(value, str | bytes):
+        raise ArgumentError(
+            f"{name}: {argument} is one text, {value[:40]!r}, and not a list of texts\n"
+            f"  put it in a list: [{argument}]"
+        )
+
+
+def _texts(files: Sequence[str], limit: int | None) -> Iterator[str]:
     total = 0
     for path in files:
         room = None if limit is None else limit - total
@@ -115,12 +132,15 @@ def split_files(files: Sequence[str], every: int = 20) -> tuple[list[str], list[
     Returns:
         (paths for training, paths for validation).
 
+    Raises:
+        ArgumentError: `files` is one path, whose characters would be taken for files.
     >>> train, valid = gf.data.split_files([f"{i}.txt" for i in range(1000)], every=20)
     >>> len(train), len(valid)
     (961, 39)
     """
     import zlib
 
+    refuse_one_text("split_files", "files", files)
     train, valid = [], []
     for path in files:
         # fsencode, since a name can be any bytes.

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from genesis_fn.core.errors import FileError
 from genesis_fn.core.files import read_plain
+from genesis_fn.data.corpus import refuse_one_text
 from genesis_fn.io.safetensors import atomic_write
 
 if TYPE_CHECKING:
@@ -53,12 +54,15 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
     Returns:
         A tokenizer of Hugging Face's `tokenizers`.
 
+    Raises:
+        ArgumentError: `texts` is one text, whose characters would be taken for texts.
     >>> tokenizer = gf.data.train_tokenizer(["hello hello world"], vocab_size=270)
     >>> tokenizer.decode(tokenizer.encode("hello world").ids)
     'hello world'
     """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
+    refuse_one_text("train_tokenizer", "texts", texts)
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from genesis_fn.core.errors import ArgumentError
+from genesis_fn.data.corpus import refuse_one_text
 from genesis_fn.data.tokenizer import pieces
 
 if TYPE_CHECKING:
@@ -27,11 +29,12 @@ def encode(tokenizer: Tokenizer, texts: Iterable[str], end: str) -> np.ndarray:
 
     Raises:
         ValueError: the tokenizer has no such token.
-
+        ArgumentError: `texts` is one text, whose characters would be taken for texts.
     >>> tokenizer = gf.data.train_tokenizer(["ab"], vocab_size=257)
     >>> gf.data.encode(tokenizer, ["ab", "c"], gf.data.END)
     array([65, 66,  0, 67,  0], dtype=int32)
     """
+    refuse_one_text("encode", "texts", texts)
     stop = tokenizer.token_to_id(end)
     if stop is None:
         raise ValueError(f"the tokenizer has no token {end!r}")
@@ -63,18 +66,19 @@ def unigram_entropy(tokens: np.ndarray) -> float:
 
 @dataclasses.dataclass(frozen=True)
 class TokenWindows:
-    """Draws random windows of `length` + 1 tokens for training.
+    """Draws random windows of `length` + 1 tokens: `windows[step]` is a batch, for any step.
 
-    The batch of a step depends on (seed, step) only, so a resumed run sees what an uninterrupted
-    one would.
+    The batch of a step depends on (seed, step) only, so that a resumed run sees what an
+    uninterrupted one would. A loop over the object never ends.
 
     Args:
         tokens: integer array [tokens], more than `length`.
         length: number of tokens that a model sees, positive.
         batch: number of windows in a batch, positive.
-        seed: integer, >= 0.
+        seed: integer.
 
     Raises:
+        ArgumentError: `tokens` are not integers [n], or `length` or `batch` is not positive.
         ValueError: there are too few tokens for one window.
 
     >>> windows = gf.data.TokenWindows(np.arange(100), length=3, batch=2)
@@ -91,6 +95,16 @@ class TokenWindows:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        shape, dtype = np.shape(self.tokens), np.asarray(self.tokens[:1]).dtype
+        if len(shape) != 1 or dtype.kind not in "iu":
+            raise ArgumentError(
+                f"TokenWindows: tokens have to be integers [n], got {dtype}{list(shape)}"
+            )
+        if self.length < 1 or self.batch < 1:
+            raise ArgumentError(
+                f"TokenWindows: length and batch must be positive, got {self.length} and "
+                f"{self.batch}"
+            )
         if len(self.tokens) <= self.length:
             raise ValueError(
                 f"{len(self.tokens)} tokens are too few for windows of {self.length + 1}: give "

@@ -128,7 +128,7 @@ def _check_values(value: object, where: str) -> None:
         for i, inner in enumerate(value):
             _check_values(inner, f"{where}[{i}]")
     elif value is not None and not isinstance(value, bool | int | float | str):
-        raise TypeError(f"{where} is {brief(value)}, which JSON has no place for")
+        raise TypeError(f"{where} is {brief(value)}, which JSON cannot hold")
 
 
 def write(root: str | os.PathLike[str], held: Snapshot, keep: int | None = None) -> str:

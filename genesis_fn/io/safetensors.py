@@ -2,7 +2,7 @@
 
 The format (huggingface/safetensors): eight bytes of header length, a JSON header of
 {name: {dtype, shape, data_offsets}}, then the arrays' bytes. Files are read by memory map and
-written to a temporary file beside the target, flushed to disk, and renamed.
+written to a temporary file in the target's folder, flushed to disk, and renamed.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from genesis_fn.core import dtypes, tree
-from genesis_fn.core.array import ArrayImpl, from_numpy
+from genesis_fn.core.array import from_numpy
 from genesis_fn.core.device import Device
-from genesis_fn.core.errors import FileError
+from genesis_fn.core.errors import ArgumentError, FileError
 from genesis_fn.core.files import brief, open_plain, parse_json
-from genesis_fn.core.types.annotations import ArrayLike, PyTree
+from genesis_fn.core.types.annotations import Array, ArrayLike, PyTree
 
 _CODES = {
     "BOOL": dtypes.BOOL, "U8": dtypes.U8, "I8": dtypes.I8, "U16": dtypes.U16, "I16": dtypes.I16,
@@ -67,6 +67,7 @@ def save_file(
         metadata: texts by name, stored with the arrays; None stores none.
 
     Raises:
+        ArgumentError: `arrays` is no mapping, or one of them is a dict itself.
         FileError: the format has no code for an array's dtype, or reserves its name.
         OSError: writing failed; names the file.
 
@@ -76,8 +77,18 @@ def save_file(
     {'w': Array([0, 1, 2], dtype=int32)}
     """
     header: dict[str, Any] = {}
+    if not isinstance(arrays, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ArgumentError(
+            f"save_file(arrays, path) takes a dict of arrays first, got a {type(arrays).__name__}"
+        )
     if "__metadata__" in arrays:
         raise FileError(f"{path}: '__metadata__' is no name for an array, the format reserves it")
+    for name, x in arrays.items():
+        if isinstance(x, Mapping):
+            raise ArgumentError(
+                f"{path}: {brief(name)} is a dict, and a file has arrays by name only\n"
+                "  io.save stores trees; or give one name to each array"
+            )
     if metadata:
         header["__metadata__"] = {str(k): str(v) for k, v in metadata.items()}
     values, offset = [], 0
@@ -273,7 +284,7 @@ def _metadata(header: dict[str, Any], path: str) -> dict[str, str]:
     return found
 
 
-def load_file(path: str | os.PathLike[str], device: Device | None = None) -> dict[str, ArrayImpl]:
+def load_file(path: str | os.PathLike[str], device: Device | None = None) -> dict[str, Array]:
     """The arrays of a safetensors file.
 
     Args:

@@ -1,6 +1,6 @@
 """Operations with explicit shapes and dtypes, and control flow, with the names of jax.lax."""
 
-from genesis_fn.lax import linalg as linalg, structural as _structural
+from genesis_fn.lax import linalg as linalg
 from genesis_fn.lax.bits import rng_bit_generator as rng_bit_generator, rng_uniform as rng_uniform
 from genesis_fn.lax.elementwise import (
     RoundingMethod as RoundingMethod,
@@ -89,9 +89,34 @@ from genesis_fn.lax.implicit import (
     custom_linear_solve as custom_linear_solve,
     custom_root as custom_root,
 )
+from genesis_fn.lax.indexing import (
+    dynamic_index_in_dim as dynamic_index_in_dim,
+    dynamic_slice as dynamic_slice,
+    dynamic_slice_in_dim as dynamic_slice_in_dim,
+    dynamic_update_index_in_dim as dynamic_update_index_in_dim,
+    dynamic_update_slice as dynamic_update_slice,
+    dynamic_update_slice_in_dim as dynamic_update_slice_in_dim,
+    gather as gather,
+    index_take as index_take,
+    scatter as scatter,
+    scatter_add as scatter_add,
+    scatter_apply as scatter_apply,
+    scatter_max as scatter_max,
+    scatter_min as scatter_min,
+    scatter_mul as scatter_mul,
+    scatter_sub as scatter_sub,
+)
 from genesis_fn.lax.products import (
     RaggedDotDimensionNumbers as RaggedDotDimensionNumbers,
+    batch_matmul as batch_matmul,
+    conv as conv,
+    conv_general_dilated as conv_general_dilated,
     conv_general_dilated_local as conv_general_dilated_local,
+    conv_general_dilated_patches as conv_general_dilated_patches,
+    conv_transpose as conv_transpose,
+    conv_with_general_padding as conv_with_general_padding,
+    dot as dot,
+    dot_general as dot_general,
     ragged_dot_general as ragged_dot_general,
     scaled_dot as scaled_dot,
 )
@@ -122,38 +147,25 @@ from genesis_fn.lax.structural import (
     approx_min_k as approx_min_k,
     argmax as argmax,
     argmin as argmin,
-    batch_matmul as batch_matmul,
     broadcast as broadcast,
     broadcast_in_dim as broadcast_in_dim,
     broadcast_to_rank as broadcast_to_rank,
     broadcasted_iota as broadcasted_iota,
     collapse as collapse,
     concatenate as concatenate,
-    conv_general_dilated as conv_general_dilated,
-    conv_general_dilated_patches as conv_general_dilated_patches,
-    conv_transpose as conv_transpose,
-    conv_with_general_padding as conv_with_general_padding,
     cumlogsumexp as cumlogsumexp,
     cummax as cummax,
     cummin as cummin,
     cumprod as cumprod,
     cumsum as cumsum,
-    dot as dot,
-    dot_general as dot_general,
-    dynamic_index_in_dim as dynamic_index_in_dim,
-    dynamic_slice as dynamic_slice,
-    dynamic_slice_in_dim as dynamic_slice_in_dim,
-    dynamic_update_index_in_dim as dynamic_update_index_in_dim,
-    dynamic_update_slice as dynamic_update_slice,
-    dynamic_update_slice_in_dim as dynamic_update_slice_in_dim,
     expand_dims as expand_dims,
     fft as fft,
     index_in_dim as index_in_dim,
-    index_take as index_take,
     iota as iota,
     linear_recurrence as linear_recurrence,
     optimization_barrier as optimization_barrier,
     pad as pad,
+    reduce as reduce,
     reduce_and as reduce_and,
     reduce_max as reduce_max,
     reduce_min as reduce_min,
@@ -166,12 +178,6 @@ from genesis_fn.lax.structural import (
     reduce_xor as reduce_xor,
     reshape as reshape,
     rev as rev,
-    scatter_add as scatter_add,
-    scatter_apply as scatter_apply,
-    scatter_max as scatter_max,
-    scatter_min as scatter_min,
-    scatter_mul as scatter_mul,
-    scatter_sub as scatter_sub,
     shape_as_value as shape_as_value,
     slice as slice,
     slice_in_dim as slice_in_dim,
@@ -219,7 +225,3 @@ from genesis_fn.transforms.control_flow.loops import (
     while_loop as while_loop,
 )
 from genesis_fn.transforms.control_flow.scanning import scan as scan
-
-# In `structural` a trailing underscore keeps them apart from the modules of primitives.
-conv, gather = _structural.conv_, _structural.gather_
-scatter, reduce = _structural.scatter_, _structural.reduce_

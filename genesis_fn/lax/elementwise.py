@@ -28,7 +28,7 @@ rem = on_operands("rem", p.rem, "The remainder of x / y with the sign of x.", na
 max = on_operands("max", p.max, "The larger of x and y; NaN propagates.", names="x y")
 min = on_operands("min", p.min, "The smaller of x and y; NaN propagates.", names="x y")
 abs = on_operands("abs", p.abs, "|x|.")
-sign = on_operands("sign", p.sign, "-1, 0 or 1 by the sign of x.")
+sign = on_operands("sign", p.sign, "-1, 0 or 1 by the sign of x; x / |x| for complex x.")
 atan2 = on_operands("atan2", p.atan2, "The angle of the point (y, x).", names="x y")
 nextafter = on_operands(
     "nextafter", p.nextafter, "The next float after x towards y.", names="x1 x2"

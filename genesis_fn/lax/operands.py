@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import functools
-import inspect
 from collections.abc import Callable, Sequence
 from inspect import Parameter, Signature
-from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar, overload
+from typing import Any, Literal, Protocol, overload
 
 from genesis_fn.core import dtypes, errors
 from genesis_fn.core.array import ArrayImpl
@@ -16,9 +14,6 @@ from genesis_fn.core.primitive import SCALARS, Primitive, Tracer, with_weak
 from genesis_fn.core.types.annotations import Array, ArrayLike
 from genesis_fn.lax.promotion import broadcast, python_type, scalar_as
 from genesis_fn.primitives.elementwise import convert
-
-P = ParamSpec("P")
-R = TypeVar("R")
 
 
 def array(x: ArrayLike, known: dtypes.DType | None = None) -> Array:
@@ -96,37 +91,6 @@ class BinaryOperation(Protocol):
     def __call__(self, x: ArrayLike, y: ArrayLike) -> Array:
         """The result for `x` and `y`, in their shape."""
         ...
-
-
-@overload
-def on_arrays(
-    f: Callable[Concatenate[Array, P], R], count: Literal[1] = 1
-) -> Callable[Concatenate[ArrayLike, P], R]: ...
-
-
-@overload
-def on_arrays(
-    f: Callable[Concatenate[Array, Array, P], R], count: Literal[2]
-) -> Callable[Concatenate[ArrayLike, ArrayLike, P], R]: ...
-
-
-@overload
-def on_arrays(
-    f: Callable[Concatenate[Array, Array, Array, P], R], count: Literal[3]
-) -> Callable[Concatenate[ArrayLike, ArrayLike, ArrayLike, P], R]: ...
-
-
-def on_arrays(f: Callable[..., Any], count: int = 1) -> Callable[..., Any]:
-    """`f` with its first `count` arguments made arrays, by position or by name."""
-    names = list(inspect.signature(f).parameters)[:count]
-
-    @functools.wraps(f)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        if kwargs:
-            kwargs.update({n: array(kwargs[n]) for n in names if n in kwargs})
-        return f(*[array(a) for a in args[:count]], *args[count:], **kwargs)
-
-    return call
 
 
 @overload

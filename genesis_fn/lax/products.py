@@ -1,4 +1,5 @@
-"""Locally connected convolution, products of ragged groups, products of block-scaled operands."""
+"""Contractions and convolutions, also locally connected, of ragged groups, and of block-scaled
+operands."""
 
 from __future__ import annotations
 
@@ -10,15 +11,182 @@ from genesis_fn.core.convert import as_array
 from genesis_fn.core.primitive import typeof
 from genesis_fn.core.types.annotations import Array, ArrayLike, DTypeLike
 from genesis_fn.lax.operands import array
-from genesis_fn.primitives import elementwise as ops
-from genesis_fn.primitives.conv import (
-    ConvDimensionNumbersLike,
-    conv_dimension_numbers,
-    conv_general_dilated_patches,
+from genesis_fn.primitives import (
+    conv as convolutions,
+    dot_general as contractions,
+    elementwise as ops,
 )
-from genesis_fn.primitives.dot_general import DotDimensionNumbers, PrecisionLike, dot_general
+from genesis_fn.primitives.conv import ConvDimensionNumbersLike, conv_dimension_numbers
+from genesis_fn.primitives.dot_general import DotDimensionNumbers, PrecisionLike
 from genesis_fn.primitives.reductions.cumulative import cumsum
 from genesis_fn.primitives.shape import broadcast_in_dim, iota, reshape, transpose
+
+# ---- contraction, convolution ----
+
+
+def batch_matmul(lhs: ArrayLike, rhs: ArrayLike, precision: PrecisionLike = None) -> Array:
+    """Multiply lhs[..., m, k] by rhs[..., k, n], for equal leading dimensions."""
+    return contractions.batch_matmul(array(lhs), array(rhs), precision)
+
+
+def conv_general_dilated(
+    lhs: ArrayLike,
+    rhs: ArrayLike,
+    window_strides: Sequence[int],
+    padding: str | Sequence[tuple[int, int]],
+    lhs_dilation: Sequence[int] | None = None,
+    rhs_dilation: Sequence[int] | None = None,
+    dimension_numbers: ConvDimensionNumbersLike = None,
+    feature_group_count: int = 1,
+    batch_group_count: int = 1,
+    precision: PrecisionLike = None,
+    preferred_element_type: DTypeLike | None = None,
+) -> Array:
+    """Convolve `lhs` with the kernel `rhs`; correlate, that is: the kernel is not flipped.
+
+    `padding`: "SAME", "SAME_LOWER", "VALID" or (low, high) pairs, which may be negative.
+    `lhs_dilation` and `rhs_dilation` put zeros between elements. Layouts: see
+    `conv_dimension_numbers`. Raises ShapeError, DTypeError, ValueError.
+    """
+    return convolutions.conv_general_dilated(
+        array(lhs),
+        array(rhs),
+        window_strides,
+        padding,
+        lhs_dilation,
+        rhs_dilation,
+        dimension_numbers,
+        feature_group_count,
+        batch_group_count,
+        precision,
+        preferred_element_type,
+    )
+
+
+def conv(
+    lhs: ArrayLike,
+    rhs: ArrayLike,
+    window_strides: Sequence[int],
+    padding: str,
+    precision: PrecisionLike = None,
+    preferred_element_type: DTypeLike | None = None,
+) -> Array:
+    """Apply `conv_general_dilated` in NCHW and OIHW layout without dilation."""
+    return convolutions.conv(
+        array(lhs), array(rhs), window_strides, padding, precision, preferred_element_type
+    )
+
+
+def conv_with_general_padding(
+    lhs: ArrayLike,
+    rhs: ArrayLike,
+    window_strides: Sequence[int],
+    padding: str | Sequence[tuple[int, int]],
+    lhs_dilation: Sequence[int] | None,
+    rhs_dilation: Sequence[int] | None,
+    precision: PrecisionLike = None,
+    preferred_element_type: DTypeLike | None = None,
+) -> Array:
+    """Apply `conv_general_dilated` in NCHW and OIHW layout."""
+    return convolutions.conv_with_general_padding(
+        array(lhs),
+        array(rhs),
+        window_strides,
+        padding,
+        lhs_dilation,
+        rhs_dilation,
+        precision,
+        preferred_element_type,
+    )
+
+
+def conv_transpose(
+    lhs: ArrayLike,
+    rhs: ArrayLike,
+    strides: Sequence[int],
+    padding: str | Sequence[tuple[int, int]],
+    rhs_dilation: Sequence[int] | None = None,
+    dimension_numbers: ConvDimensionNumbersLike = None,
+    transpose_kernel: bool = False,
+    precision: PrecisionLike = None,
+    preferred_element_type: DTypeLike | None = None,
+) -> Array:
+    """Convolve so that lengths grow by `strides`: "SAME" gives n * stride, "VALID" all positions
+    reached.
+
+    Layouts are channels-last by default. With `transpose_kernel` it is the gradient of the
+    convolution with kernel `rhs`.
+    """
+    return convolutions.conv_transpose(
+        array(lhs),
+        array(rhs),
+        strides,
+        padding,
+        rhs_dilation,
+        dimension_numbers,
+        transpose_kernel,
+        precision,
+        preferred_element_type,
+    )
+
+
+def conv_general_dilated_patches(
+    lhs: ArrayLike,
+    filter_shape: Sequence[int],
+    window_strides: Sequence[int],
+    padding: str | Sequence[tuple[int, int]],
+    lhs_dilation: Sequence[int] | None = None,
+    rhs_dilation: Sequence[int] | None = None,
+    dimension_numbers: ConvDimensionNumbersLike = None,
+    precision: PrecisionLike = None,
+    preferred_element_type: DTypeLike | None = None,
+) -> Array:
+    """Extract the windows of `lhs` as features: (channel, *window) in row-major order."""
+    return convolutions.conv_general_dilated_patches(
+        array(lhs),
+        filter_shape,
+        window_strides,
+        padding,
+        lhs_dilation,
+        rhs_dilation,
+        dimension_numbers,
+        precision,
+        preferred_element_type,
+    )
+
+
+def dot_general(
+    lhs: ArrayLike,
+    rhs: ArrayLike,
+    dimension_numbers: DotDimensionNumbers,
+    precision: PrecisionLike = None,
+    preferred_element_type: DTypeLike | None = None,
+    *,
+    out_sharding: None = None,
+) -> Array:
+    """Products summed over contracting dimensions: [batch, lhs free, rhs free].
+
+    `dimension_numbers` is ((lhs contracting, rhs contracting), (lhs batch, rhs batch)). 16- and
+    8-bit floats accumulate in float32 and are rounded once, to the operands' dtype or to
+    `preferred_element_type`; integers wrap. Raises ShapeError, DTypeError.
+    """
+    preferred = None if preferred_element_type is None else dtypes.dtype(preferred_element_type)
+    return contractions.dot_general(array(lhs), array(rhs), dimension_numbers, precision, preferred)
+
+
+def dot(
+    lhs: ArrayLike,
+    rhs: ArrayLike,
+    precision: PrecisionLike = None,
+    preferred_element_type: DTypeLike | None = None,
+    *,
+    dimension_numbers: DotDimensionNumbers | None = None,
+) -> Array:
+    """The product of two vectors or matrices; with `dimension_numbers`, `dot_general`."""
+    if dimension_numbers is not None:
+        return dot_general(lhs, rhs, dimension_numbers, precision, preferred_element_type)
+    preferred = None if preferred_element_type is None else dtypes.dtype(preferred_element_type)
+    return contractions.dot(array(lhs), array(rhs), precision, preferred)
 
 
 def conv_general_dilated_local(
@@ -86,9 +254,9 @@ def ragged_dot_general(
 ) -> Array:
     """`dot_general` by groups, which follow one another along a dimension of `lhs`.
 
-    Cut in a free dimension of `lhs`, each group meets its own part of `rhs`: [batch, lhs free, rhs
-    free]. Cut in a contracting one, every group has a result: [groups, batch, lhs free, rhs free].
-    In a batch dimension the groups change nothing. Elements of no group give zeros.
+    Cut in a free dimension of `lhs`, each group is multiplied by its own part of `rhs`: [batch, lhs
+    free, rhs free]. Cut in a contracting one, every group has a result: [groups, batch, lhs free,
+    rhs free]. In a batch dimension the groups change nothing. Elements of no group give zeros.
     """
     lhs, rhs, sizes = array(lhs), array(rhs), as_array(group_sizes)
     if group_offset is not None:

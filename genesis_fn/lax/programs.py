@@ -176,7 +176,7 @@ def conv_transpose_shape_tuple(
     dimension_numbers: ConvDimensionNumbersLike,
 ) -> tuple[int, ...]:
     """The shape of a transposed convolution's result."""
-    from genesis_fn.lax.structural import conv_transpose
+    from genesis_fn.lax.products import conv_transpose
     from genesis_fn.transforms.staging.shape_dtype_struct import ShapeDtypeStruct
     from genesis_fn.transforms.staging.tracing import eval_shape
 

@@ -25,7 +25,7 @@ from genesis_fn.transforms.control_flow.loops import while_loop
 from genesis_fn.transforms.custom.derivative_rules import custom_jvp
 from genesis_fn.transforms.custom.fused_functions import fused
 
-_STEPS = 20000  # where neither a series nor a fraction has converged it will not
+_STEPS = 20000  # a series or fraction that has not converged by then will not
 
 
 class UnarySpecial(Protocol):
@@ -156,7 +156,7 @@ def _summed(a: Any, x: Any, one: Any) -> tuple[Any, Any]:
 
 
 def _bounded_away(v: Any) -> Array:
-    """`v`, or a tiny number in the place of one that is smaller."""
+    """`v`, with a tiny number instead of those that are smaller."""
     tiny = float(dtypes.finfo(typeof(v).dtype).tiny) / _epsilon(v)
     return ops.select(ops.lt(ops.abs(v), tiny), tiny, v)
 
@@ -343,7 +343,7 @@ class _Regions:
         self.bad = _either(self.bad, ops.bitwise_and(ops.eq(a, 0.0), ops.eq(x, 0.0)))
         both = ops.bitwise_and(ops.eq(a, math.inf), ops.eq(x, math.inf))
         self.bad = ops.bitwise_or(self.bad, both)
-        # All of gamma(0) is at 0, all of gamma(inf) at infinity.
+        # The distribution of shape 0 is concentrated at 0, that of infinite shape at infinity.
         self.zero = ops.bitwise_or(ops.eq(x, 0.0), ops.eq(a, math.inf))
         self.infinite = ops.bitwise_or(ops.eq(x, math.inf), ops.eq(a, 0.0))
         plain = _either(self.bad, self.zero, self.infinite)
@@ -493,7 +493,7 @@ def log_beta(a: Array, b: Array) -> Array:
     """log |B(a, b)|, also where a + b, or the logarithms of their gamma functions, round off.
 
     For large operands log(gamma(b)) - log(gamma(a + b)) is rearranged, with Stirling's series for
-    what is left, as in Didonato and Morris, "Algorithm 708" (1992).
+    the remainder, as in Didonato and Morris, "Algorithm 708" (1992).
     """
     first = ops.le(a, b)
     low, high = ops.select(first, a, b), ops.select(first, b, a)
@@ -506,7 +506,7 @@ def log_beta(a: Array, b: Array) -> Array:
 
     plain = [ops.select(large, 1.0, v) for v in (low, high)]
     y = ops.sub(ops.add(*map(ops.lgamma, plain)), ops.lgamma(ops.add(*plain)))
-    # gamma(0) is infinite, and so is the quotient of two.
+    # gamma(0) is infinite, and so is gamma(0) gamma(0) / gamma(0).
     y = ops.select(ops.bitwise_and(ops.eq(plain[0], 0.0), ops.eq(plain[1], 0.0)), math.inf, y)
 
     p, q = ops.select(one, low, 1.0), ops.select(large, high, 10.0)
@@ -532,7 +532,7 @@ def _betainc(a: Any, b: Any, x: Any) -> Array:
     inside = ops.bitwise_and(ops.gt(x, 0.0), ops.lt(x, 1.0))
     bad = _either(ops.lt(a, 0.0), ops.lt(b, 0.0), ops.lt(x, 0.0), ops.gt(x, 1.0))
     bad = _either(bad, ops.ne(a, a), ops.ne(b, b), ops.ne(x, x))
-    # All of the distribution is at 0, or at 1; of both at once there is no distribution.
+    # `low`, `high`: the distribution is concentrated at 0, at 1. Where both hold there is none.
     low = ops.bitwise_or(ops.eq(a, 0.0), ops.eq(b, math.inf))
     high = ops.bitwise_or(ops.eq(b, 0.0), ops.eq(a, math.inf))
     bad = _either(bad, ops.bitwise_and(ops.eq(a, b), ops.bitwise_or(low, high)))

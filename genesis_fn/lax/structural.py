@@ -1,4 +1,4 @@
-"""lax functions on whole arrays: shapes, indexing, contractions, reductions, sorting, FFT."""
+"""lax functions on whole arrays: shapes, reductions, sorting, FFT."""
 
 from __future__ import annotations
 
@@ -13,27 +13,16 @@ from genesis_fn.core.array import from_numpy
 from genesis_fn.core.diagnostics.source_info import where
 from genesis_fn.core.primitive import SCALARS
 from genesis_fn.core.types.annotations import Array, ArrayLike, DTypeLike, PyTree
-from genesis_fn.lax.operands import array, on_arrays
+from genesis_fn.lax.creation import asarray
+from genesis_fn.lax.operands import array as to_array  # `squeeze` has a parameter `array`
 from genesis_fn.lax.promotion import promote_arrays, scalar_as
-from genesis_fn.primitives import (
-    conv,
-    dot_general as contract,
-    fft as transforms,
-    shape as shapes,
-    sort as sorts,
-)
-from genesis_fn.primitives.dot_general import DotDimensionNumbers, PrecisionLike
-from genesis_fn.primitives.elementwise import convert, gt, select
+from genesis_fn.primitives import fft as transforms, shape as shapes, sort as sorts
+from genesis_fn.primitives.conv import dilated
+from genesis_fn.primitives.elementwise import convert
 from genesis_fn.primitives.fft import FftType
-from genesis_fn.primitives.indexing import gather, indexing, scatter
-from genesis_fn.primitives.indexing.gather_dims import (
-    GatherDimensionNumbers,
-    GatherScatterMode,
-    ScatterDimensionNumbers,
-)
 from genesis_fn.primitives.reductions import (
     cumulative,
-    reduce,
+    reduce as reductions,
     reduce_generic,
     reduce_window as windows,
 )
@@ -41,26 +30,105 @@ from genesis_fn.primitives.shape import canonical_axis
 
 # ---- shape ----
 
-broadcast = on_arrays(shapes.broadcast)
-broadcast_in_dim = on_arrays(shapes.broadcast_in_dim)
-reshape = on_arrays(shapes.reshape)
-collapse = on_arrays(shapes.collapse)
-squeeze = on_arrays(shapes.squeeze)
-expand_dims = on_arrays(shapes.expand_dims)
-transpose = on_arrays(shapes.transpose)
-rev = on_arrays(shapes.rev)
-tile = on_arrays(shapes.tile)
-split = on_arrays(shapes.split)
-slice = on_arrays(shapes.slice)
-slice_in_dim = on_arrays(shapes.slice_in_dim)
-index_in_dim = on_arrays(shapes.index_in_dim)
-reduce_precision = on_arrays(shapes.reduce_precision)
+
+def broadcast(operand: ArrayLike, sizes: Sequence[int]) -> Array:
+    """`operand` repeated along new leading dimensions of lengths `sizes`."""
+    return shapes.broadcast(to_array(operand), sizes)
+
+
+def broadcast_in_dim(
+    operand: ArrayLike, shape: Sequence[int], broadcast_dimensions: Sequence[int]
+) -> Array:
+    """Repeat `operand` to `shape`: its dimension i, of length 1 or the result's, becomes dimension
+    `broadcast_dimensions[i]`.
+    """
+    return shapes.broadcast_in_dim(to_array(operand), shape, broadcast_dimensions)
+
+
+def reshape(
+    operand: ArrayLike, new_sizes: Sequence[int], dimensions: Sequence[int] | None = None
+) -> Array:
+    """`operand` with the same elements in row-major order and another shape.
+
+    `dimensions`: the order in which the operand's dimensions are read, slowest first.
+    """
+    return shapes.reshape(to_array(operand), new_sizes, dimensions)
+
+
+def collapse(operand: ArrayLike, start_dimension: int, stop_dimension: int | None = None) -> Array:
+    """`operand` with the dimensions from `start_dimension` up to `stop_dimension` merged in one."""
+    return shapes.collapse(to_array(operand), start_dimension, stop_dimension)
+
+
+def squeeze(array: ArrayLike, dimensions: int | Sequence[int]) -> Array:
+    """`array` without `dimensions`, each of length 1."""
+    return shapes.squeeze(to_array(array), dimensions)
+
+
+def expand_dims(array: ArrayLike, dimensions: int | Sequence[int]) -> Array:
+    """Add dimensions of length 1 at these positions of the result."""
+    return shapes.expand_dims(to_array(array), dimensions)
+
+
+def transpose(operand: ArrayLike, permutation: Sequence[int]) -> Array:
+    """`operand` with its axes reordered: axis i of the result is axis `permutation[i]`."""
+    return shapes.transpose(to_array(operand), permutation)
+
+
+def rev(operand: ArrayLike, dimensions: Sequence[int]) -> Array:
+    """`operand` with the order of elements reversed along `dimensions`."""
+    return shapes.rev(to_array(operand), dimensions)
+
+
+def tile(operand: ArrayLike, reps: Sequence[int]) -> Array:
+    """Repeat `operand` `reps[i]` times along each dimension i."""
+    return shapes.tile(to_array(operand), reps)
+
+
+def split(operand: ArrayLike, sizes: Sequence[int], axis: int = 0) -> list[Array]:
+    """`operand` cut along `axis` into parts of these lengths."""
+    return shapes.split(to_array(operand), sizes, axis)
+
+
+def slice(
+    operand: ArrayLike,
+    start_indices: Sequence[int],
+    limit_indices: Sequence[int],
+    strides: Sequence[int] | None = None,
+) -> Array:
+    """operand[start:limit:stride] along every dimension; the bounds are not clamped."""
+    return shapes.slice(to_array(operand), start_indices, limit_indices, strides)
+
+
+def slice_in_dim(
+    operand: ArrayLike,
+    start_index: int | None,
+    limit_index: int | None,
+    stride: int = 1,
+    axis: int = 0,
+) -> Array:
+    """operand[start:limit:stride] along one axis; negative bounds count from the end."""
+    return shapes.slice_in_dim(to_array(operand), start_index, limit_index, stride, axis)
+
+
+def index_in_dim(operand: ArrayLike, index: int, axis: int = 0, keepdims: bool = True) -> Array:
+    """operand[index] along one axis, which is kept with length 1 or dropped."""
+    return shapes.index_in_dim(to_array(operand), index, axis, keepdims)
+
+
+def reduce_precision(operand: ArrayLike, exponent_bits: int, mantissa_bits: int) -> Array:
+    """Round `operand` to a float format with these bits, in its own dtype. What is too large
+    becomes infinite, what is too small for a normal number becomes zero.
+    """
+    return shapes.reduce_precision(to_array(operand), exponent_bits, mantissa_bits)
+
+
 broadcasted_iota, iota = shapes.broadcasted_iota, shapes.iota
 
 
 def broadcast_to_rank(x: ArrayLike, rank: int) -> Array:
     """`x` with leading axes of length 1 up to `rank` axes."""
-    x = array(x)
+    x = to_array(x)
     missing = rank - len(x.aval.shape)
     if missing < 0:
         raise errors.ShapeError(f"broadcast_to_rank: {x.aval} has more than {rank} axes")
@@ -71,14 +139,25 @@ def concatenate(operands: Sequence[Any], dimension: int) -> Array:
     """Arrays of one dtype joined along `dimension`."""
     if not isinstance(operands, (list, tuple)) or not operands:
         raise TypeError("concatenate takes a non-empty sequence of arrays")
-    return shapes.concatenate([array(x) for x in operands], dimension)
+    return shapes.concatenate([to_array(x) for x in operands], dimension)
 
 
-def stack(operands: Sequence[Any], axis: int = 0) -> Array:
+def arrays_of(sequence: Any, name: str) -> list[Array]:
+    """The arrays of a sequence (or the rows of an array) in one dtype, for the function `name`."""
+    if isinstance(sequence, (Array, np.ndarray)):
+        sequence = unstack(sequence)
+    if not isinstance(sequence, (list, tuple)):
+        raise TypeError(f"{name} takes a sequence of arrays, got {type(sequence).__name__}")
+    if not sequence:
+        raise ValueError(f"{name} needs at least one array")
+    return promote_arrays(
+        name, [asarray(x) if isinstance(x, (list, tuple)) else x for x in sequence]
+    )
+
+
+def stack(operands: ArrayLike | Sequence[Any], axis: int = 0) -> Array:
     """Arrays of one shape joined along a new axis, in their common dtype."""
-    xs = promote_arrays("stack", operands)
-    if not xs:
-        raise ValueError("stack needs at least one array")
+    xs = arrays_of(operands, "stack")
     for x in xs:
         if x.aval.shape != xs[0].aval.shape:
             raise errors.ShapeError(
@@ -90,7 +169,7 @@ def stack(operands: Sequence[Any], axis: int = 0) -> Array:
 
 def unstack(x: ArrayLike, axis: int = 0) -> tuple[Array, ...]:
     """The slices of an array along `axis`, without that axis."""
-    x = array(x)
+    x = to_array(x)
     if x.ndim == 0:
         raise ValueError("unstack needs at least one dimension")
     axis = canonical_axis(axis, x.ndim, "unstack")
@@ -103,7 +182,7 @@ def pad(
     operand: ArrayLike, padding_value: ArrayLike, padding_config: Sequence[Sequence[int]]
 ) -> Array:
     """`operand` with (low, high, interior) copies of a scalar around and between its elements."""
-    operand = array(operand)
+    operand = to_array(operand)
     if type(padding_value) in SCALARS:
         padding_value = scalar_as(padding_value, operand.aval.dtype)
     elif isinstance(padding_value, np.generic) or (
@@ -121,124 +200,7 @@ def shape_as_value(shape: Sequence[int]) -> Array:
 def optimization_barrier(operand: PyTree) -> PyTree:
     """The same pytree of arrays; no computation moves across."""
     leaves, treedef = tree.flatten(operand)
-    return tree.unflatten(treedef, shapes.optimization_barrier([array(x) for x in leaves]))
-
-
-# ---- indexing ----
-
-dynamic_slice = on_arrays(indexing.dynamic_slice)
-dynamic_slice_in_dim = on_arrays(indexing.dynamic_slice_in_dim)
-dynamic_index_in_dim = on_arrays(indexing.dynamic_index_in_dim)
-dynamic_update_slice = on_arrays(indexing.dynamic_update_slice, 2)
-dynamic_update_slice_in_dim = on_arrays(indexing.dynamic_update_slice_in_dim, 2)
-dynamic_update_index_in_dim = on_arrays(indexing.dynamic_update_index_in_dim, 2)
-scatter_ = on_arrays(scatter.scatter, 3)
-scatter_add = on_arrays(scatter.scatter_add, 3)
-scatter_sub = on_arrays(scatter.scatter_sub, 3)
-scatter_mul = on_arrays(scatter.scatter_mul, 3)
-scatter_min = on_arrays(scatter.scatter_min, 3)
-scatter_max = on_arrays(scatter.scatter_max, 3)
-
-
-def gather_(
-    operand: ArrayLike,
-    start_indices: ArrayLike,
-    dimension_numbers: GatherDimensionNumbers,
-    slice_sizes: Sequence[int],
-    *,
-    unique_indices: bool = False,
-    indices_are_sorted: bool = False,
-    mode: str | GatherScatterMode | None = None,
-    fill_value: ArrayLike | None = None,
-) -> Array:
-    """Windows of `operand` at `start_indices`; see GatherDimensionNumbers.
-
-    `mode` None clips: a window is moved inside the operand.
-    """
-    return gather.gather(
-        array(operand),
-        array(start_indices),
-        dimension_numbers,
-        slice_sizes,
-        unique_indices=unique_indices,
-        indices_are_sorted=indices_are_sorted,
-        mode="clip" if mode is None else mode,
-        fill_value=fill_value,
-    )
-
-
-def index_take(src: ArrayLike, idxs: Sequence[Any], axes: Sequence[int]) -> Array:
-    """src[idxs[0], idxs[1], ...] along `axes`, for vectors of indices that wrap around."""
-    return gather.index_take(array(src), [array(i) for i in idxs], axes)
-
-
-def scatter_apply(
-    operand: ArrayLike,
-    scatter_indices: ArrayLike,
-    func: Callable[[Array], ArrayLike],
-    dimension_numbers: ScatterDimensionNumbers,
-    *,
-    update_shape: Sequence[int] = (),
-    indices_are_sorted: bool = False,
-    unique_indices: bool = False,
-    mode: str | GatherScatterMode | None = None,
-) -> Array:
-    """`operand` with `func` applied to the indexed windows, once to each element."""
-    operand, scatter_indices = array(operand), array(scatter_indices)
-    counts = scatter.scatter_add(
-        shapes.broadcast_in_dim(from_numpy(np.zeros((), np.int32)), operand.aval.shape, ()),
-        scatter_indices,
-        shapes.broadcast_in_dim(from_numpy(np.ones((), np.int32)), tuple(update_shape), ()),
-        dimension_numbers,
-        indices_are_sorted=indices_are_sorted,
-        unique_indices=unique_indices,
-        mode=mode,
-    )
-    x, y = promote_arrays("scatter_apply", (func(operand), operand))
-    return select(gt(counts, 0), x, y)
-
-
-# ---- contraction, convolution ----
-
-dot_general_ = on_arrays(contract.dot_general, 2)
-batch_matmul = on_arrays(contract.batch_matmul, 2)
-conv_general_dilated = on_arrays(conv.conv_general_dilated, 2)
-conv_ = on_arrays(conv.conv, 2)
-conv_with_general_padding = on_arrays(conv.conv_with_general_padding, 2)
-conv_transpose = on_arrays(conv.conv_transpose, 2)
-conv_general_dilated_patches = on_arrays(conv.conv_general_dilated_patches)
-
-
-def dot_general(
-    lhs: ArrayLike,
-    rhs: ArrayLike,
-    dimension_numbers: DotDimensionNumbers,
-    precision: PrecisionLike = None,
-    preferred_element_type: DTypeLike | None = None,
-    *,
-    out_sharding: None = None,
-) -> Array:
-    """Products summed over contracting dimensions: [batch, lhs free, rhs free].
-
-    `dimension_numbers` is ((lhs contracting, rhs contracting), (lhs batch, rhs batch)).
-    """
-    preferred = None if preferred_element_type is None else dtypes.dtype(preferred_element_type)
-    return dot_general_(lhs, rhs, dimension_numbers, precision, preferred)
-
-
-def dot(
-    lhs: ArrayLike,
-    rhs: ArrayLike,
-    precision: PrecisionLike = None,
-    preferred_element_type: DTypeLike | None = None,
-    *,
-    dimension_numbers: DotDimensionNumbers | None = None,
-) -> Array:
-    """The product of two vectors or matrices; with `dimension_numbers`, `dot_general`."""
-    if dimension_numbers is not None:
-        return dot_general(lhs, rhs, dimension_numbers, precision, preferred_element_type)
-    preferred = None if preferred_element_type is None else dtypes.dtype(preferred_element_type)
-    return contract.dot(array(lhs), array(rhs), precision, preferred)
+    return tree.unflatten(treedef, shapes.optimization_barrier([to_array(x) for x in leaves]))
 
 
 # ---- reductions ----
@@ -246,23 +208,80 @@ def dot(
 
 def reduce_sum(operand: ArrayLike, axes: Sequence[int]) -> Array:
     """The sum over `axes`."""
-    return reduce.reduce_sum(array(operand), axes)
+    return reductions.reduce_sum(to_array(operand), axes)
 
 
-reduce_max = on_arrays(reduce.reduce_max)
-reduce_min = on_arrays(reduce.reduce_min)
-reduce_prod = on_arrays(reduce_generic.reduce_prod)
-reduce_and = on_arrays(reduce.reduce_and)
-reduce_or = on_arrays(reduce.reduce_or)
-reduce_xor = on_arrays(reduce.reduce_xor)
-argmax = on_arrays(reduce.argmax)
-argmin = on_arrays(reduce.argmin)
-cumsum = on_arrays(cumulative.cumsum)
-cumprod = on_arrays(cumulative.cumprod)
-cummax = on_arrays(cumulative.cummax)
-cummin = on_arrays(cumulative.cummin)
-cumlogsumexp = on_arrays(cumulative.cumlogsumexp)
-linear_recurrence = on_arrays(cumulative.linear_recurrence, 2)
+def reduce_max(operand: ArrayLike, axes: Sequence[int]) -> Array:
+    """The maximum over `axes`; NaN if one is there. Over nothing: the dtype's least value."""
+    return reductions.reduce_max(to_array(operand), axes)
+
+
+def reduce_min(operand: ArrayLike, axes: Sequence[int]) -> Array:
+    """The minimum over `axes`; NaN if one is there. Over nothing: the dtype's greatest value."""
+    return reductions.reduce_min(to_array(operand), axes)
+
+
+def reduce_prod(operand: ArrayLike, axes: Sequence[int]) -> Array:
+    """The product over `axes`, in the dtype of `operand`; 16-bit floats multiply in float32."""
+    return reduce_generic.reduce_prod(to_array(operand), axes)
+
+
+def reduce_and(operand: ArrayLike, axes: Sequence[int]) -> Array:
+    """The bitwise (of booleans: logical) and over `axes`."""
+    return reductions.reduce_and(to_array(operand), axes)
+
+
+def reduce_or(operand: ArrayLike, axes: Sequence[int]) -> Array:
+    """The bitwise (of booleans: logical) or over `axes`."""
+    return reductions.reduce_or(to_array(operand), axes)
+
+
+def reduce_xor(operand: ArrayLike, axes: Sequence[int]) -> Array:
+    """The bitwise (of booleans: logical) exclusive or over `axes`."""
+    return reductions.reduce_xor(to_array(operand), axes)
+
+
+def argmax(operand: ArrayLike, axis: int, index_dtype: DTypeLike = dtypes.I32) -> Array:
+    """The first position of the maximum along `axis`, or of the first NaN."""
+    return reductions.argmax(to_array(operand), axis, index_dtype)
+
+
+def argmin(operand: ArrayLike, axis: int, index_dtype: DTypeLike = dtypes.I32) -> Array:
+    """The first position of the minimum along `axis`, or of the first NaN."""
+    return reductions.argmin(to_array(operand), axis, index_dtype)
+
+
+def cumsum(operand: ArrayLike, axis: int = 0, reverse: bool = False) -> Array:
+    """The sum of each element and those before it (`reverse`: after it) along `axis`."""
+    return cumulative.cumsum(to_array(operand), axis, reverse)
+
+
+def cumprod(operand: ArrayLike, axis: int = 0, reverse: bool = False) -> Array:
+    """The product of each element and those before it (`reverse`: after it) along `axis`."""
+    return cumulative.cumprod(to_array(operand), axis, reverse)
+
+
+def cummax(operand: ArrayLike, axis: int = 0, reverse: bool = False) -> Array:
+    """The maximum of each element and those before it (`reverse`: after); NaN once one is met."""
+    return cumulative.cummax(to_array(operand), axis, reverse)
+
+
+def cummin(operand: ArrayLike, axis: int = 0, reverse: bool = False) -> Array:
+    """The minimum of each element and those before it (`reverse`: after); NaN once one is met."""
+    return cumulative.cummin(to_array(operand), axis, reverse)
+
+
+def cumlogsumexp(operand: ArrayLike, axis: int = 0, reverse: bool = False) -> Array:
+    """log of the sum of the exponentials of each element and those before it (`reverse`: after)."""
+    return cumulative.cumlogsumexp(to_array(operand), axis, reverse)
+
+
+def linear_recurrence(a: ArrayLike, b: ArrayLike, axis: int = 0, reverse: bool = False) -> Array:
+    """h along `axis` with h_k = a_k h_{k-1} + b_k and h_{-1} = 0 (`reverse`: from the far end).
+
+    a and b have one shape and floating dtype. Linear in b; differentiable in both, to any order.
+    """
+    return cumulative.linear_recurrence(to_array(a), to_array(b), axis, reverse)
 
 
 def _initial(value: Any, x: Any) -> Any:
@@ -274,7 +293,7 @@ def _initial(value: Any, x: Any) -> Any:
     return convert(value, x.aval.dtype) if getattr(value, "weak", False) else value
 
 
-def reduce_(
+def reduce(
     operands: PyTree,
     init_values: PyTree,
     computation: Callable[..., Any],
@@ -286,7 +305,7 @@ def reduce_(
     """
     leaves, treedef = tree.flatten(operands)
     inits = tree.leaves(init_values)
-    xs = [array(x) for x in leaves]
+    xs = [to_array(x) for x in leaves]
     if len(inits) != len(xs):
         raise errors.ShapeError(f"reduce: {len(xs)} operands but {len(inits)} initial values")
     starts = [_initial(i, x) for i, x in zip(inits, xs, strict=True)]
@@ -314,7 +333,7 @@ def reduce_window(
     """`computation` (add, max, min, ...) over every window of `operand`, an array or a pytree of
     arrays of one shape with as many initial values."""
     leaves, treedef = tree.flatten(operand)
-    xs, inits = [array(x) for x in leaves], tree.leaves(init_value)
+    xs, inits = [to_array(x) for x in leaves], tree.leaves(init_value)
     if len(inits) != len(xs):
         raise errors.ShapeError(
             f"reduce_window: {len(xs)} operands but {len(inits)} initial values"
@@ -351,8 +370,8 @@ def reduce_window_shape_tuple(
         window_dilation or ones,
         strict=True,
     ):
-        whole = conv.dilated(n, b) + low + high
-        result.append(max(0, (whole - conv.dilated(w, d)) // s + 1))
+        whole = dilated(n, b) + low + high
+        result.append(max(0, (whole - dilated(w, d)) // s + 1))
     return tuple(result)
 
 
@@ -379,9 +398,9 @@ def sort(
 ) -> Array | tuple[Array, ...]:
     """`operand`, or several arrays permuted alike, in ascending order along `dimension`."""
     if isinstance(operand, (tuple, list)):
-        found = sorts.sort([array(x) for x in operand], dimension, is_stable, num_keys)
+        found = sorts.sort([to_array(x) for x in operand], dimension, is_stable, num_keys)
         return tuple(found)
-    return sorts.sort(array(cast(ArrayLike, operand)), dimension, is_stable, num_keys)
+    return sorts.sort(to_array(cast(ArrayLike, operand)), dimension, is_stable, num_keys)
 
 
 def sort_key_val(
@@ -392,7 +411,12 @@ def sort_key_val(
     return ordered, permuted
 
 
-top_k = on_arrays(sorts.top_k)
+def top_k(operand: ArrayLike, k: int, *, axis: int = -1) -> tuple[Array, Array]:
+    """(the k greatest elements along `axis` in descending order, their int32 positions).
+
+    Of equal elements the earlier comes first; NaN is greatest. Raises ShapeError if k is too large.
+    """
+    return sorts.top_k(to_array(operand), k, axis=axis)
 
 
 def approx_max_k(
@@ -404,7 +428,7 @@ def approx_max_k(
     aggregate_to_topk: bool = True,
 ) -> tuple[Array, Array]:
     """(the k greatest elements, their positions): exact, so any `recall_target` is met."""
-    return sorts.top_k(array(operand), k, axis=reduction_dimension)
+    return sorts.top_k(to_array(operand), k, axis=reduction_dimension)
 
 
 def approx_min_k(
@@ -416,7 +440,7 @@ def approx_min_k(
     aggregate_to_topk: bool = True,
 ) -> tuple[Array, Array]:
     """(the k least elements, their positions): exact, so any `recall_target` is met."""
-    operand = array(operand)
+    operand = to_array(operand)
     axis = shapes.canonical_axis(reduction_dimension, operand.ndim, "approx_min_k")
     positions = shapes.broadcasted_iota(dtypes.I32, operand.aval.shape, axis)
     values, index = sorts.sort([operand, positions], axis, True, 1)
@@ -430,5 +454,5 @@ def fft(x: ArrayLike, fft_type: FftType | str, fft_lengths: Sequence[int]) -> Ar
     """The discrete Fourier transform over the last axes, as many as there are lengths, of one of
     the FftType kinds."""
     if not len(fft_lengths):  # over no axes
-        return array(x)
-    return transforms.fft(array(x), fft_type, fft_lengths)
+        return to_array(x)
+    return transforms.fft(to_array(x), fft_type, fft_lengths)

@@ -264,8 +264,8 @@ def hidden(
         tokens: int tokens [B, T].
         config: the hyperparameters.
         positions: rotary positions, integers [B, T] or [1, T]; None means 0 ... T - 1.
-        mask: booleans that broadcast to [B, heads, T, T]: True where a query may attend to a key,
-            besides causality; None masks nothing.
+        mask: booleans that broadcast to [B, heads, T, T]: True where a query may attend to a key
+            that is not after it; None masks nothing.
         remat: recompute each layer in the backward pass instead of keeping its activations.
 
     Returns:
@@ -306,8 +306,8 @@ def forward(
         tokens: int tokens [B, T], or [T] without a batch.
         config: the hyperparameters.
         positions: rotary positions, integers [B, T] or [1, T]; None means 0 ... T - 1.
-        mask: booleans that broadcast to [B, heads, T, T]: True where a query may attend to a key,
-            besides causality; None masks nothing.
+        mask: booleans that broadcast to [B, heads, T, T]: True where a query may attend to a key
+            that is not after it; None masks nothing.
         remat: recompute each layer in the backward pass instead of keeping its activations.
 
     Returns:
@@ -366,6 +366,8 @@ def loss(
 class Qwen(Module):
     """The model as a layer: `Qwen(config)(params, tokens)` is `forward(params, tokens, config)`.
 
+    A call takes the options of `forward` by name.
+
     Args:
         config: the hyperparameters.
 
@@ -380,8 +382,20 @@ class Qwen(Module):
     def init(self, key: Key) -> PyTree:
         return init(key, self.config)
 
-    def __call__(self, params: PyTree, x: ArrayLike, **_: object) -> Array:
-        return forward(params, jnp.asarray(x), self.config)
+    def __call__(
+        self,
+        params: PyTree,
+        x: ArrayLike,
+        *,
+        state: PyTree = None,
+        key: Key | None = None,
+        train: bool = False,
+        positions: ArrayLike | None = None,
+        mask: ArrayLike | None = None,
+        remat: bool = False,
+    ) -> Array:
+        tokens: Array = jnp.asarray(x)
+        return forward(params, tokens, self.config, positions=positions, mask=mask, remat=remat)
 
 
 # ---- generation: the cache ----

@@ -126,7 +126,7 @@ def generate(
     eos: int | Sequence[int] | None = None,
     lengths: ArrayLike | None = None,
     cache_dtype: DTypeLike = jnp.float32,
-) -> tuple[Any, Any]:
+) -> tuple[Array, Array]:
     """Prompts continued token by token, in one compiled program.
 
     Args:
@@ -165,8 +165,7 @@ def generate(
     max_new_tokens = operator.index(max_new_tokens)
     if max_new_tokens < 0:
         raise ValueError(f"generate: max_new_tokens {max_new_tokens} must not be negative")
-    eos_tokens: Any = () if eos is None else eos if isinstance(eos, list | tuple) else (eos,)
-    ends = tuple(sorted({operator.index(end) for end in eos_tokens}))
+    ends = _end_tokens(eos)
     for end in ends:
         if not 0 <= end < config.vocab_size:
             raise ValueError(
@@ -188,6 +187,17 @@ def generate(
     )
 
 
+def _end_tokens(eos: int | Sequence[int] | None) -> tuple[int, ...]:
+    if eos is None:
+        return ()
+    several: Any = eos
+    try:
+        several = [operator.index(several)]
+    except TypeError:  # a sequence, or an array of several
+        several = list(several)
+    return tuple(sorted({operator.index(end) for end in several}))
+
+
 @functools.partial(
     jit, static_argnames=("config", "max_new_tokens", "temperature", "top_k", "top_p", "ends",
                           "cache_dtype"),
@@ -205,7 +215,7 @@ def _generate(
     ends: tuple[int, ...],
     lengths: Array | None,
     cache_dtype: DTypeLike,
-) -> tuple[Any, Any]:
+) -> tuple[Array, Array]:
     b, t = tokens.shape
     total = t + max_new_tokens
     key = random.key(0) if key is None else key
@@ -244,8 +254,8 @@ def _generate(
         return step + 1, out, lengths, done, logits[:, 0], cache
 
     start = (jnp.asarray(0), out, row_lengths, jnp.zeros((b,), bool), last, cache)
-    _, out, lengths, _, _, _ = while_loop(unfinished, advance, start)
-    return out, lengths
+    _, out, row_lengths, _, _, _ = while_loop(unfinished, advance, start)
+    return out, row_lengths
 
 
 def _check_lengths(aval: Aval, batch: int) -> None:

@@ -8,6 +8,11 @@ from genesis_fn.lax import (
     linear_cross_entropy as linear_cross_entropy,
 )
 from genesis_fn.nn import initializers as initializers
+from genesis_fn.nn.containers import (
+    Activation as Activation,
+    Residual as Residual,
+    Sequential as Sequential,
+)
 from genesis_fn.nn.functions import (
     celu as celu,
     elu as elu,
@@ -42,7 +47,6 @@ from genesis_fn.nn.functions import (
     tanh as tanh,
 )
 from genesis_fn.nn.layers import (
-    Activation as Activation,
     BatchNorm as BatchNorm,
     Conv as Conv,
     Dropout as Dropout,
@@ -50,12 +54,10 @@ from genesis_fn.nn.layers import (
     Flatten as Flatten,
     LayerNorm as LayerNorm,
     Linear as Linear,
-    Module as Module,
-    Residual as Residual,
     RMSNorm as RMSNorm,
-    Sequential as Sequential,
     linear as linear,
 )
+from genesis_fn.nn.module import Module as Module
 
 _explain_axes(globals(), __name__)
 if not _typing.TYPE_CHECKING:  # checkers report unknown names themselves

@@ -220,7 +220,9 @@ def eigh(
     return EighResult(values, vectors)
 
 
-def eigvalsh(a: ArrayLike, UPLO: str | None = "L", *, symmetrize_input: bool = True) -> Array:
+def eigvalsh(
+    a: ArrayLike | Sequence[Any], UPLO: str | None = "L", *, symmetrize_input: bool = True
+) -> Array:
     """The eigenvalues of a Hermitian matrix, ascending."""
     return eigh(a, UPLO, symmetrize_input).eigenvalues
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
 
 import genesis_fn.numpy as jnp
 from genesis_fn import Array, ArrayLike, tree
@@ -25,6 +25,8 @@ from genesis_fn.optim.annotations import (
 )
 from genesis_fn.optim.state.summary import describe
 from genesis_fn.optim.tree_map_updates import difference, is_inexact, is_none, map_updates, widen
+
+T = TypeVar("T")
 
 
 class _Pair(NamedTuple):
@@ -162,6 +164,20 @@ def init_empty_state(params: Params) -> EmptyState:
     return EmptyState()
 
 
+def require_positive(name: str, **numbers: Any) -> None:
+    """Raises ArgumentError where a Python number is not positive; arrays pass."""
+    for argument, value in numbers.items():
+        if isinstance(value, (int, float)) and not value > 0:
+            raise ArgumentError(f"{name}: {argument} must be positive, got {value}")
+
+
+def require_not_negative(name: str, **numbers: Any) -> None:
+    """Raises ArgumentError where a Python number is negative or NaN; arrays pass."""
+    for argument, value in numbers.items():
+        if isinstance(value, (int, float)) and not value >= 0:
+            raise ArgumentError(f"{name}: {argument} must not be negative, got {value}")
+
+
 def require_params(params: Params | None, name: str) -> Params:
     """Returns `params`; raises ArgumentError if `update` of `name` was called without them."""
     if params is None:
@@ -275,7 +291,7 @@ def per_leaf(f: Callable[..., Any], *, params_for: str = "") -> GradientTransfor
 
 
 def with_extra_args_support(tx: GradientTransformation) -> GradientTransformationExtraArgs:
-    """Lets `update` of a transformation accept extra keyword arguments, which it may ignore.
+    """Lets `update` of a transformation accept extra keyword arguments, which it ignores.
 
     Args:
         tx: transformation.
@@ -283,6 +299,8 @@ def with_extra_args_support(tx: GradientTransformation) -> GradientTransformatio
     Returns:
         The transformation, with the states of `tx`; `tx` itself where it takes extra arguments.
 
+    Raises:
+        ArgumentError: `tx` has no `init` and `update`.
     >>> tx, g = optim.with_extra_args_support(optim.sgd(0.1)), jnp.array([0.5, -3.0])
     >>> updates, state = tx.update(g, tx.init(g), value=3.0)
     >>> updates.round(4)
@@ -290,6 +308,11 @@ def with_extra_args_support(tx: GradientTransformation) -> GradientTransformatio
     """
     if isinstance(tx, GradientTransformationExtraArgs):
         return tx
+    if not (hasattr(tx, "init") and hasattr(tx, "update")):
+        raise ArgumentError(
+            f"a {type(tx).__name__} is no transformation: {tx!r:.60}\n"
+            "  pass what a function of optim returns: optim.sgd(0.1)"
+        )
 
     def update(
         updates: Updates, state: OptState, params: Params | None = None, **extra: Any
@@ -303,7 +326,7 @@ def with_extra_args_support(tx: GradientTransformation) -> GradientTransformatio
     return wrapped
 
 
-def apply_updates(params: Params, updates: Updates) -> Params:
+def apply_updates(params: T, updates: Updates) -> T:
     """Adds updates to parameters, in the parameters' dtypes.
 
         p + u
@@ -324,11 +347,12 @@ def apply_updates(params: Params, updates: Updates) -> Params:
     >>> optim.apply_updates({"w": jnp.array([1.0, 2.0])}, {"w": jnp.array([-0.5, 0.5])})
     {'w': Array([0.5, 2.5], dtype=float32)}
     """
+    whole: Any = params
     us, treedef = tree.flatten(updates, is_none)
     if updates is None and tree.leaves(params):
         raise TreeError(_mismatch(params, updates))
     try:
-        ps = treedef.flatten_up_to(params)
+        ps = treedef.flatten_up_to(whole)
     except (ValueError, TypeError):
         raise TreeError(_mismatch(params, updates)) from None
     return tree.unflatten(
@@ -414,9 +438,11 @@ def periodic_update(
 
     Raises:
         TreeError: the structures differ.
+        ArgumentError: `update_period` is not positive.
 
     >>> optim.periodic_update(jnp.array([1.0]), jnp.array([0.0]), steps=4, update_period=2)
     Array([1.], dtype=float32)
     """
+    require_positive("periodic_update", update_period=update_period)
     take = as_array(steps) % update_period == 0
     return tree.map(lambda new, old: jnp.where(take, new, old), new_tensors, old_tensors)

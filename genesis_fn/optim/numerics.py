@@ -87,8 +87,8 @@ def one_minus_power(decay: Number, count: ArrayLike) -> Callable[[DType], Number
 
 def _one_minus_power(decay: Number, count: Array) -> Number:
     if isinstance(decay, (int, float)):
-        if decay < 0:
-            raise ArgumentError(f"a decay rate lies in [0, 1], got {decay}")
+        if not 0 <= decay < 1:
+            raise ArgumentError(f"a decay rate lies in [0, 1), got {decay}")
         return 1.0 if decay == 0 else -jnp.expm1(count * math.log(decay))
     return -jnp.expm1(count * jnp.log(as_array(decay).astype(count.dtype)))
 

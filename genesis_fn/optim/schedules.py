@@ -453,7 +453,7 @@ def join_schedules(schedules: Sequence[Schedule], boundaries: Sequence[int]) -> 
         The schedule: step, an integer scalar -> value of the schedule in charge.
 
     Raises:
-        ArgumentError: the numbers of schedules and boundaries do not fit.
+        ArgumentError: the numbers of schedules and boundaries do not fit, or boundaries decrease.
 
     >>> warmup = optim.schedules.linear_schedule(0.0, 1.0, transition_steps=10)
     >>> lr = optim.schedules.join_schedules([warmup, optim.schedules.constant_schedule(0.5)], [10])
@@ -465,6 +465,9 @@ def join_schedules(schedules: Sequence[Schedule], boundaries: Sequence[int]) -> 
             f"join_schedules: {len(schedules)} schedules need {len(schedules) - 1} boundaries, "
             f"got {len(boundaries)}"
         )
+    steps: list[Any] = [*boundaries]  # traced ones are not compared
+    if all(isinstance(step, (int, float)) for step in steps) and steps != sorted(steps):
+        raise ArgumentError(f"join_schedules: boundaries must not decrease, got {steps}")
 
     def schedule(count: ArrayLike) -> Array:
         count = as_array(count)

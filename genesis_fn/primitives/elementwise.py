@@ -189,9 +189,9 @@ power_of_integers = elementwise(
 
 def _same_if(o: Any, x: Any, y: Any) -> Any:
     """1 where x is the result, a half where x and y tie, 0 elsewhere."""
-    kind = typeof(o)
+    aval = typeof(o)
     wins = eq(x, o) if hasattr(x, "aval") else eq(o, x)
-    return select(eq(x, y), half(kind), convert(wins, kind.dtype))
+    return select(eq(x, y), half(aval), convert(wins, aval.dtype))
 
 
 def half(kind: Aval) -> Array:

@@ -348,13 +348,13 @@ lu_p.batch = _batch_leading(lu_p)
 
 def _lu_linearize(nonzero: Any, x: Any) -> Any:
     factors, pivots, order = bind(lu_p, x)
-    kind = typeof(x)
-    m, n = kind.shape[-2:]
+    aval = typeof(x)
+    m, n = aval.shape[-2:]
     k = min(m, n)
 
     def tangent(t: Any) -> list[Any]:
-        index = shapes.broadcast_in_dim(order, kind.shape, range(kind.ndim - 1))
-        t = take_along(t, index, kind.ndim - 2)
+        index = shapes.broadcast_in_dim(order, aval.shape, range(aval.ndim - 1))
+        t = take_along(t, index, aval.ndim - 2)
         lower, upper = _square_factors(factors, m, n, k)
         inner = triangular_solve(lower, t, left_side=True, lower=True, unit_diagonal=True)
         inner = triangular_solve(upper, inner, left_side=False, lower=False)
@@ -367,12 +367,12 @@ def _lu_linearize(nonzero: Any, x: Any) -> Any:
 def _square_factors(factors: Any, m: int, n: int, k: int) -> tuple[Any, Any]:
     """L[m, m] and U[n, n] from packed factors[m, n], completed by identities."""
     lead = typeof(factors).shape[:-2]
-    kind = typeof(factors).dtype
+    dtype = typeof(factors).dtype
 
     def completed(part: Any, rows: int, cols: int) -> Any:
         size = max(rows, cols)
         config = [(0, 0, 0)] * len(lead) + [(0, size - rows, 0), (0, size - cols, 0)]
-        return shapes.pad(part, full((), zero_of(factors), kind), config)
+        return shapes.pad(part, full((), zero_of(factors), dtype), config)
 
     ndim = len(lead) + 2
     lower = tril(shapes.slice_in_dim(factors, 0, k, 1, ndim - 1), -1)
@@ -519,7 +519,7 @@ def _svd_linearize(nonzero: Any, x: Any, *, full_matrices: bool, compute_uv: boo
             f"svd of {typeof(x)} has no derivative with full_matrices=True; pass False"
         )
     s, u, vh = bind(svd_p, x, full_matrices=False, compute_uv=True)
-    kind = typeof(x).dtype
+    dtype = typeof(x).dtype
     k = min(m, n)
     square = (*typeof(x).shape[:-2], k, k)
 
@@ -534,13 +534,13 @@ def _svd_linearize(nonzero: Any, x: Any, *, full_matrices: bool, compute_uv: boo
         # Difference of squares as a product, which keeps close values apart.
         gap = select(same, 1.0, mul(sub(s_col, s_row), add(s_col, s_row)))
         one = full(square, 1.0, typeof(s).dtype)
-        weights = _like(select(same, 0.0, div(one, gap)), kind)
-        scaled_r = mul(inner, _like(s_col, kind))  # inner S
-        scaled_l = mul(_like(s_row, kind), inner)  # S inner
+        weights = _like(select(same, 0.0, div(one, gap)), dtype)
+        scaled_r = mul(inner, _like(s_col, dtype))  # inner S
+        scaled_l = mul(_like(s_row, dtype), inner)  # S inner
         skew_u = mul(weights, add(scaled_r, _h(scaled_r)))
         skew_v = mul(weights, add(scaled_l, _h(scaled_l)))
-        inverse = _like(select(same, div(one, s_col), 0.0), kind)
-        if dtypes.is_complex(kind):
+        inverse = _like(select(same, div(one, s_col), 0.0), dtype)
+        if dtypes.is_complex(dtype):
             # The phase that U and V share is free; U takes it.
             phase = _half(mul(inverse, sub(inner, _h(inner))))
             skew_u = add(skew_u, phase)
@@ -551,7 +551,7 @@ def _svd_linearize(nonzero: Any, x: Any, *, full_matrices: bool, compute_uv: boo
                 (*square[:-2], 1, k),
                 (*range(len(square) - 2), len(square) - 1),
             ),
-            kind,
+            dtype,
         )
         if m > k:
             outside = sub(_mm(t, _h(vh)), _mm(u, inner))

@@ -375,10 +375,10 @@ def _pad_shape(x: Aval, value: Any, *, config: tuple[tuple[int, int, int], ...])
 
 def _pad_linearize(nonzero: Any, x: Any, value: Any, *, config: tuple[Any, ...]) -> Any:
     out = bind(pad_p, x, value, config=config)
-    kind = typeof(x)
+    aval = typeof(x)
 
     def tangent(tx: Any, tv: Any) -> Any:
-        return pad(instantiate(tx, kind), zero(kind.dtype) if tv is None else tv, config)
+        return pad(instantiate(tx, aval), zero(aval.dtype) if tv is None else tv, config)
 
     return out, tangent
 

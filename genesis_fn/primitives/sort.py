@@ -108,9 +108,9 @@ def sort(
 
 def argsort(operand: Array, dimension: int = -1, is_stable: bool = True) -> Array:
     """Return the int32 positions that sort `operand` along `dimension`."""
-    kind = typeof(operand)
-    dimension = axis_in(dimension, kind.ndim, "argsort", operand)
-    positions = shapes.broadcasted_iota(I32, kind.shape, dimension)
+    aval = typeof(operand)
+    dimension = axis_in(dimension, aval.ndim, "argsort", operand)
+    positions = shapes.broadcasted_iota(I32, aval.shape, dimension)
     return sort((operand, positions), dimension, is_stable)[1]
 
 

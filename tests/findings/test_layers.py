@@ -13,7 +13,7 @@ import pytest
 import genesis_fn as gf
 import genesis_fn.numpy as jnp
 from genesis_fn import nn
-from genesis_fn.nn.layers import Module
+from genesis_fn.nn import Module
 
 
 def message(call: Callable[[], Any]) -> str:
@@ -60,9 +60,11 @@ def given(name: str) -> tuple[Module, Any, Any]:
 @pytest.mark.parametrize("name", sorted(LAYERS))
 def test_inputs(name: str) -> None:
     layer, params, x = given(name)
-    layer(params, x)
+    state = layer.init_state()
+    call = lambda p, v: layer(p, v, state=state)
+    call(params, x)
     for shape, words in LAYERS[name][2].items():
-        for f in (layer, gf.jit(lambda p, v: layer(p, v))):
+        for f in (call, gf.jit(call)):
             text = message(lambda: f(params, jnp.ones(shape)))
             assert words in text and f"{name}(" in text or "Linear(" in text, text
 

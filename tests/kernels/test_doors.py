@@ -16,6 +16,7 @@ import pytest
 import genesis_fn
 from genesis_fn.compiler.simplify import rewriter
 from genesis_fn.kernels.matmul.spec import FEW_ROWS
+from tests.public.names import exported
 
 PACKAGE = Path(genesis_fn.__file__).parent
 KERNELS = sorted((PACKAGE / "kernels").rglob("*.py"))
@@ -111,6 +112,14 @@ def test_lowerings_reach_every_door() -> None:
     reached = reached_from(USERS)
     for name, node in doors():
         assert node.name in reached, f"no lowering reaches {name}"
+
+
+def test_every_door_is_public_and_tested() -> None:
+    public = exported("kernels")
+    tests = "".join([p.read_text() for p in sorted(Path(__file__).parent.glob("*.py"))])
+    for name, node in doors():
+        assert node.name in public, f"export {name} in kernels/__init__.py: its import and _HOME"
+        assert re.search(rf"\b{node.name}\(|\b{node.name}\b,", tests), f"no test plans {name}"
 
 
 def test_lowerings_plan_through_doors_alone() -> None:

@@ -504,3 +504,25 @@ def test_attention_residual(masked):
         np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-5)
     with pytest.raises(ValueError, match="implementation 'flash'"):
         dot_product_attention(*map(jnp.asarray, (q, k, v)), implementation="flash")
+
+
+@pytest.mark.parametrize("norm, count", [(norms.rms_norm, 1), (norms.layer_norm, 2)])
+def test_norms_say_what_they_take(norm, count: int):
+    vectors = [jnp.ones(3)] * count
+    for x in (jnp.ones((2, 3), "int8"), jnp.ones((2, 3), bool), jnp.ones((2, 3), "complex64")):
+        with pytest.raises(errors.DTypeError, match=f"{norm.__name__} takes floats"):
+            norm(x, *vectors, eps=1e-6)
+    for vector in (jnp.ones(1), jnp.ones(4), jnp.ones((1, 3)), jnp.ones(())):
+        with pytest.raises(errors.ShapeError, match="no vector along the last axis"):
+            norm(jnp.ones((2, 3)), *[vector] * count, eps=1e-6)
+    with pytest.raises(errors.ShapeError, match="no vector along the last axis"):
+        norm(1.0, *[jnp.ones(())] * count, eps=1e-6)
+    with pytest.raises(errors.DTypeError, match="takes real vectors"):
+        norm(jnp.ones((2, 3)), *[jnp.ones(3, "complex64")] * count, eps=1e-6)
+    by_name = dict(zip(("weight", "bias"), vectors))
+    assert norm(x=np.ones((2, 3), np.float32), **by_name, eps=1e-6).shape == (2, 3)
+
+
+def test_cross_entropy_of_a_number_is_refused():
+    with pytest.raises(errors.ShapeError, match="does not fit weight"):
+        linear_cross_entropy(jnp.array(1.0), jnp.zeros((4, 3)), jnp.array(0))

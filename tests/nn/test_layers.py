@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -12,6 +15,7 @@ from genesis_fn.core import tree
 from genesis_fn.transforms.autodiff.derivatives import grad
 from genesis_fn.transforms.batching.mapped_axes import vmap
 from genesis_fn.transforms.jitting import jit
+from tests.public.names import exported
 
 RNG = np.random.default_rng(0)
 
@@ -157,6 +161,11 @@ def test_dropout():
         layer({}, x, train=True)
 
 
+def test_activation():
+    check(nn.Activation(nn.silu), torch.nn.SiLU(), array(3, 4))
+    assert nn.Activation(nn.silu).init(random.key(0)) == {}
+
+
 def test_containers():
     model = nn.Sequential(
         nn.Linear(6, 8),
@@ -192,3 +201,11 @@ def test_layers_of_many_members_by_vmap():
     for i in range(4):
         p = tree.map(lambda v: v[i], members)
         np.testing.assert_allclose(y[i], layer(p, x), rtol=1e-5, atol=1e-6)
+
+
+def test_every_layer_is_compared_here():
+    text = Path(__file__).read_text(encoding="utf-8")
+    for name in sorted(exported("nn")):
+        layer = getattr(nn, name)
+        if inspect.isclass(layer) and issubclass(layer, nn.Module) and layer is not nn.Module:
+            assert f"nn.{name}(" in text, f"compare nn.{name} with torch's here"

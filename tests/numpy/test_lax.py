@@ -229,3 +229,32 @@ def test_integer_division_at_the_ends(kind: str) -> None:
     close(jnp.bitwise_count(ours(some)), jax.numpy.bitwise_count(some))
     five, two = np.array(5, kind), np.array(2, kind)
     close(lax.clamp(ours(five), ours(some), ours(two)), jax.lax.clamp(five, some, two))
+
+
+def test_scatter_apply_of_a_function_with_one_result_for_all_elements():
+    numbers = lax.ScatterDimensionNumbers((1,), (0,), (0,))
+    x, rows = jnp.arange(6.0).reshape(3, 2), jnp.array([[0], [2]])
+    for f in (lambda v: 7.0, lambda v: jnp.full((2,), 7.0)):
+        y = lax.scatter_apply(x, rows, f, numbers, update_shape=(2, 2))
+        assert y.tolist() == [[7.0, 7.0], [2.0, 3.0], [7.0, 7.0]]
+
+
+def test_stack_of_lists_and_of_no_sequence():
+    assert lax.stack([[1, 2], [3, 4]], 1).tolist() == [[1, 3], [2, 4]]
+    assert lax.stack(np.eye(2, dtype=np.float32)).tolist() == [[1.0, 0.0], [0.0, 1.0]]
+    with pytest.raises(TypeError, match="stack takes a sequence of arrays, got float"):
+        lax.stack(1.0)  # pyright: ignore
+    for stack in (lax.stack, jnp.stack):
+        with pytest.raises(ValueError, match="stack needs at least one array"):
+            stack(jnp.zeros((0, 3)))
+
+
+@pytest.mark.parametrize("name", ["conv", "gather", "scatter", "reduce"])
+def test_functions_bear_their_public_name(name: str):
+    assert getattr(lax, name).__name__ == name
+
+
+def test_operands_by_name():
+    assert lax.reshape(operand=np.arange(4), new_sizes=(2, 2)).shape == (2, 2)
+    assert lax.squeeze(array=[[1.0]][0][0], dimensions=()).shape == ()
+    assert lax.linalg.cholesky(x=np.eye(2, dtype=np.float32)).tolist() == [[1.0, 0.0], [0.0, 1.0]]

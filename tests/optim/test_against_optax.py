@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
+import re
+from pathlib import Path
+
 import jax
 import numpy as np
 import optax
@@ -10,6 +14,7 @@ import pytest
 
 from genesis_fn import optim
 from tests.optim.compare import gap
+from tests.public.names import exported
 
 F64, F32 = np.dtype(np.float64), np.dtype(np.float32)
 LIMIT = {F64: 1e-9, F32: 1e-5}
@@ -53,6 +58,9 @@ OPTIMIZERS = [
 ]
 
 
+CHAINS = sorted({name for name, *_ in OPTIMIZERS})
+
+
 def _id(case: tuple) -> str:
     return case[0] + "".join(f",{k}={v}" for k, v in case[2].items())
 
@@ -72,6 +80,27 @@ def test_optimistic_adam() -> None:
     with pytest.warns(DeprecationWarning):
         theirs = optax.optimistic_adam(1e-2, optimism=0.5)
     assert gap(optim.optimistic_adam(1e-2, optimism=0.5), theirs, F64) < 1e-9
+
+
+# Random, or held by a test elsewhere.
+ELSEWHERE = {
+    "hutchinson_estimator_diag_hessian",
+    "noisy_sgd",
+    "schedule_free",
+    "schedule_free_eval_params",
+}
+
+
+def test_every_optimizer_of_optax_is_compared() -> None:
+    chains = [getattr(optim, name) for name in [*CHAINS, "muon", "sm3"]]
+    # What `adam` is made of is compared with it.
+    made_of = [inspect.getsource(f) for f in chains if inspect.isfunction(f)]
+    text = "\n".join([Path(__file__).read_text(encoding="utf-8"), *made_of])
+    for name in sorted(exported("optim") - ELSEWHERE):
+        f = getattr(optim, name)
+        known = hasattr(optax, name) or hasattr(optax.contrib, name)
+        if known and inspect.isfunction(f) and "optim.optimizers." in f.__module__:
+            assert re.search(rf"\b{name}\b", text), f"give {name} a row here"
 
 
 CONTRIB = [

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import copy
+import inspect
 import pickle
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,8 +16,10 @@ import genesis_fn.numpy as jnp
 from genesis_fn import optim
 from genesis_fn.core import tree
 from genesis_fn.core.errors import TreeError
+from genesis_fn.optim.optimizers import alias
 from genesis_fn.transforms.autodiff.derivatives import grad, value_and_grad
 from genesis_fn.transforms.jitting import jit
+from tests.public.names import exported
 
 ALL = {
     name: make
@@ -662,3 +667,32 @@ def test_sam_opaque_mode() -> None:
     assert float(_loss(params)) < 0.1 * start
     with pytest.raises(ValueError, match="grad_fn"):
         tx.update(params, state, params)
+
+
+def test_every_optimizer_is_tried_here() -> None:
+    """`ALL` has each function of `optimizers/alias.py` whose updates follow from the gradients."""
+    for name, f in inspect.getmembers(alias, inspect.isfunction):
+        if f.__module__ == alias.__name__ and name in exported("optim") - {
+            "noisy_sgd",
+            "polyak_sgd",
+        }:
+            assert name in ALL, f"give {name} a row in ALL"
+
+
+def test_classes_of_states_are_public() -> None:
+    """Users write them into checkpoints' structures and annotations."""
+    folder = Path(inspect.getfile(optim)).parent
+    for path in sorted([*folder.glob("transforms/*.py"), *folder.glob("optimizers/*.py")]):
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ClassDef) and node.name.endswith("State"):
+                private = node.name.startswith("_")
+                assert private or hasattr(optim, node.name), f"{path.name}: export {node.name}"
+
+
+def test_a_chain_names_the_states_that_it_needs() -> None:
+    def scale_by_own():
+        return optim.GradientTransformation(lambda p: {"mean": p}, lambda u, s, p=None: (u, s))
+
+    tx = optim.chain(scale_by_own(), optim.scale(2.0))
+    with pytest.raises(ValueError, match="needs .what init of test_a_chain.* returns, EmptyState"):
+        tx.update(jnp.ones(2), None, jnp.ones(2))

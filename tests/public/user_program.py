@@ -12,7 +12,7 @@ import numpy as np
 
 import genesis_fn as gf
 import genesis_fn.numpy as jnp
-from genesis_fn import lax, nn, optim, random, tree_util
+from genesis_fn import io, lax, models, nn, optim, random, tree_util
 
 # ---- arrays ----
 
@@ -41,6 +41,36 @@ def arrays(x: gf.Array) -> gf.Array:
     gf.no_such_function(x)  # wrong
     gf.lax.no_such_function(x)  # wrong
     return jnp.where(mask, y, size)
+
+
+def by_name(x: gf.Array) -> gf.Array:
+    y = lax.reshape(operand=x, new_sizes=(2, -1)) + lax.squeeze(array=x[None], dimensions=0)
+    y += lax.cumsum(operand=np.ones(3), axis=0, reverse=True) + lax.top_k(operand=x, k=3)[0]
+    y += lax.dynamic_slice(operand=x, start_indices=(0, x[0]), slice_sizes=(1, 1))
+    y += lax.dot_general(lhs=x, rhs=2.0, dimension_numbers=(((1,), (0,)), ((), ())))
+    numbers = lax.ScatterDimensionNumbers((), (0,), (0,))
+    y += lax.scatter_add(operand=x, scatter_indices=x, updates=1.0, dimension_numbers=numbers)
+    y += lax.rms_norm(x=np.ones(3), weight=x, eps=1e-6)
+    y += lax.linalg.triangular_solve(a=x, b=x, left_side=True) + lax.linalg.svd(x=x)[0]
+    lax.reshape(operands=x, new_sizes=(2, -1))  # wrong: a parameter's name
+    lax.reshape(x)  # wrong: an argument is missing
+    lax.reshape(x, "ab")  # wrong: no shape
+    lax.transpose(x, perm=(0, 1))  # wrong: a parameter's name
+    lax.top_k(x, 2.5)  # wrong: no count
+    return y
+
+
+def lists(x: gf.Array) -> gf.Array:
+    low, high = jnp.percentile(x, [25, 75])
+    y = jnp.convolve([1, 2, 1], x) + jnp.nanquantile([1.0, 2.0], [0.5]) + jnp.median([1, 2, 3])
+    y += jnp.cov([1.0, 2.0], [2.0, 3.0]) + lax.stack([[1, 2], x]) + jnp.copy([1, 2])
+    return y + low + high
+
+
+def typed(x: gf.Array, dtype: jnp.DTypeLike | None = None) -> gf.Array:
+    typed(x, jnp.float32), typed(x, "int8"), typed(x, np.float16), typed(x, x.dtype), typed(x, int)
+    typed(x, 3)  # wrong: no dtype
+    return x.astype(dtype or "float32")
 
 
 # ---- transforms ----
@@ -77,6 +107,8 @@ def jitted(s: State, x: gf.Array) -> State:
     scaled(s, 2.0)  # wrong: only by name
     scaled(s, factor="2")  # wrong: no number
     gf.jit(loss, static_argnums="scale")  # wrong: no number
+    gf.jit(loss, static_argnum=2)  # wrong: a parameter's name
+    gf.jit(loss, inline=True, keep_unused=True)
     return s
 
 
@@ -364,6 +396,8 @@ def optimized(params: dict[str, gf.Array], grads: dict[str, gf.Array]) -> None:
     state = optimizer.init(params)
     updates, state = optimizer.update(grads, state, params)
     params = optim.apply_updates(params, updates)
+    optim.apply_updates(params, updates).no_such_method()  # wrong: it is a dict
+    optim.nadam(0.1, nestrov=True)  # wrong: a parameter's name
     optim.adam("0.1")  # wrong: no number
     optim.adam()  # wrong: the learning rate is missing
     optim.adam(0.1, beta=0.9)  # wrong: a parameter's name
@@ -379,4 +413,10 @@ def layered(x: gf.Array) -> gf.Array:
     nn.Linear(3, "4")  # wrong: no number
     nn.Linear(3, 4, biased=True)  # wrong: a parameter's name
     nn.no_such_layer(3)  # wrong
-    return nn.relu(y)
+    layer({}, x, tain=True)  # wrong: an option's name
+    model = models.Qwen(models.QwenConfig())
+    model({}, x, masks=None)  # wrong: an option's name
+    tokens, lengths = models.generate({}, x, model.config, max_new_tokens=3)
+    tokens.no_such_method()  # wrong
+    io.load_file("a.safetensors")["w"].no_such_method()  # wrong
+    return nn.relu(nn.Dropout(0.5)({}, y).sum() + tokens[0, 0] * lengths)

@@ -15,6 +15,7 @@ import pytest
 import genesis_fn as gf
 import genesis_fn.numpy as jnp
 from genesis_fn import custom_batching, lax, profiler
+from genesis_fn.core.configuration import config
 
 
 @pytest.fixture(autouse=True)
@@ -238,8 +239,8 @@ def test_settings_refuse_what_they_do_not_know():
         ("transfer_guard", "sometimes", "transfer_guard is one of allow"),
         ("numpy_dtype_promotion", "loose", '"standard" or "strict"'),
         ("numpy_rank_promotion", "never", '"allow", "warn" or "raise"'),
-        ("random_impl", "mersenne", "there are philox, threefry2x32"),
-        ("jax_default_prng_impl", "rbg", "there is no random implementation 'rbg'"),
+        ("random_impl", "mersenne", "'philox', 'threefry2x32'"),
+        ("jax_default_prng_impl", "rbg", "'philox', 'threefry2x32'"),
     ):
         before = getattr(gf.config, name)
         with pytest.raises(ValueError, match=message):
@@ -249,6 +250,25 @@ def test_settings_refuse_what_they_do_not_know():
     assert "matmul_precision" in repr(gf.config) and not hasattr(gf.config, "__nothing__")
     with pytest.raises(TypeError, match="expected a device"):
         gf.config.update("default_device", 3)
+
+
+@pytest.mark.parametrize("variable", ["GENESIS_DEBUG_NANS", "GENESIS_CHECK"])
+def test_flags_of_the_environment_are_yes_or_no(variable, monkeypatch):
+    for text, value in (("yes", True), ("1", True), ("off", False), ("", False)):
+        monkeypatch.setenv(variable, text)
+        found = config._from_environment()
+        assert (found.debug_nans, found.check_types) == (
+            (value, False) if variable == "GENESIS_DEBUG_NANS" else (False, value)
+        )
+    monkeypatch.setenv(variable, "ture")
+    with pytest.raises(ValueError, match=f"{variable} is 1, true, .* 'ture'"):
+        config._from_environment()
+
+
+def test_jaxs_short_name_of_threefry_is_one_implementation():
+    with gf.default_prng_impl("threefry"):
+        assert gf.random.PRNGKey(3).tolist() == [0, 3]
+        assert gf.config.random_impl == "threefry2x32"
 
 
 def test_memory():

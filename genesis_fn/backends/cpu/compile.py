@@ -337,7 +337,9 @@ class _ProgramWriter:
 
     def _write_foreach(self, alike: Sequence[Statement]) -> None:
         """Write several statements of the same form as one `_foreach_` call."""
-        function, rest = foreach_of(alike[0].text)  # type: ignore[misc]
+        found = foreach_of(alike[0].text)
+        assert found is not None  # `_foreach_run` counted such statements
+        function, rest = found
         arity = len(alike[0].ins)
         columns = [", ".join([self._text(s.ins[i]) for s in alike]) for i in range(arity)]
         inside = ", ".join([*(f"[{c}]" for c in columns), *rest])

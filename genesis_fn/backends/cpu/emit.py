@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import math
 import re
 from collections.abc import Callable, Sequence
@@ -18,7 +19,7 @@ import torch
 
 from genesis_fn.backends.cpu.lower import FRESH_RESULTS, OF_COMPLEX, lower_primitive
 from genesis_fn.backends.cpu.lowerings.contraction import compute_dtype, matrix_plan, product_shape
-from genesis_fn.backends.cpu.lowerings.indexing import place_of
+from genesis_fn.backends.cpu.lowerings.indexing import window_of
 from genesis_fn.backends.cpu.storage import NARROW_FLOATS, SIGNED_STORAGE, TORCH_DTYPE
 from genesis_fn.core import dtypes
 from genesis_fn.core.dtypes import BOOL
@@ -75,17 +76,18 @@ class Namespace:
         self.space[text] = value
         return text
 
-    def number(self, value: Scalar, kind: dtypes.DType) -> str:
-        """The text of a Python number as an operand of an operation in dtype `kind`: a 0-d tensor
+    def number(self, value: Scalar, dtype: dtypes.DType) -> str:
+        """The text of a Python number as an operand of an operation in `dtype`: a 0-d tensor
         where that gives the same result, since torch takes it in half the time."""
         # A 16-bit tensor would be rounded, where torch computes with the exact number.
-        if kind.itemsize < 4 and kind != BOOL:
+        if dtype.itemsize < 4 and dtype != BOOL:
             return self.literal(value)
-        key = (type(value), repr(value), kind)
+        # By text: 0.0 and -0.0 are equal.
+        key = (type(value), repr(value), dtype)
         found = self.constants.get(key)
         if found is None:
             try:
-                found = self.add(torch.tensor(value, dtype=TORCH_DTYPE[kind]), "k")
+                found = self.add(torch.tensor(value, dtype=TORCH_DTYPE[dtype]), "k")
             except (OverflowError, RuntimeError, TypeError):
                 found = self.literal(value)
             self.constants[key] = found
@@ -150,16 +152,14 @@ _BINARY = {
 
 def placeholders(e: Eqn, names: Namespace) -> tuple[list[Var], list[str]]:
     """(array operands, the text of every operand)."""
-    kind = next((i.aval.dtype for i in reversed(e.ins) if type(i) is Var), None)
-    ins: list[Var] = []
-    texts = []
-    for i in e.ins:
-        if type(i) is Var:
-            texts.append(f"{{{len(ins)}}}")
-            ins.append(i)
-        else:
-            texts.append(names.number(i, kind))  # pyright: ignore[reportArgumentType]
-    return ins, texts
+    # A scalar operand has the dtype of the array operands, of which there is always one.
+    arrays = [i for i in e.ins if type(i) is Var]
+    count = itertools.count()
+    texts = [
+        f"{{{next(count)}}}" if type(i) is Var else names.number(i, arrays[-1].aval.dtype)
+        for i in e.ins
+    ]
+    return arrays, texts
 
 
 def has_native_dtype(x: Atom) -> bool:
@@ -245,20 +245,21 @@ def _binary(e: Eqn, names: Namespace) -> Statement | None:
     if sign:
         text = f"{x} {sign} {y}"
     else:
+        # torch.maximum, minimum and atan2 take tensors only.
         if "{" not in x + y or any(t[0] not in "{k" for t in (x, y)):
             return None
         text = f"{function}({x}, {y})"
     in_place = {}
-    for place, v in enumerate(ins):
+    for operand, v in enumerate(ins):
         if v.aval is not out.aval:  # another shape or dtype: it cannot hold the result
             continue
-        mine = f"{{{place}}}"
+        mine = f"{{{operand}}}"
         if method and mine == x:
-            in_place[place] = f"{mine}.{method}({y})"
+            in_place[operand] = f"{mine}.{method}({y})"
         elif commutes and mine == y:
-            in_place[place] = f"{mine}.{method}({x})"
+            in_place[operand] = f"{mine}.{method}({x})"
         elif function and (not sign or x[0] in "{k"):
-            in_place[place] = f"{function}({x}, {y}, out={mine})"
+            in_place[operand] = f"{function}({x}, {y}, out={mine})"
     return Statement(e, e.outs, ins, text, in_place, broadcasts=len(ins) == 2, elementwise=True)
 
 
@@ -286,7 +287,7 @@ def _select(e: Eqn, names: Namespace) -> Statement | None:
             ins.append(x)
         else:
             k = names.number(x, e.outs[0].aval.dtype)
-            if k[0] != "k":
+            if k[0] != "k":  # torch.where with `out=` takes tensors only
                 k = names.add(torch.tensor(x, dtype=TORCH_DTYPE[e.outs[0].aval.dtype]), "k")
             texts.append(k)
     inside = f"{{0}}, {', '.join(texts)}"
@@ -299,17 +300,18 @@ def _select(e: Eqn, names: Namespace) -> Statement | None:
 
 @_form(ops.add_n.prim)
 def _add_n(e: Eqn, names: Namespace) -> Statement | None:
+    # Narrow floats are summed in float32, complex numbers as pairs (`lowerings/elementwise.py`).
     if e.outs[0].aval.dtype.itemsize < 4 or dtypes.is_complex(e.outs[0].aval.dtype):
         return None
     ins = list(e.ins)
-    places = [f"{{{i}}}" for i in range(len(ins))]
+    operands = [f"{{{i}}}" for i in range(len(ins))]
 
     def text(first: int, head: str) -> str:
-        rest = [p for i, p in enumerate(places) if i != first]
+        rest = [p for i, p in enumerate(operands) if i != first]
         return head + "".join([f".add_({p})" for p in rest])
 
-    in_place = {i: text(i, places[i]) for i in range(len(ins))}
-    start = f"({places[0]} + {places[1]})" + "".join([f".add_({p})" for p in places[2:]])
+    in_place = {i: text(i, operands[i]) for i in range(len(ins))}
+    start = f"({operands[0]} + {operands[1]})" + "".join([f".add_({p})" for p in operands[2:]])
     # In place, an operand that comes twice would be added the second time after it has changed.
     twice = len(set(ins)) < len(ins)
     return Statement(e, e.outs, ins, start, {} if twice else in_place, elementwise=True)
@@ -321,6 +323,7 @@ def _convert(e: Eqn, names: Namespace) -> Statement | None:
     if type(x) is not Var:
         return None
     source = x.aval.dtype
+    # torch leaves floats out of an integer's range undefined; the lowering saturates them.
     if source == target or (dtypes.is_inexact(source) and not dtypes.is_inexact(target)):
         return None
     if dtypes.is_complex(source) and not dtypes.is_complex(target):
@@ -396,6 +399,7 @@ def _split(e: Eqn, names: Namespace) -> Statement:
 def broadcast_shape(e: Eqn) -> tuple[int, ...] | None:
     """The shape to which a broadcast's operand must be reshaped so that torch broadcasts it right;
     None if it need not be reshaped."""
+    # torch aligns shapes at their last axes: from the first dimension on, axes of 1 fill the gaps.
     shape, dims, (x,) = e.params["shape"], e.params["dims"], e.ins
     first = dims[0] if dims else len(shape)
     if dims == tuple(range(len(shape) - len(dims), len(shape))):
@@ -418,12 +422,13 @@ def _update(e: Eqn, names: Namespace) -> Statement:
     statement = _call(e, names)
     x, u, *starts = e.ins
     avals = [i.aval if type(i) is Var else i for i in starts]
-    place = place_of(x.aval, avals, u.aval.shape)
+    window = window_of(x.aval, avals, u.aval.shape)
 
     def write(x: torch.Tensor, u: torch.Tensor, *starts: Any) -> torch.Tensor:
-        place(x, starts).copy_(u)
+        window(x, starts).copy_(u)
         return x
 
+    # The operands of the call that copies, for the function that does not.
     statement.in_place = {0: f"{names.add(write)}({statement.text.split('(', 1)[1]}"}
     statement.contiguous = True
     return statement
@@ -434,15 +439,15 @@ def _update(e: Eqn, names: Namespace) -> Statement:
 
 @_form(reduce_sum_p)
 def _sum(e: Eqn, names: Namespace) -> Statement | None:
-    kind = e.outs[0].aval.dtype
-    if not dtypes.is_inexact(kind):  # torch would widen the sum of integers to int64
+    # torch would widen the sum of integers to int64.
+    if not dtypes.is_inexact(e.outs[0].aval.dtype):
         return None
     return Statement(e, e.outs, list(e.ins), f"{{0}}.sum({e.params['axes']})")
 
 
 @_form(reduce_max_p, reduce_min_p)
 def _extreme(e: Eqn, names: Namespace) -> Statement | None:
-    if e.ins[0].aval.size == 0:
+    if e.ins[0].aval.size == 0:  # torch raises, where the lowering has the extreme of the dtype
         return None
     name = "amax" if e.prim is reduce_max_p else "amin"
     return Statement(e, e.outs, list(e.ins), f"{{0}}.{name}({e.params['axes']})")
@@ -465,6 +470,7 @@ def matrix_product(e: Eqn) -> MatrixProduct | None:
     if xb or len(kinds) > 1 or x.aval.dtype not in (dtypes.F32, dtypes.F64):
         return None
     terms = math.prod([x.aval.shape[i] for i in xc])
+    # Outer products are multiplications (`lowerings/contraction.py`).
     if terms < 2 or compute_dtype((x.aval.dtype,) * 2, x.aval.dtype, terms) is None:
         return None
     pairs = sorted(zip(xc, yc))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from genesis_fn.backends.cpu.storage import (
     NARROW_FLOATS,
@@ -24,6 +24,8 @@ from genesis_fn.core.backend.lowering import Elementwise
 from genesis_fn.core.dtypes import DType
 from genesis_fn.core.primitive import Primitive
 from genesis_fn.transforms.custom.fused_functions import Fused
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 # `build(avals, **params)` -> torch function, by primitive.
 RULES: dict[Primitive, Callable[..., Callable[..., Any]]] = {}
@@ -66,13 +68,11 @@ def has_lowering(prim: Primitive) -> bool:
     return prim in RULES or (type(prim.lowering) is Elementwise and prim.lowering.torch is not None)
 
 
-def lowers(
-    *prims: Primitive, fresh: bool = False
-) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def lowers(*prims: Primitive, fresh: bool = False) -> Callable[[F], F]:
     """Decorator: `build(avals, **params)` makes the torch function of these primitives; `fresh`:
     its results are memory of their own."""
 
-    def register(build: Callable[..., Any]) -> Callable[..., Any]:
+    def register(build: F) -> F:
         RULES.update(dict.fromkeys(prims, build))
         FRESH_RESULTS.update(prims if fresh else ())
         return build
@@ -80,11 +80,11 @@ def lowers(
     return register
 
 
-def computes(*prims: Primitive) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def computes(*prims: Primitive) -> Callable[[F], F]:
     """Decorator: `f(*tensors, **params)` is the torch function of these primitives, whatever the
     operands are."""
 
-    def register(f: Callable[..., Any]) -> Callable[..., Any]:
+    def register(f: F) -> F:
         lowers(*prims)(lambda avals, **params: with_params(f, params))
         return f
 
@@ -100,7 +100,7 @@ def computes_fused(
     opaque: bool = False,
     results: int | None = None,
     **given: object,
-) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+) -> Callable[[F], F]:
     """Decorator: `f(*tensors, **static, **given)` is the torch function of the fused function of
     this name, where it `fits` (by default, where all operands are of `kinds`, but the `labels`,
     which are int32 or int64). `results`: how many of the function's first are its results."""
@@ -109,7 +109,7 @@ def computes_fused(
         allowed = [(dtypes.I32, dtypes.I64) if i == labels else kinds for i in range(len(avals))]
         return all(a.dtype in these for a, these in zip(avals, allowed))
 
-    def register(f: Callable[..., Any]) -> Callable[..., Any]:
+    def register(f: F) -> F:
         compute = with_params(f, given)
         if results is not None:
             compute = lambda *xs, **static: f(*xs, **static, **given)[:results]
@@ -128,13 +128,11 @@ def fused_function(
     return found if found and arrays and found.fits(avals, **dict(static)) else None
 
 
-def elementwise(
-    prim: Primitive, numpy: Callable[..., Any] | None = None
-) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def elementwise(prim: Primitive, numpy: Callable[..., Any] | None = None) -> Callable[[F], F]:
     """Decorator: `f(*tensors, **params)` computes this elementwise primitive for dtypes that torch
     has, and `numpy` (or the definition's) unsigned integers that it lacks."""
 
-    def register(f: Callable[..., Any]) -> Callable[..., Any]:
+    def register(f: F) -> F:
         lowering = prim.lowering
         assert type(lowering) is Elementwise
         unsigned = numpy or lowering.numpy

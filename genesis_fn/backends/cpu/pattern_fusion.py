@@ -30,7 +30,7 @@ from genesis_fn.primitives.shape import broadcast_in_dim_p, pad_p
 add, sub, mul, div = ops.add.prim, ops.sub.prim, ops.mul.prim, ops.div.prim
 add_n, logistic = ops.add_n.prim, ops.logistic.prim
 
-_KINDS = (dtypes.F32, dtypes.F64)
+_DTYPES = (dtypes.F32, dtypes.F64)
 
 
 def statements(jaxpr: Jaxpr, names: Namespace, lazy: frozenset[Primitive]) -> list[Statement | Eqn]:
@@ -75,7 +75,7 @@ class _PatternMatcher:
     def merge(self, e: Eqn) -> None:
         """Fuse the best pattern that ends in `e`. Matches are (score, absorbed, statement)."""
         prim = e.prim
-        if prim not in (add, sub, mul, add_n) or e.outs[0].aval.dtype not in _KINDS:
+        if prim not in (add, sub, mul, add_n) or e.outs[0].aval.dtype not in _DTYPES:
             return
         if not all([type(i) is Var for i in e.ins]):
             return
@@ -100,14 +100,15 @@ class _PatternMatcher:
         gate = self.sole_producer(y, logistic)
         if gate is None or gate.ins[0] is not x:
             return None
-        made = Statement(e, e.outs, [x], "silu({0})", {0: "silu({0}, True)"}, elementwise=True)
+        in_place = {0: "silu({0}, True)"}  # `inplace` of torch.nn.functional.silu
+        made = Statement(e, e.outs, [x], "silu({0})", in_place, elementwise=True)
         return 1, [gate], made
 
     def silu_backward(self, e: Eqn) -> None:
         """Fuse t * s + (t * x) * (s * (1 - s)) with s = logistic(x): the gradient of x * s."""
         if e.prim not in (add, add_n) or len(e.ins) != 2:
             return
-        if e.outs[0].aval.dtype not in _KINDS:
+        if e.outs[0].aval.dtype not in _DTYPES:
             return
         for a, b in (e.ins, e.ins[::-1]):
             direct, through = self.sole_producer(a, mul), self.sole_producer(b, mul)
@@ -211,6 +212,7 @@ class _PatternMatcher:
         shape, target = e.outs[0].aval.shape, found.shape
         back = "" if shape == target else f".view({shape})"
         matrices = f"{found.left}, {found.right}"
+        # `addmm` broadcasts a vector itself: then the sum needs no expanded copy of it.
         bias = self._bias(base)
         if bias is not None:
             text = f"addmm({{2}}, {matrices}){back}"
@@ -287,6 +289,7 @@ class _PatternMatcher:
                 rest.append(i)
         if not parts or not rest:
             return None
+        # Each term is added to the elements that its padding leaves; the zeros are never made.
         windows = []
         for p in parts:
             sizes, config = p.ins[0].aval.shape, p.params["config"]
@@ -304,9 +307,9 @@ class _PatternMatcher:
         ins = [*rest, *[p.ins[0] for p in parts]]
         in_place = {}
         if len(set(rest)) == count:
-            for place in range(count):
-                others = [f".add_({{{i}}})" for i in range(count) if i != place]
-                in_place[place] = f"{f}({{{place}}}{''.join(others)}{terms})"
+            for operand in range(count):
+                others = [f".add_({{{i}}})" for i in range(count) if i != operand]
+                in_place[operand] = f"{f}({{{operand}}}{''.join(others)}{terms})"
         return len(parts), parts, Statement(e, e.outs, ins, f"{f}({head}{terms})", in_place)
 
 

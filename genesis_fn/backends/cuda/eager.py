@@ -89,10 +89,13 @@ def eager_function(
         function = made.get(key)
         if function is None:
             given = tuple([args[i] if i in numbers else a for i, a in enumerate(avals)])
-            function = made[key] = _specialised(runtime, device, prim, given, params)  # pyright: ignore[reportArgumentType]
+            function = _specialised(runtime, device, prim, given, params)
+            # Only a fused function may have no kernel, and its operands are arrays.
+            assert function is not None
+            made[key] = function
             if len(made) > _REMEMBERED:
                 made.popitem(last=False)
-        return function(*args)  # pyright: ignore[reportOptionalCall]
+        return function(*args)
 
     return run
 
@@ -116,8 +119,9 @@ def _specialised(
     elif type(lowered) is Views:
         run = _view_function(lowered, sigs, arrays)
     else:
+        assert type(lowered) is Plan
         shared = _shared_results(prim, params)
-        runner = PlanRunner(runtime, lowered)  # pyright: ignore[reportArgumentType]
+        runner = PlanRunner(runtime, lowered)
         if not prim.multi and not shared and not checks(lowered, outs) and runner.is_one_launch:
             return _one_launch(runner, outs[0].nbytes, sigs[0], arrays, len(avals))
         run = _plan_function(runner, sigs, arrays, prim, avals, params, shared)

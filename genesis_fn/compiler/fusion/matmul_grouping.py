@@ -28,7 +28,7 @@ from genesis_fn.primitives.elementwise import add, add_n, convert_p
 
 _TILE = 128, 256
 # Utilisation is the share of whole waves of tiles, one for each multiprocessor, that has work.
-_BUSY = 0.9  # a product that utilises so much needs no company
+_BUSY = 0.9  # a product that utilises so much keeps a launch of its own
 _FILLED = 0.95  # a launch that utilises so much takes no more products
 _MIN_WAVES = 2
 _MIN_DEPTH = 512  # a shorter sum is over too soon to be worth waiting for others

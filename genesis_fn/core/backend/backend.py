@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -22,16 +23,19 @@ class Backend(Protocol):
     """A kind of device. Backends derive from this class: members with a body below refuse, by name,
     what a backend need not have. Storage (`Array.data`) is opaque to everybody else."""
 
+    @abc.abstractmethod
     def device_count(self) -> int:
         """How many devices of this kind can be used."""
         ...
 
+    @abc.abstractmethod
     def eager(
         self, prim: Primitive, avals: Sequence[Any], params: dict[str, Any], device: Device
     ) -> Callable[..., Any]:
         """A function that runs one primitive on arrays of these avals (None marks a scalar)."""
         ...
 
+    @abc.abstractmethod
     def compile(
         self,
         jaxpr: Jaxpr,
@@ -43,14 +47,17 @@ class Backend(Protocol):
         asks for another compiler than the backend's own."""
         ...
 
+    @abc.abstractmethod
     def from_numpy(self, value: np.ndarray, aval: Aval, device: Device) -> Any:
         """Storage that holds a copy of `value`."""
         ...
 
+    @abc.abstractmethod
     def to_numpy(self, array: ArrayImpl) -> np.ndarray:
         """The array's values on the host; waits for them."""
         ...
 
+    @abc.abstractmethod
     def wait(self, array: ArrayImpl) -> None:
         """Return once the array's values are there; raise what its computation raised."""
         ...

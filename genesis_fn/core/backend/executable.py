@@ -3,6 +3,7 @@ implement."""
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -18,6 +19,7 @@ class Carry(Protocol):
 
     sigs: Sequence[Signature]
 
+    @abc.abstractmethod
     def run(self, state: Memory | list[ArrayImpl], others: list[Any]) -> tuple[Memory, list[Any]]:
         """(the state's memory, storages of the other results), given the state, as the last run
         returned it or as arrays, and the storages of the other inputs."""
@@ -43,10 +45,12 @@ class Executable(Protocol):
     unused_donations: Sequence[tuple[int, str]] = ()
     """Donated inputs whose memory no result can take, and why."""
 
+    @abc.abstractmethod
     def __call__(self, *args: ArrayImpl) -> list[ArrayImpl]:
         """The results as arrays. Raises what `explained` makes of an error."""
         ...
 
+    @abc.abstractmethod
     def run(self, storages: list[Any]) -> list[Any]:
         """The storages of the results, given those of the inputs. The memory of a donated input is
         taken only where its Array and the list alone refer to it."""
@@ -71,10 +75,12 @@ class Executable(Protocol):
         """(the results, what each kernel took); None where the device cannot tell."""
         return None
 
+    @abc.abstractmethod
     def as_text(self) -> str:
         """The program as it was compiled."""
         ...
 
+    @abc.abstractmethod
     def memory_analysis(self) -> dict[str, int]:
         """Bytes of arguments, results, temporaries, and the peak of them all."""
         ...

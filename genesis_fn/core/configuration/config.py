@@ -25,7 +25,7 @@ class Config:
         numpy_rank_promotion: "warn" or "raise" where operands differ in their number of
             dimensions.
         random_impl: the generator of new keys, "philox" or "threefry2x32" (bit-equal to JAX).
-        disable_jit: run `jit`, `scan` and `cond` as Python.
+        disable_jit: run `jit`, loops and branches as Python.
         debug_nans: raise NanError for a NaN result, with the line that made it.
         debug_infs: raise NanError for an infinite result.
         check_keys: raise KeyReuseError where a random key is used twice, instead of a warning.
@@ -81,15 +81,27 @@ def _intern(value: Config) -> Config:
     return _interned.setdefault(tuple([getattr(value, n) for n in _FIELDS]), value)
 
 
+_FLAGS = {
+    "1": True, "true": True, "yes": True, "on": True,
+    "": False, "0": False, "false": False, "no": False, "off": False,
+}  # fmt: skip
+
+
+def _flag(variable: str, text: str) -> bool:
+    if text.lower() not in _FLAGS:
+        raise ValueError(f"{variable} is 1, true, yes or on, or else 0, false, no or off: {text!r}")
+    return _FLAGS[text.lower()]
+
+
 def _from_environment() -> Config:
     changes: dict[str, Any] = {}
     for name, f in _FIELDS.items():
         text = os.environ.get(f"GENESIS_{name.upper()}")
         if text is not None and isinstance(f.default, bool):
-            changes[name] = text.lower() in ("1", "true", "yes", "on")
+            changes[name] = _flag(f"GENESIS_{name.upper()}", text)
         elif text is not None and isinstance(f.default, str):
             changes[name] = text
-    if environment.text("GENESIS_CHECK") == "1":
+    if _flag("GENESIS_CHECK", environment.text("GENESIS_CHECK")):
         changes["check_types"] = True
     return _intern(Config(**changes))
 

@@ -51,15 +51,17 @@ def _value(name: str, value: Any) -> Any:
             known = ", ".join(repr(k) for k in _PRECISIONS if k)
             raise ValueError(f"matmul precision {value!r} is not known; there are {known}")
         return _PRECISIONS[value]
-    if name == "random_impl" and isinstance(value, str) and value not in IMPLEMENTATIONS:
-        known = ", ".join(IMPLEMENTATIONS)
-        raise ValueError(f"there is no random implementation {value!r}; there are {known}")
     if name.startswith("transfer_guard") and value not in LEVELS:
         raise ValueError(f"{name} is one of {', '.join(LEVELS)}, got {value!r}")
     if name == "numpy_dtype_promotion" and value not in ("standard", "strict"):
         raise ValueError(f'numpy_dtype_promotion is "standard" or "strict", got {value!r}')
     if name == "numpy_rank_promotion" and value not in ("allow", "warn", "raise"):
         raise ValueError(f'numpy_rank_promotion is "allow", "warn" or "raise", got {value!r}')
+    if name == "random_impl":
+        value = {"threefry": "threefry2x32"}.get(value, value)
+        if value not in IMPLEMENTATIONS:
+            known = ", ".join(map(repr, IMPLEMENTATIONS))
+            raise ValueError(f"there is no random implementation {value!r}; there are {known}")
     return device_of(value) if name == "default_device" else value
 
 

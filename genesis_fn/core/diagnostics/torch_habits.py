@@ -4,6 +4,7 @@ errors for unknown attributes and arguments read."""
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable
 from types import FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any, Never
@@ -60,7 +61,7 @@ ARRAYS = {
     "new_tensor": "jnp.asarray(values, x.dtype)", "apply": "genesis_fn.vmap(f)(x)",
 }  # fmt: skip
 
-# What torch also does in place, by names with "_" at their end, beside those above.
+# Further tensor methods with an in-place form, whose name ends in "_".
 IN_PLACE = (
     "addbmm", "addcdiv", "addcmul", "addmm", "addmv", "addr", "as_strided", "baddbmm", "bernoulli",
     "cauchy", "conj_physical", "digamma", "erf", "erfc", "erfinv", "exponential", "fill", "fix",
@@ -88,7 +89,8 @@ MODULES = {
         "enable_grad": "grad(f)", "manual_seed": "random.key(seed), which functions take",
         "autograd": "grad, vjp, jvp, custom_vjp", "compile": "jit", "func": "grad, vmap, vjp, jvp",
         "save": "io.save", "load": "io.restore", "device": "cpu() and cuda()",
-        "nograd": "lax.stop_gradient(x)", "export": "jit(f).lower(...)",
+        "autocast": "amp(f, policy)", "nograd": "lax.stop_gradient(x)",
+        "export": "jit(f).lower(...)",
     },
     "genesis_fn.numpy": {
         "tensor": "asarray", "from_numpy": "asarray", "as_tensor": "asarray", "cat": "concatenate",
@@ -107,7 +109,11 @@ MODULES = {
         "Dense": "Linear(inputs, outputs)", "functional": "its functions are here: nn.relu",
         "Parameter": "parameters are plain arrays: layer.init(key)",
         "ModuleList": "a list of layers, or Sequential", "ModuleDict": "a dict of layers",
-        "ReLU": "relu, or Activation(relu)", "GELU": "gelu, or Activation(gelu)",
+        "ReLU": "relu, or Activation(relu)",
+        "GELU": "gelu, or Activation(gelu); torch's is gelu(x, approximate=False)",
+        "Identity": "identity, or Activation(identity)", "RNN": "lax.scan over a cell",
+        "LSTM": "lax.scan over a cell", "GRU": "lax.scan over a cell",
+        "ConvTranspose1d": "lax.conv_transpose", "ConvTranspose2d": "lax.conv_transpose",
         "SiLU": "silu, or Activation(silu)", "Tanh": "tanh, or Activation(tanh)",
         "Sigmoid": "sigmoid, or Activation(sigmoid)", "Softmax": "softmax, or Activation(softmax)",
         "LogSoftmax": "log_softmax", "LeakyReLU": "leaky_relu", "ELU": "elu", "SELU": "selu",
@@ -158,7 +164,8 @@ def of_module(module: str, name: str) -> AttributeError:
     plain = f"module {module!r} has no attribute {name!r}"
     instead = MODULES.get(module, {}).get(name)
     if instead is None:
-        return AttributeError(plain)
+        # With these two Python's traceback says which name may be meant.
+        return AttributeError(plain, name=name, obj=sys.modules[module])
     return AttributeError(f"{plain}\n  at {where().describe()}\n  in this library: {instead}")
 
 

@@ -398,7 +398,7 @@ class ArrayInterface(Described):
         ...
 
     def partition(self, kth: int, axis: int = -1) -> Array:
-        """The elements with the `kth` smallest in its place and the smaller ones before it."""
+        """The elements with the `kth` smallest at index `kth` and the smaller ones before it."""
         ...
 
     def argpartition(self, kth: int, axis: int = -1) -> Array:

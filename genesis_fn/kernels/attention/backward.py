@@ -79,8 +79,8 @@ def attention_delta_kernel(
     value = tl.sum(a * b, 1)
     head = line % H
     time = line // H % T
-    place = (line // (H * T) * H + head).to(tl.int64) * T + time
-    tl.store(delta + place, value, mask=line < LINES)
+    offset = (line // (H * T) * H + head).to(tl.int64) * T + time
+    tl.store(delta + offset, value, mask=line < LINES)
 
 
 @triton.jit
@@ -724,8 +724,8 @@ def _pass_launch(
         heads, tiles = b * kv, -(-s // c)
         head_group = max(1, heads_per_group(spec, target) // spec.group**2)
         kernel = attention_dkdv_kernel
-    for name, (place, length, count, dim, rows) in results.items():
-        buffer = BufferArg(inputs + place, spec.dtype)
+    for name, (number, length, count, dim, rows) in results.items():
+        buffer = BufferArg(inputs + number, spec.dtype)
         strides = dense_strides(length, count, dim)
         arguments[name] = (
             rows_view(buffer, b, length, count, dim, strides, rows) if descriptors else buffer

@@ -109,9 +109,9 @@ def attention_split_kernel(
     col_end = keys_of(batch, kv_lengths, S)
     start, _full_start, _full_end, end = key_bounds(0, T - 1, col_end, LEFT, RIGHT, BLOCK_N, False)
     dims = tl.arange(0, BLOCK_D)
-    places = rows[:, None] * Q_TIME + heads[:, None] * Q_HEAD + dims[None, :]
+    offsets = rows[:, None] * Q_TIME + heads[:, None] * Q_HEAD + dims[None, :]
     inside = (rows < T)[:, None] & (dims < D)[None, :]
-    queries = tl.load(q + batch.to(tl.int64) * Q_BATCH + places, mask=inside, other=0.0)
+    queries = tl.load(q + batch.to(tl.int64) * Q_BATCH + offsets, mask=inside, other=0.0)
     top = tl.full((BLOCK_M,), float("-inf"), tl.float32)
     total = tl.zeros((BLOCK_M,), tl.float32)
     acc = tl.zeros((BLOCK_M, BLOCK_DV), tl.float32)
@@ -167,11 +167,11 @@ def attention_split_kernel(
         total = total * decay + tl.sum(probs, 1)
         top = new_top
         acc = dot(cast(probs, values.dtype), values, acc * decay[:, None], PRECISION)
-    place = (line * SPLITS + split) * BLOCK_M + packed
-    tl.store(tops + place, top)
-    tl.store(totals + place, total)
+    offset = (line * SPLITS + split) * BLOCK_M + packed
+    tl.store(tops + offset, top)
+    tl.store(totals + offset, total)
     tl.store(
-        partials + place.to(tl.int64)[:, None] * BLOCK_DV + tl.arange(0, BLOCK_DV)[None, :], acc
+        partials + offset.to(tl.int64)[:, None] * BLOCK_DV + tl.arange(0, BLOCK_DV)[None, :], acc
     )
 
 
@@ -202,10 +202,10 @@ def attention_combine_kernel(
     """out and lse of one query of one head from its partial softmaxes."""
     if PROGRAMMATIC:
         wait_for_dependencies()
-    place = tl.program_id(0)
-    batch = place // (T * H)
-    row = place // H % T
-    head = place % H
+    program = tl.program_id(0)
+    batch = program // (T * H)
+    row = program // H % T
+    head = program % H
     KV: tl.constexpr = H // G
     line = batch * KV + head // G
     packed = row * G + head % G
@@ -244,7 +244,7 @@ def attention_combine_kernel(
                 value += tl.sum(up(tile), 0) / S
     value = value / total
     element = out.dtype.element_ty
-    tl.store(out + place.to(tl.int64) * DV + dims, cast(value, element), mask=dims < DV)
+    tl.store(out + program.to(tl.int64) * DV + dims, cast(value, element), mask=dims < DV)
     if lse is not None:
         tl.store(lse + (batch * H + head) * T + row, norm)
 

@@ -183,8 +183,8 @@ def _consume(
     acc_pending = warpgroup_mma(weights, values, acc, is_async=True)
     acc = warpgroup_mma_wait(0, deps=[acc_pending])
     if lse is not None:
-        place = (batch.to(gl.int64) * H + head) * T + rows
-        gl.store(lse + place, (top + gl.log2(total)) * LN2, mask=rows < T)
+        offset = (batch.to(gl.int64) * H + head) * T + rows
+        gl.store(lse + offset, (top + gl.log2(total)) * LN2, mask=rows < T)
     acc = acc / gl.convert_layout(total, out_layout)[:, None]
     # This half's queries are spent: their memory carries the result out.
     staging = q_tiles.index(half).reshape([M, DV])

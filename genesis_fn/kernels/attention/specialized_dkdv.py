@@ -86,7 +86,7 @@ def _step(
     dv_pending,
     keys,
     values,
-    places,
+    positions,
     lse,
     delta,
     batch,
@@ -146,7 +146,7 @@ def _step(
     probs = gl.exp2(scores * FACTOR - norm[None, :])
     # One mask for all tiles: masked ones in code of their own were not faster.
     if CAUSAL:
-        probs = gl.where(rows[None, :] >= places[:, None], probs, 0.0)
+        probs = gl.where(rows[None, :] >= positions[:, None], probs, 0.0)
     weights = gl.convert_layout(probs.to(q_tiles.dtype), dv_operand)
     dv_next = warpgroup_mma(weights, cotangents, dv_acc, is_async=True)
     # Read only now: while the scores are held there is no register for it.
@@ -202,7 +202,7 @@ def _consume(
     dv_layout: gl.constexpr = gl.NVMMADistributedLayout(
         version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, DV, 16]
     )
-    places = col + half * M + gl.arange(0, M, gl.SliceLayout(1, score_layout))
+    positions = col + half * M + gl.arange(0, M, gl.SliceLayout(1, score_layout))
     keys = k_tiles.index(half).reshape([M, D])
     values = v_tiles.index(half).reshape([M, DV])
     mbarrier.wait(kv_full.index(half), 0)
@@ -215,7 +215,7 @@ def _consume(
         dv_pending,
         keys,
         values,
-        places,
+        positions,
         lse,
         delta,
         batch,
@@ -240,7 +240,7 @@ def _consume(
             dv_pending,
             keys,
             values,
-            places,
+            positions,
             lse,
             delta,
             batch,

@@ -194,10 +194,10 @@ def _consume(
         version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, D, 16]
     )
     rows = row + half * M + gl.arange(0, M, gl.SliceLayout(1, score_layout))
-    place = (batch.to(gl.int64) * H + head) * T + rows
+    offset = (batch.to(gl.int64) * H + head) * T + rows
     # In registers for all key tiles. Rows past the end get probability exp2(-inf) = 0.
-    norm = gl.load(lse + place, mask=rows < T, other=float("inf")) * LOG2E
-    mean = gl.load(delta + place, mask=rows < T, other=0.0)
+    norm = gl.load(lse + offset, mask=rows < T, other=float("inf")) * LOG2E
+    mean = gl.load(delta + offset, mask=rows < T, other=0.0)
     queries = q_tiles.index(half).reshape([M, D])
     cotangents = o_tiles.index(half).reshape([M, DV])
     mbarrier.wait(q_full.index(half), 0)

@@ -140,11 +140,11 @@ def concatenate_elements_kernel(
 ):
     """Narrow operands side by side: a program fills BLOCK elements of the output from all."""
     # The operands fill columns FIRST .. FIRST + SPAN of each row of the output.
-    place = tl.program_id(0)
-    place = (place.to(tl.int64) if WIDE else place) * BLOCK + tl.arange(0, BLOCK)
-    inside = place < OUTER * SPAN
-    row = place // SPAN
-    column = (place - row * SPAN).to(tl.int32) + FIRST
+    position = tl.program_id(0)
+    position = (position.to(tl.int64) if WIDE else position) * BLOCK + tl.arange(0, BLOCK)
+    inside = position < OUTER * SPAN
+    row = position // SPAN
+    column = (position - row * SPAN).to(tl.int32) + FIRST
     v = tl.zeros((BLOCK,), out.dtype.element_ty)
     xs = (x0, x1, x2, x3, x4, x5, x6, x7)
     for i in tl.static_range(COUNT):

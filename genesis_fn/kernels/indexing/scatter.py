@@ -148,15 +148,15 @@ def scatter_keys_kernel(
     BLOCK: tl.constexpr,
 ):
     """keys = the row that each update goes to, ROWS for those that go nowhere."""
-    place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    inside = place < COUNT
-    i = tl.load(index + place, inside, other=0)
+    position = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = position < COUNT
+    i = tl.load(index + position, inside, other=0)
     good = in_range(i, inside, error, ROWS, SITE)
     if CLIP:
         i = tl.minimum(tl.maximum(i, 0), ROWS - 1)
     else:
         i = tl.where(good, i, ROWS)
-    tl.store(keys + place, i.to(tl.int32), inside)
+    tl.store(keys + position, i.to(tl.int32), inside)
 
 
 @triton.jit
@@ -240,7 +240,7 @@ def scatter_chunk_kernel(
         continues = tl.load(keys + tl.load(order + first - 1)) == key
     value = up(tl.load(updates + source.to(tl.int64) * COLUMNS + column, inside, other=0.0)).to(ACC)
     # Two slots a chunk: what its first run continues from before, and what its last run begins.
-    place = partials + chunk.to(tl.int64) * 2 * COLUMNS + column
+    partial = partials + chunk.to(tl.int64) * 2 * COLUMNS + column
     for i in range(first + 1, last):
         source = tl.load(order + i)
         next_key = tl.load(keys + source)
@@ -249,7 +249,7 @@ def scatter_chunk_kernel(
         )
         if next_key != key:
             if continues:
-                tl.store(place, value, inside)
+                tl.store(partial, value, inside)
             else:
                 write_row(out, key, value, column, inside, COLUMNS, OPERATION, KEEP)
             continues = first < 0
@@ -261,9 +261,9 @@ def scatter_chunk_kernel(
     if last < COUNT:
         goes_on = tl.load(keys + tl.load(order + last)) == key
     if continues:
-        tl.store(place, value, inside)
+        tl.store(partial, value, inside)
     elif goes_on:
-        tl.store(place + COLUMNS, value, inside)
+        tl.store(partial + COLUMNS, value, inside)
     elif key < ROWS:
         write_row(out, key, value, column, inside, COLUMNS, OPERATION, KEEP)
 

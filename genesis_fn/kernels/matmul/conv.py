@@ -211,8 +211,8 @@ def convolution_kernel(
     mask = (row < ROWS)[:, None] & (column < COLUMNS)[None, :]
     if SPLITS > 1:
         # Dense partials [split, group, row, column].
-        place = (split * tl.num_programs(1) + tl.program_id(1)).to(tl.int64) * (ROWS * COLUMNS)
-        at_out = place + row[:, None] * COLUMNS + column[None, :]
+        offset = (split * tl.num_programs(1) + tl.program_id(1)).to(tl.int64) * (ROWS * COLUMNS)
+        at_out = offset + row[:, None] * COLUMNS + column[None, :]
     else:
         at_row = n * OUT_STRIDES[0] + p0 * OUT_STRIDES[3] + p1 * OUT_STRIDES[4]
         at_row += p2 * OUT_STRIDES[5] + group * OUT_STRIDES[1]

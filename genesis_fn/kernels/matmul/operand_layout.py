@@ -58,10 +58,10 @@ def prepare_kernel(
         v = tl.load(source + at, (depth < DEPTH)[:, None] & (row < ROWS)[None, :], other=0.0)
         v = tl.trans(v)
     out = y + tl.program_id(2).to(tl.int64) * (ROWS * PARTS * PADDED)
-    place = row[:, None] * (PARTS * PADDED) + depth[None, :]
+    offset = row[:, None] * (PARTS * PADDED) + depth[None, :]
     inside = (row < ROWS)[:, None] & (depth < PADDED)[None, :]
     if PARTS == 1:
-        tl.store(out + place, v, inside)
+        tl.store(out + offset, v, inside)
     else:
         # What tf32 keeps, exactly, and the rest, rounded to what tf32 keeps.
         high = (v.to(tl.int32, bitcast=True) & -8192).to(tl.float32, bitcast=True)
@@ -72,9 +72,9 @@ def prepare_kernel(
         shown = tl.where(finite, high, 0.0)
         # A NaN may hold all its bits where tf32 has none.
         high = tl.where(finite, high, v)
-        tl.store(out + place, low if LEFT else shown, inside)
-        tl.store(out + place + PADDED, shown if LEFT else low, inside)
-        tl.store(out + place + 2 * PADDED, high, inside)
+        tl.store(out + offset, low if LEFT else shown, inside)
+        tl.store(out + offset + PADDED, shown if LEFT else low, inside)
+        tl.store(out + offset + 2 * PADDED, high, inside)
 
 
 def copies(spec: MatmulSpec, operand: str) -> bool:

@@ -413,9 +413,9 @@ def part_lines(text: MatmulSource, width: int, column: str) -> list[str]:
     lines = [inside, *epilogue_lines(text)]
     if spec.accumulate and not adds_in_place(text):
         lines += base_lines(text, "out", "held")
-        place = f"held_at + ({index_text(text, 'out', 'rm', 'rn')})"
+        address = f"held_at + ({index_text(text, 'out', 'rm', 'rn')})"
         zero = zero_text(spec.out_dtype)
-        lines += [f"acc = acc + up(tl.load({place}, mask=inside, other={zero}))"]
+        lines += [f"acc = acc + up(tl.load({address}, mask=inside, other={zero}))"]
     value = f"cast(acc, {_TL[spec.out_dtype]})"
     if text.out == "descriptor":
         batch = [f"b{i}" for i in range(len(spec.batch))]
@@ -425,9 +425,9 @@ def part_lines(text: MatmulSource, width: int, column: str) -> list[str]:
         if adds_in_place(text):
             return [*lines, f"add_into({n('out')}, {corner}, {value})"]
         return [*lines, f"{n('out')}.store({corner}, {value})"]
-    place = f"out_at + ({index_text(text, 'out', 'rm', 'rn')})"
+    address = f"out_at + ({index_text(text, 'out', 'rm', 'rn')})"
     lines += base_lines(text, "out", "out")
-    return [*lines, f"tl.store({place}, {value}{store_mask(text, width)})"]
+    return [*lines, f"tl.store({address}, {value}{store_mask(text, width)})"]
 
 
 def adds_in_place(text: MatmulSource) -> bool:
@@ -502,9 +502,9 @@ def epilogue_lines(text: MatmulSource) -> list[str]:
     lines = spec.hooks.epilogue.splitlines()
     if spec.residual:
         lines += base_lines(text, "out", "residual")
-        place = f"residual_at + ({index_text(text, 'out', 'rm', 'rn')})"
+        address = f"residual_at + ({index_text(text, 'out', 'rm', 'rn')})"
         zero = zero_text(spec.out_dtype)
-        lines += [f"acc = acc + up(tl.load({place}, mask=inside, other={zero}))"]
+        lines += [f"acc = acc + up(tl.load({address}, mask=inside, other={zero}))"]
     return lines
 
 

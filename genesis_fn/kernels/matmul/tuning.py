@@ -74,7 +74,7 @@ def chosen_config(spec: MatmulSpec, target: Target) -> MatmulConfig:
     if hooks.epilogue and spec.m > FEW_ROWS:
         config = menu[0]
         if config.family == "tma":
-            # Beside the accumulator there is room for few columns of the other tiles.
+            # Next to the accumulator there is room for few columns of the other tiles.
             subtiles = config.bn // _EPILOGUE_COLUMNS
             config = replace(config, halves=False, epilogue_subtiles=subtiles, stages=4)
         return fitted(spec, config, target)

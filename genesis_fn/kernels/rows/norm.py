@@ -311,10 +311,10 @@ def norm_parameter_gradient_kernel(
             bias_sum += g
             h -= tl.load(mean + row, valid, other=0.0)[:, None]
         weight_sum += g * (h * tl.load(rstd + row, valid, other=0.0)[:, None])
-    place = slab.to(tl.int64) * COLUMNS + column
-    tl.store(dweight + place, tl.sum(weight_sum, 0), inside)
+    offset = slab.to(tl.int64) * COLUMNS + column
+    tl.store(dweight + offset, tl.sum(weight_sum, 0), inside)
     if CENTER:
-        tl.store(dbias + place, tl.sum(bias_sum, 0), inside)
+        tl.store(dbias + offset, tl.sum(bias_sum, 0), inside)
 
 
 def forward_tile(columns: int, dtype: str) -> Tile:

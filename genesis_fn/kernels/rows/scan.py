@@ -190,8 +190,8 @@ def scan_kernel(
     lane = tl.arange(0, BLOCK)
     for start in range(chunk * CHUNK, tl.minimum((chunk + 1) * CHUNK, LENGTH), BLOCK):
         step = start + lane
-        place = LENGTH - 1 - step if REVERSE else step
-        offset = place.to(tl.int64) * INNER if WIDE else place * INNER
+        position = LENGTH - 1 - step if REVERSE else step
+        offset = position.to(tl.int64) * INNER if WIDE else position * INNER
         if AXIS == 1:
             at = base[:, None] + offset[None, :]
             mask = exists[:, None] & (step < LENGTH)[None, :]

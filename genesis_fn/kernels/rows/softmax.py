@@ -86,10 +86,10 @@ def online_logsumexp(
     top = tl.full((LANES,), -3.0e38, ACC)
     total = tl.zeros((LANES,), ACC)
     plain = tl.zeros((LANES,), ACC)
-    place = tl.arange(0, LANES)[:, None] * VECTOR + tl.arange(0, VECTOR)[None, :]
+    position = tl.arange(0, LANES)[:, None] * VECTOR + tl.arange(0, VECTOR)[None, :]
     for start in range(0, COLUMNS, LANES * VECTOR):
-        inside = start + place < COLUMNS
-        v = up(tl.load(x + start + place, inside, other=float("-inf")))
+        inside = start + position < COLUMNS
+        v = up(tl.load(x + start + position, inside, other=float("-inf")))
         v = tl.where(inside, soft_cap(v, CAP), float("-inf"))
         if SUM:
             plain += tl.sum(tl.where(inside, v, 0.0), 1)

@@ -63,10 +63,10 @@ def block_sort_kernel(
     first = ((pair % TILES) * LENGTH)[:, None]
     lane = tl.arange(0, COLUMN_BLOCK)[None, :]
     inside = (pair < rows * TILES)[:, None] & (lane < LENGTH) & (first + lane < STRIDE)
-    place = first + lane
-    source = place
+    column = first + lane
+    source = column
     if HAS_BEFORE:
-        source = tl.load(before + row * STRIDE + place, inside, other=0)
+        source = tl.load(before + row * STRIDE + column, inside, other=0)
     bits = tl.load(keys + row * STRIDE + source, inside, other=0)
     key = ordered(bits, KIND, INF, DESCENDING)
     if PART == "narrow":

@@ -113,10 +113,10 @@ def radix_start_kernel(keys, order, out, LENGTH: tl.constexpr, BLOCK: tl.constex
     """out = the keys in the order `order`."""
     TILES: tl.constexpr = (LENGTH + BLOCK - 1) // BLOCK
     row = (tl.program_id(0) // TILES).to(tl.int64)
-    place = (tl.program_id(0) % TILES) * BLOCK + tl.arange(0, BLOCK)
-    inside = place < LENGTH
-    source = tl.load(order + row * LENGTH + place, inside, other=0)
-    tl.store(out + row * LENGTH + place, tl.load(keys + row * LENGTH + source, inside), inside)
+    position = (tl.program_id(0) % TILES) * BLOCK + tl.arange(0, BLOCK)
+    inside = position < LENGTH
+    source = tl.load(order + row * LENGTH + position, inside, other=0)
+    tl.store(out + row * LENGTH + position, tl.load(keys + row * LENGTH + source, inside), inside)
 
 
 @triton.jit
@@ -135,9 +135,9 @@ def radix_count_kernel(
     """counts[row, tile, digit] = how many keys of the tile have the digit at bit `shift`."""
     tile = tl.program_id(0) % TILES
     row = (tl.program_id(0) // TILES).to(tl.int64)
-    place = tile * BLOCK + tl.arange(0, BLOCK)
-    inside = place < LENGTH
-    bits = tl.load(keys + row * LENGTH + place, inside, other=0)
+    position = tile * BLOCK + tl.arange(0, BLOCK)
+    inside = position < LENGTH
+    bits = tl.load(keys + row * LENGTH + position, inside, other=0)
     digit = digit_of(bits, shift, KIND, INF, DESCENDING, DIGITS)
     count = tl.histogram(digit, DIGITS, mask=inside)
     tl.store(counts + (row * TILES + tile) * DIGITS + tl.arange(0, DIGITS), count)

@@ -45,12 +45,12 @@ def permute_kernel(
     """y[row, i] = x[row, order[row, i]] for i < KEPT, or order[row, i] itself if CAST."""
     TILES: tl.constexpr = (KEPT + BLOCK - 1) // BLOCK
     row = (tl.program_id(0) // TILES).to(tl.int64)
-    place = (tl.program_id(0) % TILES) * BLOCK + tl.arange(0, BLOCK)
-    inside = place < KEPT
-    value = tl.load(order + row * LENGTH + place, inside, other=0)
+    position = (tl.program_id(0) % TILES) * BLOCK + tl.arange(0, BLOCK)
+    inside = position < KEPT
+    value = tl.load(order + row * LENGTH + position, inside, other=0)
     if not CAST:
         value = tl.load(x + row * LENGTH + value, inside, other=0)
-    tl.store(y + row * KEPT + place, value.to(y.dtype.element_ty), inside)
+    tl.store(y + row * KEPT + position, value.to(y.dtype.element_ty), inside)
 
 
 def add_permutation(

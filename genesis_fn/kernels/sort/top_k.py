@@ -52,9 +52,9 @@ def group_maxima_kernel(
     least: tl.constexpr = -(1 << (keys.dtype.element_ty.primitive_bitwidth - 1))
     largest = tl.zeros((ROW_BLOCK,), tl.int64)
     for start in tl.static_range(0, GROUP, COLUMN_BLOCK):
-        place = group[:, None] * GROUP + (start + tl.arange(0, COLUMN_BLOCK))[None, :]
-        inside = place < LENGTH
-        bits = tl.load(keys + row * LENGTH + place, inside, other=0)
+        position = group[:, None] * GROUP + (start + tl.arange(0, COLUMN_BLOCK))[None, :]
+        inside = position < LENGTH
+        bits = tl.load(keys + row * LENGTH + position, inside, other=0)
         key = ordered(bits, KIND, INF, False)
         found = tl.max(tl.where(inside, key, least), 1)
         largest = found if start == 0 else tl.maximum(largest, found)
@@ -67,7 +67,7 @@ def take_groups_kernel(
     names,
     chosen,
     best,
-    places,
+    positions,
     LENGTH: tl.constexpr,
     GROUP: tl.constexpr,
     GROUPS: tl.constexpr,
@@ -83,15 +83,15 @@ def take_groups_kernel(
     # In the order of the row, so that equal elements keep the order of their positions.
     group = tl.sort(tl.load(chosen + row * COUNT + slot, slot < COUNT, other=GROUPS))
     to = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    place = tl.gather(group, tl.minimum(to // GROUP, COUNT_PADDED - 1), 0) * GROUP + to % GROUP
-    inside = (to < COUNT * GROUP) & (place < LENGTH)
+    position = tl.gather(group, tl.minimum(to // GROUP, COUNT_PADDED - 1), 0) * GROUP + to % GROUP
+    inside = (to < COUNT * GROUP) & (position < LENGTH)
     # What the last group lacks comes after everything in the row and orders after it.
-    bits = tl.load(keys + row * LENGTH + place, inside, other=0)
+    bits = tl.load(keys + row * LENGTH + position, inside, other=0)
     bits = tl.where(inside, bits, tl.full((BLOCK,), WORST, bits.dtype))
     if HAS_NAMES:
-        place = tl.load(names + row * LENGTH + place, inside, other=0)
+        position = tl.load(names + row * LENGTH + position, inside, other=0)
     tl.store(best + row * (COUNT * GROUP) + to, bits, to < COUNT * GROUP)
-    tl.store(places + row * (COUNT * GROUP) + to, place, to < COUNT * GROUP)
+    tl.store(positions + row * (COUNT * GROUP) + to, position, to < COUNT * GROUP)
 
 
 def plan_top_k(spec: TopK, target: Target) -> Plan:
@@ -139,12 +139,12 @@ def plan_top_k(spec: TopK, target: Target) -> Plan:
         grouped = many and 2 * spec.k * group <= length
         remaining = spec.k * group if grouped else kept_length(length, spec.k)
         best = builder.workspace(spec.rows * remaining, raw_dtype(spec.dtype))
-        places = builder.workspace(spec.rows * remaining, "i32")
+        positions = builder.workspace(spec.rows * remaining, "i32")
         if grouped:
-            add_best_groups(builder, spec.rows, length, key, names, group, spec.k, best, places)
+            add_best_groups(builder, spec.rows, length, key, names, group, spec.k, best, positions)
         else:
-            add_best(best, places)
-        key, names, length = (best, spec.dtype), places, remaining
+            add_best(best, positions)
+        key, names, length = (best, spec.dtype), positions, remaining
     add_best(values, indices)
     return builder.build()
 
@@ -158,12 +158,12 @@ def add_best_groups(
     group: int,
     count: int,
     best: BufferArg,
-    places: BufferArg,
+    positions: BufferArg,
 ) -> None:
     """Append the `count` groups of `group` neighbours with the largest maxima, in their order in
     the row: their elements go to `best`, their positions, through the table `names` if there is
-    one, to `places`. They hold the `count` largest elements: one of another group is no larger than
-    any of these groups' maxima, which are `count` elements."""
+    one, to `positions`. They hold the `count` largest elements: one of another group is no larger
+    than any of these groups' maxima, which are `count` elements."""
     keys, dtype = key
     raw, kind = raw_dtype(dtype), key_constants(dtype)
     keys = BufferArg(keys.index, raw, keys.offset)
@@ -189,7 +189,13 @@ def add_best_groups(
     builder.launch(
         take_groups_kernel,
         (cdiv(count * group, 1024), rows),
-        {"keys": keys, "names": names or chosen, "chosen": chosen, "best": best, "places": places},
+        {
+            "keys": keys,
+            "names": names or chosen,
+            "chosen": chosen,
+            "best": best,
+            "positions": positions,
+        },
         {
             **sizes,
             "COUNT": count,

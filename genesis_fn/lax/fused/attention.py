@@ -21,7 +21,8 @@ from genesis_fn.primitives.reductions.reduce import reduce_sum
 from genesis_fn.primitives.shape import broadcast_in_dim, iota, reshape, transpose
 from genesis_fn.transforms.custom.fused_functions import fused
 
-# What a masked logit is: finite, so that a row that sees nothing attends to everything equally.
+# The logit of a masked key: finite, so that a query without visible keys attends to all keys
+# equally; with -inf its softmax would be NaN.
 MASKED = -0.7 * dtypes.finfo(dtypes.F32).max
 
 _STATIC = ("scale", "causal", "window", "softcap")
@@ -183,15 +184,19 @@ def _attention_backward(
     logits, slope, seen = _scores(q, k, bias, mask, lengths, *[static[n] for n in _STATIC])
     b, kv, g, t, _ = typeof(logits).shape
     h = typeof(v).shape[-1]
-    # Not exp(logits - lse): in a row that sees nothing the masked logit swallows the logarithm.
+    # Not exp(logits - lse): for a query without visible keys lse = MASKED + log(keys) rounds to
+    # MASKED, and every probability would be 1.
     p = softmax_last.reference(logits)
     grad = transpose(reshape(wide(ct), (b, t, kv, g, h)), (0, 2, 3, 1, 4))  # [b, kv, g, t, h]
-    kind = typeof(p).dtype
+    dtype = typeof(p).dtype
     dv = dot_general(
-        like(p, v), like(grad, v), (((2, 3), (2, 3)), ((0, 1), (0, 1))), preferred_element_type=kind
+        like(p, v),
+        like(grad, v),
+        (((2, 3), (2, 3)), ((0, 1), (0, 1))),
+        preferred_element_type=dtype,
     )  # [b, kv, s, h]
     dp = dot_general(
-        like(grad, v), v, (((4,), (3,)), ((0, 1), (0, 2))), preferred_element_type=kind
+        like(grad, v), v, (((4,), (3,)), ((0, 1), (0, 2))), preferred_element_type=dtype
     )  # [b, kv, g, t, s]
     o = transpose(reshape(wide(out), (b, t, kv, g, h)), (0, 2, 3, 1, 4))
     delta = reduce_sum(ops.mul(o, grad), last(o))
@@ -204,11 +209,11 @@ def _attention_backward(
     if slope is not None:
         ds = ops.mul(ds, slope)
     ds = like(ops.mul(ds, static["scale"]), k)
-    dq = dot_general(ds, k, (((4,), (1,)), ((0, 1), (0, 2))), preferred_element_type=kind)
+    dq = dot_general(ds, k, (((4,), (1,)), ((0, 1), (0, 2))), preferred_element_type=dtype)
     dq = reshape(transpose(dq, (0, 3, 1, 2, 4)), typeof(q).shape)
     grouped = reshape(q, (b, t, kv, g, typeof(q).shape[-1]))
     dk = dot_general(
-        ds, grouped, (((2, 3), (3, 1)), ((0, 1), (0, 2))), preferred_element_type=kind
+        ds, grouped, (((2, 3), (3, 1)), ((0, 1), (0, 2))), preferred_element_type=dtype
     )  # [b, kv, s, h]
     back = [like(dq, q), like(transpose(dk, (0, 2, 1, 3)), k), like(transpose(dv, (0, 2, 1, 3)), v)]
     return tuple(back + ([d_bias] if has[0] else []))
@@ -273,7 +278,6 @@ def dot_product_attention(
 ) -> PyTree:
     """softmax(scale * query key^T + bias) value: [B, T, N, H] or [T, N, H], as JAX's function.
 
-
     Args:
         query: floating array [B, T, N, H], or [T, N, H] without a batch.
         key, value: arrays [B, S, K, H] with K dividing N: N / K query heads share a key head.
@@ -290,7 +294,8 @@ def dot_product_attention(
         softcap: replaces scores by softcap * tanh(scores / softcap); 0 does not.
 
     Returns:
-        An array of the shape of `query`; with `return_residual` (it, float32 [B, T, N]).
+        An array of the shape of `query`; with `return_residual` (it, logarithms [B, T, N], or
+        [T, N] without a batch, in float32 or for float64 operands in float64).
 
     Raises:
         ShapeError: shapes do not fit.
@@ -364,8 +369,8 @@ def dot_product_attention(
 
 
 def _checked(q: Any, k: Any, v: Any) -> None:
-    kinds = [typeof(x) for x in (q, k, v)]
-    shapes = [a.shape for a in kinds]
+    avals = [typeof(x) for x in (q, k, v)]
+    shapes = [a.shape for a in avals]
     fits = all(len(s) == 4 for s in shapes) and (
         shapes[0][0] == shapes[1][0] == shapes[2][0]
         and shapes[1][1:3] == shapes[2][1:3]
@@ -375,18 +380,18 @@ def _checked(q: Any, k: Any, v: Any) -> None:
     )
     if not fits:
         raise errors.ShapeError(
-            f"attention: query {kinds[0]}, key {kinds[1]} and value {kinds[2]} do not fit "
+            f"attention: query {avals[0]}, key {avals[1]} and value {avals[2]} do not fit "
             "[B, T, N, H], [B, S, K, H], [B, S, K, H] with K dividing N"
         )
-    if len({a.dtype for a in kinds}) != 1 or not dtypes.is_float(kinds[0].dtype):
-        raise errors.DTypeError(f"attention: operands need one float dtype, got {kinds}")
+    if len({a.dtype for a in avals}) != 1 or not dtypes.is_float(avals[0].dtype):
+        raise errors.DTypeError(f"attention: operands need one float dtype, got {avals}")
 
 
 def _four_axes(x: Any, shape: tuple[int, ...], what: str) -> Array:
-    kind = typeof(x)
-    padded = (1,) * (4 - kind.ndim) + kind.shape
-    if kind.ndim > 4 or any(m not in (1, n) for m, n in zip(padded, shape)):
-        raise errors.ShapeError(f"attention: the {what} {kind} does not broadcast to {list(shape)}")
+    aval = typeof(x)
+    padded = (1,) * (4 - aval.ndim) + aval.shape
+    if aval.ndim > 4 or any(m not in (1, n) for m, n in zip(padded, shape)):
+        raise errors.ShapeError(f"attention: the {what} {aval} does not broadcast to {list(shape)}")
     return reshape(x, padded)
 
 

@@ -36,9 +36,9 @@ def class_labels(name: str, labels: ArrayLike) -> Array:
 def _one_hot(labels: Any, like: Any) -> Any:
     """Booleans over the last axis of `like`: which class is the label. Raises IndexOutOfRange, when
     the program runs, for a label that is no class."""
-    kind = typeof(like)
-    known = take_rows(iota(dtypes.I32, kind.shape[-1:], 0), labels)
-    classes = iota(dtypes.I32, kind.shape, kind.ndim - 1)
+    aval = typeof(like)
+    known = take_rows(iota(dtypes.I32, aval.shape[-1:], 0), labels)
+    classes = iota(dtypes.I32, aval.shape, aval.ndim - 1)
     return ops.eq(classes, along_last(known, like))
 
 
@@ -134,8 +134,8 @@ def _logits(x: Any, weight: Any) -> Array:
 
 
 def _wide_type(x: Any) -> Any:
-    kind = typeof(x).dtype
-    return dtypes.F32 if kind.itemsize < 4 else kind
+    dtype = typeof(x).dtype
+    return dtypes.F32 if dtype.itemsize < 4 else dtype
 
 
 _OPTIONS = ("ignore_index", "label_smoothing", "z_loss", "softcap", "reduction")
@@ -225,27 +225,29 @@ def linear_cross_entropy(
         A scalar, or with "none" the loss of each row [...]; float32 for 16-bit operands.
 
     Raises:
-        ValueError: `reduction` is none of the three.
-        ShapeError: the shapes are not those above.
-        DTypeError: `labels` are not integers.
+        ShapeError: `weight` is no matrix over the features of `x`, or `labels` does not have its
+            leading dimensions.
+        DTypeError: `labels` are not integers, or `x` or `weight` is not floating.
+        ValueError: `reduction` is another.
+
     >>> x, weight = jnp.ones((2, 3)), jnp.zeros((4, 3))
     >>> nn.linear_cross_entropy(x, weight, jnp.array([0, 3]))
     Array(1.3862944, dtype=float32)
     """
     x, weight = array(x), array(weight)
     labels = class_labels("linear_cross_entropy", labels)
-    kind = typeof(x)
+    aval = typeof(x)
     if reduction not in ("mean", "sum", "none"):
         raise ValueError(
             f'linear_cross_entropy: reduction is "mean", "sum" or "none", not {reduction!r}'
         )
-    if typeof(weight).ndim != 2 or typeof(weight).shape[1] != kind.shape[-1]:
+    if not aval.ndim or typeof(weight).shape[1:] != aval.shape[-1:]:
         raise errors.ShapeError(
-            f"linear_cross_entropy: x {kind} does not fit weight {typeof(weight)}"
+            f"linear_cross_entropy: x {aval} does not fit weight {typeof(weight)}"
         )
-    if typeof(labels).shape != kind.shape[:-1]:
+    if typeof(labels).shape != aval.shape[:-1]:
         raise errors.ShapeError(
-            f"linear_cross_entropy: labels {typeof(labels)} do not fit the rows of x {kind}"
+            f"linear_cross_entropy: labels {typeof(labels)} do not fit the rows of x {aval}"
         )
     options: dict[str, Any] = {
         "ignore_index": ignore_index,
@@ -254,7 +256,7 @@ def linear_cross_entropy(
         "softcap": float(softcap),
         "reduction": reduction,
     }
-    rows = reshape(x, (kind.size // max(kind.shape[-1], 1), kind.shape[-1]))
+    rows = reshape(x, (aval.size // max(aval.shape[-1], 1), aval.shape[-1]))
     flat = reshape(labels, (typeof(labels).size,))
     if reduction == "none":
         loss = linear_cross_entropy_rows.reference(rows, weight, flat, **options)

@@ -15,8 +15,8 @@ from genesis_fn.transforms.custom.fused_functions import fused
 
 def wide(x: Array) -> Array:
     """`x` in float32 where it is a 16- or 8-bit float: the type that rows are computed in."""
-    kind = typeof(x).dtype
-    return ops.convert(x, dtypes.F32) if kind.itemsize < 4 else x
+    dtype = typeof(x).dtype
+    return ops.convert(x, dtypes.F32) if dtype.itemsize < 4 else x
 
 
 def like(x: Array, other: Array) -> Array:

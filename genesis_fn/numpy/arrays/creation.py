@@ -31,7 +31,7 @@ def ascontiguousarray(a: ArrayLike | Sequence[Any], dtype: DTypeLike | None = No
     return asarray(a, dtype)
 
 
-def copy(a: ArrayLike, order: str | None = None) -> Array:
+def copy(a: ArrayLike | Sequence[Any], order: str | None = None) -> Array:
     """A copy of `a` in memory of its own."""
     return array(a, copy=True)
 
@@ -119,8 +119,8 @@ def empty_like(
 
 
 def fromiter(iterable: Iterable[Any], dtype: DTypeLike | None = None, count: int = -1) -> Array:
-    """An array of the numbers that an iterable yields."""
-    d = np.dtype(float) if dtype is None else dtypes.dtype(dtype)
+    """An array of the numbers that an iterable yields, float32 by default."""
+    d = dtypes.F32 if dtype is None else dtypes.dtype(dtype)
     return from_numpy(np.fromiter(iterable, d, count))
 
 

@@ -62,7 +62,8 @@ def arange(
     if stop is None:
         start, stop = 0, start
     step = 1 if step is None else step
-    # `stop` says how many; the others are what the values depend on.
+    # Reading a `start` or `step` under a derivative raises: it would lose the derivative. `stop`
+    # only decides the length.
     bounds = [_number(start, "number"), _number(stop, "index"), _number(step, "number")]
     kinds = [x if hasattr(x, "dtype") else type(x) for x in (start, stop, step)]
     d = dtypes.dtype(dtype) if dtype is not None else result_type(*kinds)

@@ -371,7 +371,7 @@ def union1d(
 
 def setdiff1d(
     ar1: ArrayLike | Sequence[Any],
-    ar2: ArrayLike,
+    ar2: ArrayLike | Sequence[Any],
     assume_unique: bool = False,
     *,
     size: int | None = None,

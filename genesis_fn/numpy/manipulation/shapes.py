@@ -14,7 +14,7 @@ from genesis_fn.core.array import Array
 from genesis_fn.core.types.annotations import ArrayLike, Axis, DTypeLike, ShapeLike
 from genesis_fn.lax import structural
 from genesis_fn.lax.creation import asarray, shape_of
-from genesis_fn.lax.promotion import broadcast, broadcast_shapes, promote_arrays, value
+from genesis_fn.lax.promotion import broadcast, broadcast_shapes, value
 from genesis_fn.numpy.arrays.creation import zeros
 from genesis_fn.numpy.mathematics.ufuncs import located
 from genesis_fn.primitives import shape as p
@@ -293,7 +293,7 @@ def concatenate(
     arrays: ArrayLike | Sequence[Any], axis: int | None = 0, dtype: DTypeLike | None = None
 ) -> Array:
     """Arrays joined along an existing axis, in their common dtype; axis None flattens them."""
-    xs = _sequence(arrays, "concatenate")
+    xs = structural.arrays_of(arrays, "concatenate")
     if axis is None:
         xs, axis = [ravel(x) for x in xs], 0
     if xs[0].ndim == 0:
@@ -310,17 +310,6 @@ def concatenate(
 concat = concatenate
 
 
-def _sequence(arrays: Any, name: str) -> list[Array]:
-    """The arrays of a sequence (or the rows of an array) in one dtype."""
-    if isinstance(arrays, (Array, np.ndarray)):
-        return list(unstack(arrays))
-    if not isinstance(arrays, (list, tuple)):
-        raise TypeError(f"{name} takes a sequence of arrays, got {type(arrays).__name__}")
-    if not arrays:
-        raise ValueError(f"{name} needs at least one array")
-    return promote_arrays(name, [asarray(x) if isinstance(x, (list, tuple)) else x for x in arrays])
-
-
 def stack(
     arrays: ArrayLike | Sequence[Any],
     axis: int = 0,
@@ -328,7 +317,7 @@ def stack(
     dtype: DTypeLike | None = None,
 ) -> Array:
     """Arrays of one shape joined along a new axis."""
-    xs = _sequence(arrays, "stack")
+    xs = structural.arrays_of(arrays, "stack")
     for x in xs:
         if x.aval.shape != xs[0].aval.shape:
             raise located(errors.ShapeError(f"stack: shapes differ: {xs[0].aval} and {x.aval}"))
@@ -338,7 +327,7 @@ def stack(
 
 def vstack(tup: ArrayLike | Sequence[Any], dtype: DTypeLike | None = None) -> Array:
     """Arrays joined along the first axis, vectors as rows."""
-    return concatenate([front_axes(x, 2) for x in _sequence(tup, "vstack")], 0, dtype)
+    return concatenate([front_axes(x, 2) for x in structural.arrays_of(tup, "vstack")], 0, dtype)
 
 
 row_stack = vstack
@@ -346,18 +335,18 @@ row_stack = vstack
 
 def hstack(tup: ArrayLike | Sequence[Any], dtype: DTypeLike | None = None) -> Array:
     """Arrays joined along the second axis; vectors along their only one."""
-    xs = [front_axes(x, 1) for x in _sequence(tup, "hstack")]
+    xs = [front_axes(x, 1) for x in structural.arrays_of(tup, "hstack")]
     return concatenate(xs, 0 if xs[0].ndim == 1 else 1, dtype)
 
 
 def dstack(tup: ArrayLike | Sequence[Any], dtype: DTypeLike | None = None) -> Array:
     """Arrays joined along the third axis."""
-    return concatenate([atleast_3d(x) for x in _sequence(tup, "dstack")], 2, dtype)
+    return concatenate([atleast_3d(x) for x in structural.arrays_of(tup, "dstack")], 2, dtype)
 
 
 def column_stack(tup: ArrayLike | Sequence[Any]) -> Array:
     """Vectors as columns, and matrices, joined along the second axis."""
-    xs = _sequence(tup, "column_stack")
+    xs = structural.arrays_of(tup, "column_stack")
     return concatenate([p.reshape(x, (x.size, 1)) if x.ndim < 2 else x for x in xs], 1)
 
 

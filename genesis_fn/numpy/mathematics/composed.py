@@ -227,7 +227,7 @@ def logaddexp(x1: ArrayLike, x2: ArrayLike, /) -> Array:
 
 def _complex_log_of_sum(x: Any, y: Any) -> Array:
     first = p.gt(p.real(x), p.real(y))
-    # Equal infinite real parts have no difference.
+    # inf - inf is NaN, but of equal infinite real parts only the imaginary parts differ.
     alike = p.bitwise_and(p.eq(p.real(x), p.real(y)), isinf(p.real(x)))
     larger, smaller = p.select(first, x, y), p.select(first, y, x)
     off = p.select(
@@ -285,7 +285,7 @@ def round(a: ArrayLike, decimals: int = 0) -> Array:
         return p.complex_(round(p.real(x), decimals), round(p.imag(x), decimals))
     if decimals == 0:
         return p.round_even(x)
-    # 16-bit floats overflow at 10**5.
+    # float16 ends at 65504, so the scaled values of 16-bit floats are float32.
     wide = p.convert(x, dtypes.F32) if d.itemsize < 4 else x
     if decimals > 0:
         rounded = p.div(p.round_even(p.mul(wide, 10.0**decimals)), 10.0**decimals)
@@ -355,7 +355,8 @@ def ldexp(x1: ArrayLike, x2: ArrayLike, /) -> Array:
         raise ValueError(f"ldexp: the exponent must be an integer, got {n.aval}")
     x = inexact_value(x)
     d = _dtype(x)
-    # No more than takes the least number to the largest, in parts whose powers are in range.
+    # A shift by all binades takes any float to 0 or to infinity. It is taken in four parts: 2**n
+    # overflows from maxexp on, where x * 2**n may still be finite.
     most = 4 * (_binades(dtypes.finfo(d)) // 4 + 1)
     n = clip(p.convert(n, dtypes.I32), -most, most)
     scaled = x
@@ -373,7 +374,10 @@ def _binades(info: Any) -> int:
 
 
 def frexp(x: ArrayLike, /) -> tuple[Array, Array]:
-    """(mantissa in [0.5, 1), exponent) with x = mantissa * 2**exponent."""
+    """(mantissa, exponent) with x = mantissa * 2**exponent and |mantissa| in [0.5, 1).
+
+    Zeros, infinities and NaN are their own mantissa, with exponent 0.
+    """
     x = inexact_value(x, "frexp")
     d = _dtype(x)
     if d.itemsize < 4:
@@ -387,7 +391,7 @@ def frexp(x: ArrayLike, /) -> tuple[Array, Array]:
     raw = p.bitcast_convert_type(scaled, bits)
     field = p.bitwise_and(p.shift_right_arithmetic(raw, fraction), (1 << width) - 1)
     exponent = p.sub(field, bias - 1)
-    # By powers of two, one half each: their product may be too small for a float.
+    # In two factors: 2**-exponent may be subnormal, and the bits below make normal floats only.
     half = p.shift_right_arithmetic(exponent, 1)
     mantissa = scaled
     for part in (half, p.sub(exponent, half)):
@@ -399,7 +403,7 @@ def frexp(x: ArrayLike, /) -> tuple[Array, Array]:
 
 
 def spacing(x: ArrayLike, /) -> Array:
-    """The distance from x to the next float away from zero."""
+    """The difference to x of the next float away from zero, negative for negative x."""
     x = inexact_value(x, "spacing")
     info = dtypes.finfo(_dtype(x))
     outward = p.select(signbit(x), _like(x, -math.inf), _like(x, math.inf))
@@ -465,7 +469,7 @@ def sinc(x: ArrayLike, /) -> Array:
     """sin(pi x) / (pi x), and 1 at 0."""
     x = inexact_value(x, "sinc")
     d = _dtype(x)
-    # Near 0 by the Taylor series, whose derivatives of any order are right there too.
+    # Near 0 the Taylor series: sin(x) / x has no derivative at 0, the series has all of them.
     near = p.lt(p.abs(x), 0.25)
     scaled = p.mul(p.select(near, scalar_as(1, d), x), scalar_as(math.pi, d))
     square = p.square(p.mul(p.select(near, x, scalar_as(0, d)), scalar_as(math.pi, d)))

@@ -159,7 +159,7 @@ def nanvar(
     (a,) = promote_arrays("nanvar", (value(a),), inexact=True)
     mask = _present(a, where)
     d = inexact_dtype(a.dtype) if dtype is None else dtypes.dtype(dtype)
-    # What is left out must not reach the squares: their derivatives would be NaN.
+    # Masked elements become 0 before the squares: a NaN times a cotangent of 0 would be NaN.
     wide = _chosen(mask, p.convert(a, dtypes.F32 if d.itemsize < 4 else d), 0)
     center = r.mean(wide, axis, keepdims=True, where=mask)
     centered = subtract(wide, center)
@@ -170,7 +170,7 @@ def nanvar(
     shape = squares.aval.shape
     count = r.sum(broadcast_to(mask, shape), axis, dtypes.I32, keepdims=keepdims)
     total = r.sum(squares, axis, keepdims=keepdims, where=mask)
-    # Where no degree of freedom is left nothing depends on the elements, as in JAX.
+    # Without a degree of freedom the result is NaN with derivatives of 0, as in JAX.
     degrees = subtract(count, ddof)
     left = greater(degrees, 0)
     variance = _chosen(left, total / _chosen(left, degrees, 1), math.nan)

@@ -129,8 +129,8 @@ def quantile(
 
 
 def percentile(
-    a: ArrayLike,
-    q: ArrayLike,
+    a: ArrayLike | Sequence[Any],
+    q: ArrayLike | Sequence[Any],
     axis: Axis = None,
     out: None = None,
     overwrite_input: bool = False,
@@ -148,8 +148,8 @@ def _fraction(a: Any, q: Any) -> Array:
 
 
 def nanquantile(
-    a: ArrayLike,
-    q: ArrayLike,
+    a: ArrayLike | Sequence[Any],
+    q: ArrayLike | Sequence[Any],
     axis: Axis = None,
     out: None = None,
     overwrite_input: bool = False,
@@ -161,8 +161,8 @@ def nanquantile(
 
 
 def nanpercentile(
-    a: ArrayLike,
-    q: ArrayLike,
+    a: ArrayLike | Sequence[Any],
+    q: ArrayLike | Sequence[Any],
     axis: Axis = None,
     out: None = None,
     overwrite_input: bool = False,
@@ -174,7 +174,7 @@ def nanpercentile(
 
 
 def median(
-    a: ArrayLike,
+    a: ArrayLike | Sequence[Any],
     axis: Axis = None,
     out: None = None,
     overwrite_input: bool = False,
@@ -185,7 +185,7 @@ def median(
 
 
 def nanmedian(
-    a: ArrayLike,
+    a: ArrayLike | Sequence[Any],
     axis: Axis = None,
     out: None = None,
     overwrite_input: bool = False,
@@ -199,8 +199,8 @@ def nanmedian(
 
 
 def cov(
-    m: ArrayLike,
-    y: ArrayLike | None = None,
+    m: ArrayLike | Sequence[Any],
+    y: ArrayLike | Sequence[Any] | None = None,
     rowvar: bool = True,
     bias: bool = False,
     ddof: int | None = None,
@@ -246,7 +246,9 @@ def _squeezed(x: Any) -> Array:
     return reshape(x, ()) if x.size == 1 else x
 
 
-def corrcoef(x: ArrayLike, y: ArrayLike | None = None, rowvar: bool = True) -> Array:
+def corrcoef(
+    x: ArrayLike | Sequence[Any], y: ArrayLike | Sequence[Any] | None = None, rowvar: bool = True
+) -> Array:
     """The matrix of Pearson correlation coefficients."""
     c = cov(x, y, rowvar)
     if c.ndim == 0:
@@ -309,8 +311,8 @@ def _slide(a: Any, kernel: Any, before: int, after: int, conv: Any, precision: A
 
 
 def convolve(
-    a: ArrayLike,
-    v: ArrayLike,
+    a: ArrayLike | Sequence[Any],
+    v: ArrayLike | Sequence[Any],
     mode: str = "full",
     *,
     precision: PrecisionLike = None,
@@ -322,8 +324,8 @@ def convolve(
 
 
 def correlate(
-    a: ArrayLike,
-    v: ArrayLike,
+    a: ArrayLike | Sequence[Any],
+    v: ArrayLike | Sequence[Any],
     mode: str = "valid",
     *,
     precision: PrecisionLike = None,

@@ -84,7 +84,7 @@ def binary(
     prim: Primitive = call.prim  # pyright: ignore[reportFunctionMemberAccess]
     kinds = _FLOAT_KINDS if inexact else _REAL_KINDS
     guarded = inexact or of_complex is not None
-    # Where a scalar of that type can meet an array of that dtype without any check.
+    # For arrays of a dtype, the Python type whose scalars need neither conversion nor a check.
     direct: dict[Any, type] = dict.fromkeys(_FLOAT_KINDS, float)
     if not inexact:
         direct[dtypes.BOOL] = bool

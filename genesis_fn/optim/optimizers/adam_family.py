@@ -5,8 +5,6 @@ Formulas are written as in `alias.py`.
 
 from __future__ import annotations
 
-import functools
-
 from genesis_fn import DTypeLike, Key
 from genesis_fn.errors import ArgumentError
 from genesis_fn.optim.annotations import Mask, Number, ScalarOrSchedule
@@ -126,68 +124,110 @@ def adamw(
     )
 
 
-nadam = functools.partial(adam, nesterov=True)
-nadam.__doc__ = """Adam with Nesterov momentum: `adam` with `nesterov=True`.
+def nadam(
+    learning_rate: ScalarOrSchedule,
+    b1: Number = 0.9,
+    b2: Number = 0.999,
+    eps: Number = 1e-8,
+    eps_root: Number = 0.0,
+    mu_dtype: DTypeLike | None = None,
+    *,
+    nesterov: bool = True,
+    stochastic_round: bool | int | Key = False,
+) -> GradientTransformationExtraArgs:
+    """Adam with Nesterov momentum: the first moment is taken one step ahead.
 
-    m <- b1 m + (1 - b1) g,  v <- b2 v + (1 - b2) |g|**2,
-    update = -lr n / (sqrt(v / (1 - b2**t) + eps_root) + eps),
-    n = b1 m / (1 - b1**(t + 1)) + (1 - b1) g / (1 - b1**t) at step t = 1, 2, ...
+        update = -lr m_hat / (sqrt(v_hat + eps_root) + eps),
+        with m_hat = b1 m / (1 - b1**(t + 1)) + (1 - b1) g / (1 - b1**t), m and v_hat as in `adam`
 
-Source: Dozat, "Incorporating Nesterov momentum into Adam", 2016.
+    Source: Dozat, "Incorporating Nesterov momentum into Adam", 2016.
 
-Args:
-    learning_rate: positive number, or a schedule of the step.
-    b1, b2: decay rates of the first and second moments, in [0, 1).
-    eps: positive number added to the denominator.
-    eps_root: number >= 0 added inside the root; positive where updates are differentiated.
-    mu_dtype: dtype of the first moment; None: the parameters', and at least float32.
-    nesterov: True; False gives `adam`.
-    stochastic_round: True, a seed or a key: parameters of 16 bits or fewer are rounded at
-        random, see `optim.stochastic_round`.
+    Args:
+        learning_rate: positive number, or a schedule of the step.
+        b1, b2: decay rates of the first and second moments, in [0, 1).
+        eps: positive number added to the denominator.
+        eps_root: number >= 0 added inside the root; positive where updates are differentiated.
+        mu_dtype: dtype of the first moment; None: the parameters', and at least float32.
+        nesterov: False gives `adam`.
+        stochastic_round: True, a seed or a key: parameters of 16 bits or fewer are rounded at
+            random, see `optim.stochastic_round`.
 
-Returns:
-    The transformation, whose states have the fields `adam`, `schedule`.
+    Returns:
+        The transformation, whose states are those of `adam`.
 
->>> w, g = jnp.array([1.0, -2.0]), jnp.array([0.5, -3.0])
->>> tx = optim.nadam(0.1)
->>> updates, state = tx.update(g, tx.init(w), w)
->>> updates.round(4)
-Array([-0.1474,  0.1474], dtype=float32)
-"""
+    >>> w, g = jnp.array([1.0, -2.0]), jnp.array([0.5, -3.0])
+    >>> tx = optim.nadam(0.1)
+    >>> updates, state = tx.update(g, tx.init(w), w)
+    >>> updates.round(4)
+    Array([-0.1474,  0.1474], dtype=float32)
+    """
+    return adam(
+        learning_rate,
+        b1,
+        b2,
+        eps,
+        eps_root,
+        mu_dtype,
+        nesterov=nesterov,
+        stochastic_round=stochastic_round,
+    )
 
 
-nadamw = functools.partial(adamw, nesterov=True)
-nadamw.__doc__ = """AdamW with Nesterov momentum: `adamw` with `nesterov=True`.
+def nadamw(
+    learning_rate: ScalarOrSchedule,
+    b1: Number = 0.9,
+    b2: Number = 0.999,
+    eps: Number = 1e-8,
+    eps_root: Number = 0.0,
+    mu_dtype: DTypeLike | None = None,
+    weight_decay: ScalarOrSchedule = 1e-4,
+    mask: Mask | None = None,
+    *,
+    nesterov: bool = True,
+    stochastic_round: bool | int | Key = False,
+) -> GradientTransformationExtraArgs:
+    """AdamW with Nesterov momentum. `update` needs the parameters.
 
-    update = -lr (n / (sqrt(v_hat + eps_root) + eps) + weight_decay p), with n as in `nadam` and
-    v_hat as in `adam`
+        update = -lr (m_hat / (sqrt(v_hat + eps_root) + eps) + weight_decay p),
+        with m_hat = b1 m / (1 - b1**(t + 1)) + (1 - b1) g / (1 - b1**t), m and v_hat as in `adam`
 
-Source: Dozat, "Incorporating Nesterov momentum into Adam", 2016; Loshchilov & Hutter, "Decoupled
-weight decay regularization", 2017. `update` needs the parameters.
+    Source: Dozat, "Incorporating Nesterov momentum into Adam", 2016.
 
-Args:
-    learning_rate: positive number, or a schedule of the step.
-    b1, b2: decay rates of the first and second moments, in [0, 1).
-    eps: positive number added to the denominator.
-    eps_root: number >= 0 added inside the root; positive where updates are differentiated.
-    mu_dtype: dtype of the first moment; None: the parameters', and at least float32.
-    weight_decay: number >= 0, or a schedule: the share of the parameter added to the update
-        before the learning rate.
-    mask: which parameters decay: a tree of bools, or a function that gives it, of the
-        parameters or of (path, leaf); None: all.
-    nesterov: True; False gives `adamw`.
-    stochastic_round: True, a seed or a key: parameters of 16 bits or fewer are rounded at
-        random, see `optim.stochastic_round`.
+    Args:
+        learning_rate: positive number, or a schedule of the step.
+        b1, b2: decay rates of the first and second moments, in [0, 1).
+        eps: positive number added to the denominator.
+        eps_root: number >= 0 added inside the root; positive where updates are differentiated.
+        mu_dtype: dtype of the first moment; None: the parameters', and at least float32.
+        weight_decay: number >= 0, or a schedule: the share of the parameter added to the update
+            before the learning rate.
+        mask: which parameters decay: a tree of bools, or a function that gives it, of the
+            parameters or of (path, leaf); None: all.
+        nesterov: False gives `adamw`.
+        stochastic_round: True, a seed or a key: parameters of 16 bits or fewer are rounded at
+            random, see `optim.stochastic_round`.
 
-Returns:
-    The transformation, whose states have the fields `adam`, `decay`, `schedule`.
+    Returns:
+        The transformation, whose states are those of `adamw`.
 
->>> w, g = jnp.array([1.0, -2.0]), jnp.array([0.5, -3.0])
->>> tx = optim.nadamw(0.1, weight_decay=0.1)
->>> updates, state = tx.update(g, tx.init(w), w)
->>> updates.round(4)
-Array([-0.1574,  0.1674], dtype=float32)
-"""
+    >>> w, g = jnp.array([1.0, -2.0]), jnp.array([0.5, -3.0])
+    >>> tx = optim.nadamw(0.1, weight_decay=0.1)
+    >>> updates, state = tx.update(g, tx.init(w), w)
+    >>> updates.round(4)
+    Array([-0.1574,  0.1674], dtype=float32)
+    """
+    return adamw(
+        learning_rate,
+        b1,
+        b2,
+        eps,
+        eps_root,
+        mu_dtype,
+        weight_decay,
+        mask,
+        nesterov=nesterov,
+        stochastic_round=stochastic_round,
+    )
 
 
 def amsgrad(
@@ -354,7 +394,8 @@ def adan(
 ) -> GradientTransformationExtraArgs:
     """Adan: Nesterov momentum from gradients and their changes. `update` needs the parameters.
 
-        d = g - previous g (0 at first);  m, v, n: moving means of g, d and |g + (1 - b2) d|**2;
+        d = g - previous g, 0 at the first step;
+        m, v, n: moving means of g, d and |g + (1 - b2) d|**2;
         update = -lr ((m_hat + (1 - b2) v_hat) / (sqrt(n_hat + eps_root) + eps)
                                  + weight_decay p)
 

@@ -96,7 +96,7 @@ def schedule_free(
     Args:
         base_optimizer: transformation without momentum: b1 stands for it.
         learning_rate: its learning rate, or the schedule of it, for the weights.
-        b1: share of the average in the parameters, in (0, 1).
+        b1: share of the average in the parameters, in (0, 1].
         weight_lr_power: exponent of the learning rate in the average's weights, >= 0; 0 weighs all
             alike.
         state_dtype: dtype of z; None: the parameters', and at least float32.
@@ -104,12 +104,17 @@ def schedule_free(
     Returns:
         The transformation, whose states are ScheduleFreeState(..., z).
 
+    Raises:
+        ArgumentError: `b1` is not in (0, 1].
+
     >>> w, g = jnp.array([1.0, -2.0]), jnp.array([0.5, -3.0])
     >>> tx = optim.schedule_free(optim.sgd(0.1), 0.1)
     >>> updates, state = tx.update(g, tx.init(w), w)
     >>> updates.round(4)
     Array([-0.05,  0.3 ], dtype=float32)
     """
+    if isinstance(b1, (int, float)) and not 0 < b1 <= 1:
+        raise ArgumentError(f"schedule_free: b1 must be in (0, 1], got {b1}: averages divide by it")
     inner = base.with_extra_args_support(base_optimizer)
 
     def init(params: Params) -> ScheduleFreeState:
@@ -158,7 +163,7 @@ def schedule_free(
 
 
 def _warmed_up(learning_rate: Number, warmup_steps: int | None) -> ScalarOrSchedule:
-    if warmup_steps is None:
+    if not warmup_steps:
         return learning_rate
     return warmup_constant_schedule(0, learning_rate, warmup_steps)
 
@@ -179,8 +184,8 @@ def schedule_free_sgd(
 
     Args:
         learning_rate: positive number.
-        warmup_steps: steps in which the learning rate rises from 0; None: no warm-up.
-        b1: share of the average in the parameters, in (0, 1).
+        warmup_steps: steps in which the learning rate rises from 0; None or 0: no warm-up.
+        b1: share of the average in the parameters, in (0, 1].
         weight_decay: number >= 0, or a schedule: the share of the parameter added to the gradient;
             None: no decay.
         weight_lr_power: exponent of the learning rate in the average's weights, >= 0; 0 weighs all
@@ -189,6 +194,9 @@ def schedule_free_sgd(
 
     Returns:
         The transformation, whose states are ScheduleFreeState(..., z).
+
+    Raises:
+        ArgumentError: `b1` is not in (0, 1].
 
     >>> w, g = jnp.array([1.0, -2.0]), jnp.array([0.5, -3.0])
     >>> tx = optim.schedule_free_sgd(0.1)
@@ -222,8 +230,8 @@ def schedule_free_adamw(
 
     Args:
         learning_rate: positive number.
-        warmup_steps: steps in which the learning rate rises from 0; None: no warm-up.
-        b1: share of the average in the parameters, in (0, 1).
+        warmup_steps: steps in which the learning rate rises from 0; None or 0: no warm-up.
+        b1: share of the average in the parameters, in (0, 1].
         b2: decay rate of the second moment, in [0, 1).
         eps: positive number added to the denominator.
         weight_decay: number >= 0, or a schedule: the share of the parameter added to the step.
@@ -233,6 +241,9 @@ def schedule_free_adamw(
 
     Returns:
         The transformation, whose states are ScheduleFreeState(..., z).
+
+    Raises:
+        ArgumentError: `b1` is not in (0, 1].
 
     >>> w, g = jnp.array([1.0, -2.0]), jnp.array([0.5, -3.0])
     >>> tx = optim.schedule_free_adamw(0.1)

@@ -458,7 +458,8 @@ def scale_by_adan(
 ) -> base.GradientTransformation:
     """Scales updates as Adan does: Nesterov momentum from gradients and their changes.
 
-        d = g - previous g (0 at first);  m, v, n: moving means of g, d and |g + (1 - b2) d|**2;
+        d = g - previous g, 0 at the first step;
+        m, v, n: moving means of g, d and |g + (1 - b2) d|**2;
         update = (m_hat + (1 - b2) v_hat) / (sqrt(n_hat + eps_root) + eps)
 
     Source: Xie et al., "Adan: adaptive Nesterov momentum algorithm", 2022.

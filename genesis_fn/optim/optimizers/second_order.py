@@ -79,7 +79,7 @@ def hutchinson_estimator_diag_hessian(
         next_key, now = random.split(state.key)
         leaves, treedef = tree.flatten(params, is_none)
         used = [p is not None and is_inexact(as_array(p)) for p in leaves]
-        floats = [p for p, u in zip(leaves, used, strict=True) if u]
+        floats = [as_array(p) for p, u in zip(leaves, used, strict=True) if u]
         keys = random.split(now, max(len(floats), 1))
         signs = [
             jnp.where(random.bernoulli(keys[i], 0.5, p.shape), 1.0, -1.0).astype(p.dtype)
@@ -141,6 +141,9 @@ def scale_by_sophia(
     Returns:
         The transformation, whose states are SophiaState(count, mu, nu, hessian_fn_state); nu is h.
 
+    Raises:
+        ArgumentError: `update_interval` is not positive.
+
     >>> w, tx = jnp.array([1.0, -2.0]), optim.scale_by_sophia(gamma=1.0)
     >>> loss = lambda w: jnp.sum(w**4)
     >>> _, state = tx.update(gf.grad(loss)(w), tx.init(w), w, obj_fn=loss)
@@ -148,6 +151,7 @@ def scale_by_sophia(
     >>> state.nu.round(4)
     Array([0.12, 0.48], dtype=float32)
     """
+    base.require_positive("scale_by_sophia", update_interval=update_interval)
     estimator = base.with_extra_args_support(
         hessian_diagonal_fn or hutchinson_estimator_diag_hessian()
     )

@@ -85,6 +85,7 @@ def sam(
         params: Params | None = None,
         *,
         grad_fn: Callable[..., Updates] | None = None,
+        **extra: Any,
     ) -> tuple[Any, ...]:
         base.require_params(params, "sam")
         first, last = state.steps_since_sync == 0, state.steps_since_sync == sync_period - 1
@@ -110,6 +111,7 @@ def sam(
         params: Params | None = None,
         *,
         grad_fn: Callable[..., Updates] | None = None,
+        **extra: Any,
     ) -> tuple[Any, ...]:
         base.require_params(params, "sam")
         if grad_fn is None:

@@ -23,16 +23,19 @@ def clip(max_delta: Number) -> base.GradientTransformation:
     Source: Mikolov, "Statistical language models based on neural networks", 2012.
 
     Args:
-        max_delta: positive number, in units of the updates.
+        max_delta: number >= 0, in units of the updates.
 
     Returns:
         The transformation, without a state.
 
+    Raises:
+        ArgumentError: `max_delta` is negative.
     >>> tx, g = optim.clip(1.0), jnp.array([0.5, -3.0])
     >>> updates, state = tx.update(g, tx.init(g))
     >>> updates
     Array([ 0.5, -1. ], dtype=float32)
     """
+    base.require_not_negative("clip", max_delta=max_delta)
     return base.per_leaf(lambda u: jnp.clip(u, -max_delta, max_delta))
 
 
@@ -80,19 +83,21 @@ def clip_by_global_norm(
     Source: Pascanu et al., "On the difficulty of training recurrent neural networks", 2013.
 
     Args:
-        max_norm: positive number, in units of the updates.
+        max_norm: number >= 0, in units of the updates.
         ord: order of the norm: 1, 2 or inf.
 
     Returns:
         The transformation, whose states are ClipByGlobalNormState(global_norm).
 
     Raises:
-        ArgumentError: `update` is called where `ord` is another order.
+        ArgumentError: `max_norm` is negative, which would turn the sign of updates; or `update` is
+            called where `ord` is another order.
 
     >>> tx, g = optim.clip_by_global_norm(1.0), jnp.array([3.0, 4.0])
     >>> tx.update(g, tx.init(g))
     (Array([0.6, 0.8], dtype=float32), ClipByGlobalNormState(global_norm=Array(5., dtype=float32)))
     """
+    base.require_not_negative("clip_by_global_norm", max_norm=max_norm)
 
     def init(params: Params) -> ClipByGlobalNormState:
         return ClipByGlobalNormState(jnp.zeros((), F32))

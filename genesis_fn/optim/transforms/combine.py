@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import functools
+import inspect
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,7 +14,7 @@ from genesis_fn.optim.annotations import OptState, Params, Updates
 
 
 def _inner_field(state: OptState, name: str) -> Any:
-    """Returns the value of the one field called `name` below the state of a named chain."""
+    """Returns the value of the one field called `name` inside the state of a named chain."""
     if not name.startswith("_"):
         matches = list(_fields(state, name))
         if len(matches) == 1:
@@ -48,6 +49,8 @@ def chain_state(names: tuple[str, ...], optimizer: str = "") -> type:
     where only one inner state has it.
     """
     fields: Any = collections.namedtuple("ChainState", names)  # pyright: ignore[reportUntypedNamedTuple]
+    # `tuple.count`, a method, would hide the number of steps taken.
+    count = {} if "count" in names else {"count": property(lambda s: _inner_field(s, "count"))}
     return type(
         "ChainState",
         (fields,),
@@ -58,6 +61,7 @@ def chain_state(names: tuple[str, ...], optimizer: str = "") -> type:
             "__getattr__": _inner_field,
             "__reduce__": lambda self: (_rebuild, (names, optimizer, tuple(self))),
             "optimizer": optimizer,
+            **count,
         },
     )
 
@@ -94,6 +98,15 @@ def optimizer(
     return _chain(name, (), transforms)
 
 
+def _state_name(tx: base.GradientTransformation) -> str:
+    """Names the state of a transformation for an error message."""
+    state_type = getattr(tx.update, "state_type", None)
+    if state_type is not None:
+        return str(state_type.__name__)
+    empty = inspect.unwrap(tx.init) is base.init_empty_state
+    return "EmptyState" if empty else f"what init of {base.name_of(tx.update)} returns"
+
+
 def _chain(
     name: str, args: tuple[Any, ...], named: dict[Any, Any]
 ) -> base.GradientTransformationExtraArgs:
@@ -107,7 +120,7 @@ def _chain(
     txs = [base.with_extra_args_support(_as_transformation(t)) for t in args or named.values()]
     fields = tuple(named)
     make = chain_state(fields, "" if name == "chain" else name)._make if named else tuple
-    needed = [getattr(tx.update, "state_type", None) or base.EmptyState for tx in txs]
+    needed = [_state_name(tx) for tx in txs]
 
     def init(params: Params) -> OptState:
         return make([tx.init(params) for tx in txs])
@@ -117,7 +130,7 @@ def _chain(
     ) -> tuple[Updates, OptState]:
         whole = isinstance(state, tuple) and len(state) == len(txs)
         if not whole or getattr(type(state), "_fields", fields) != fields:
-            names = ", ".join(c.__name__ for c in needed)
+            names = ", ".join(needed)
             raise ArgumentError(
                 f"{base.describe_state(state)}; this {name} needs "
                 f"{names if len(txs) == 1 else f'({names})'}\n"
@@ -155,8 +168,8 @@ def named_chain(
         The transformation, whose states are dicts by name.
 
     Raises:
-        ArgumentError: two names are equal; or `update` is called with another state than a dict of
-            these names.
+        ArgumentError: two names are equal, or an argument is no such pair; or `update` is called
+            with another state than a dict of these names.
 
     >>> tx = optim.named_chain(("clip", optim.clip(1.0)), ("sgd", optim.sgd(0.1)))
     >>> g = jnp.array([0.5, 3.0])
@@ -164,6 +177,12 @@ def named_chain(
     >>> updates, [*state]
     (Array([-0.05, -0.1 ], dtype=float32), ['clip', 'sgd'])
     """
+    for pair in args:
+        if not (len(pair) == 2 and isinstance(pair[0], str)):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ArgumentError(
+                f"named_chain takes pairs (name, transformation), got a {type(pair).__name__}\n"
+                '  write named_chain(("clip", clip(1.0)), ("sgd", sgd(0.1)))'
+            )
     names = [name for name, _ in args]
     if len(names) != len({*names}):
         raise ArgumentError(f"named_chain: the names must differ, got {names}")

@@ -47,13 +47,14 @@ def add_noise(
         The transformation, whose states are AddNoiseState(count, rng_key).
 
     Raises:
-        ArgumentError: both `key` and `seed` are given.
+        ArgumentError: both `key` and `seed` are given, or `eta` is negative.
 
     >>> tx, g = optim.add_noise(eta=0.01, gamma=0.55, key=0), jnp.zeros(1000)
     >>> updates, state = tx.update(g, tx.init(g))
     >>> 0.09 < updates.std() < 0.11
     Array(True, dtype=bool)
     """
+    base.require_not_negative("add_noise", eta=eta)
     if key is not None and seed is not None:
         raise ArgumentError("add_noise takes key or seed, not both")
     start = (0 if seed is None else seed) if key is None else key

@@ -45,9 +45,9 @@ def reduce_on_plateau(
 
     Args:
         factor: what the scale is multiplied by, in (0, 1).
-        patience: number of means without progress after which the scale shrinks.
+        patience: positive number of means without progress after which the scale shrinks.
         rtol, atol: relative, in [0, 1], and absolute progress that counts, >= 0; one is positive.
-        cooldown: number of means after a reduction that are not counted.
+        cooldown: number of means after a reduction that are not counted, >= 0.
         accumulation_size: positive number of losses in a mean.
         min_scale: least scale, >= 0.
 
@@ -56,7 +56,7 @@ def reduce_on_plateau(
         plateau_count, cooldown_count, count, avg_value).
 
     Raises:
-        ArgumentError: `factor`, `rtol` or `atol` is out of its range.
+        ArgumentError: a number is out of its range.
 
     >>> tx, g = optim.reduce_on_plateau(factor=0.5, patience=2), jnp.array([4.0])
     >>> state = tx.init(g)
@@ -72,6 +72,9 @@ def reduce_on_plateau(
             "reduce_on_plateau: rtol must be in [0, 1], atol not negative, one of them positive; "
             f"got rtol={rtol}, atol={atol}"
         )
+    name = "reduce_on_plateau"
+    base.require_positive(name, patience=patience, accumulation_size=accumulation_size)
+    base.require_not_negative(name, cooldown=cooldown, min_scale=min_scale)
 
     def init(params: Params) -> ReduceLROnPlateauState:
         dtype = wide_dtype(widest_float(params))

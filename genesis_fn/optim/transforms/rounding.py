@@ -154,18 +154,22 @@ def warn_of_lost_steps(limit: float = 0.99) -> base.GradientTransformation:
 
         _with_params(count, updates, params)
         share = sum(lost) / jnp.maximum(sum(moving), 1.0) if lost else jnp.zeros((), F32)
+        due = (state.count == 0) & (share > limit)
+        # Under `vmap` both branches run, of which the examples that are not due give 0.
         lax.cond(
-            (state.count == 0) & (share > limit),
-            lambda s: debug.callback(lambda x: _warn(x, line), s),
+            due,
+            lambda s: debug.callback(lambda x: _warn(x, limit, line), s),
             lambda _: None,
-            share,
+            jnp.where(due, share, 0.0),
         )
         return updates, LostStepsState(safe_increment(state.count), share)
 
     return base.GradientTransformation(init, update, state=LostStepsState)
 
 
-def _warn(share: Array, line: SourceLocation) -> None:
+def _warn(share: Array, limit: float, line: SourceLocation) -> None:
+    if not float(share) > limit:
+        return
     warnings.warn(
         f"{100 * float(share):.1f} % of the first step's updates are below half a unit in the last "
         f"place of their parameters, which do not move\n  at {line.describe()}\n"

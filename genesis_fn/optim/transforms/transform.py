@@ -101,8 +101,10 @@ def _scaled_by(
     def update(
         updates: Updates, state: OptState, params: Params | None = None
     ) -> tuple[Updates, OptState]:
-        if constant and base.is_empty(state):
-            state = init(None)
+        if constant:
+            # No state is read but the count: an empty one will do, as where optax has none.
+            state = init(None) if base.is_empty(state) else state
+            base.check_state(state, make, "scale_by_learning_rate")
         value = value_at(state.count)
         # The factor is one scalar, so that leaves see a single multiplication.
         factor = value if sign == 1 else -value
@@ -615,11 +617,14 @@ def apply_every(k: int = 1) -> base.GradientTransformation:
     Returns:
         The transformation, whose states are ApplyEvery(count, grad_acc).
 
+    Raises:
+        ArgumentError: `k` is not positive.
     >>> tx, g = optim.apply_every(2), jnp.array([1.0, -2.0])
     >>> updates, state = tx.update(g, tx.init(g))
     >>> updates, tx.update(3 * g, state)[0]
     (Array([0., 0.], dtype=float32), Array([ 4., -8.], dtype=float32))
     """
+    base.require_positive("apply_every", k=k)
 
     def init(params: Params) -> ApplyEvery:
         return ApplyEvery(zero_count(), init_moments(params))

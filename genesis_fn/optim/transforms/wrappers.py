@@ -115,7 +115,7 @@ class MultiSteps:
 
     Args:
         opt: transformation that makes the steps.
-        every_k_schedule: k, a positive number or a function of the number of steps made.
+        every_k_schedule: k, a positive integer or a function of the number of steps made.
         use_grad_mean: whether gradients are averaged, or summed.
         should_skip_update_fn: function (updates, step, params) -> (whether to ignore these
             gradients, tree to keep in the state), as `skip_not_finite`; None ignores none.
@@ -123,7 +123,7 @@ class MultiSteps:
             float32.
 
     Raises:
-        ArgumentError: `every_k_schedule` is not positive.
+        ArgumentError: `every_k_schedule` is neither a positive integer nor a function.
 
     >>> tx, g = optim.MultiSteps(optim.sgd(0.1), 2), jnp.array([1.0])
     >>> updates, state = tx.update(g, tx.init(g))
@@ -141,9 +141,9 @@ class MultiSteps:
         should_skip_update_fn: Callable[..., tuple[Array, PyTree]] | None = None,
         accumulator_dtype: DTypeLike | None = None,
     ) -> None:
-        if isinstance(every_k_schedule, int) and every_k_schedule < 1:
+        if not callable(every_k_schedule) and not (every_k_schedule == int(every_k_schedule) > 0):
             raise ArgumentError(
-                f"MultiSteps: every_k_schedule must be positive, got {every_k_schedule}"
+                f"MultiSteps: every_k_schedule must be a positive integer, got {every_k_schedule}"
             )
         self._opt = base.with_extra_args_support(opt)
         self._every_k: Callable[..., Any] = (
@@ -359,6 +359,7 @@ def _conditional(
 ) -> base.GradientTransformationExtraArgs:
     tx = base.with_extra_args_support(inner)
     state_class = ConditionallyMaskState if zero else ConditionallyTransformState
+    name = "conditionally_mask" if zero else "conditionally_transform"
 
     def init(params: Params) -> OptState:
         return state_class(step=zero_count(), inner_state=tx.init(params))
@@ -375,6 +376,7 @@ def _conditional(
         kept = select(take, inner_state, state.inner_state)
         return chosen, state_class(step=safe_increment(state.step), inner_state=kept)
 
+    update.__qualname__ = name  # which errors name
     return base.GradientTransformationExtraArgs(init, update, state=state_class)
 
 

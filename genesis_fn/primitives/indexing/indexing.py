@@ -123,8 +123,8 @@ def _slice_batch(
         return bind(dynamic_slice_p, x, *starts, slice_sizes=sizes), d
     if d is not None:
         x = move_batch(x, d, 0, size)
-    kind = typeof(x)
-    example = kind if d is None else kind.update(kind.shape[1:])
+    aval = typeof(x)
+    example = aval if d is None else aval.update(aval.shape[1:])
     vectors, mapped = _vectors(example, starts, start_dims, slice_sizes, size)
     window = tuple(range(1, example.ndim + 1))
     if d is None:
@@ -178,10 +178,10 @@ def _update_linearize(nonzero: Any, x: Any, u: Any, *starts: Any) -> Any:
 
 
 def _update_transpose(ct: Any, x: Any, u: Any, *starts: Any) -> list[Any]:
-    kind = u.aval if is_linear(u) else typeof(u)
+    aval = u.aval if is_linear(u) else typeof(u)
     return [
-        bind(dynamic_update_slice_p, ct, zeros(kind), *starts) if is_linear(x) else None,
-        bind(dynamic_slice_p, ct, *starts, slice_sizes=kind.shape) if is_linear(u) else None,
+        bind(dynamic_update_slice_p, ct, zeros(aval), *starts) if is_linear(x) else None,
+        bind(dynamic_slice_p, ct, *starts, slice_sizes=aval.shape) if is_linear(u) else None,
         *[None] * len(starts),
     ]
 

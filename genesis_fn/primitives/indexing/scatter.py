@@ -129,9 +129,9 @@ def _set_tangent(
 def _add_tangent(
     out: Any, x: Any, indices: Any, u: Any, params: dict[Any, Any]
 ) -> Callable[..., Any]:
-    kind = typeof(x)
+    aval = typeof(x)
     return lambda tx, tu: (
-        tx if tu is None else bind(scatter_p, instantiate(tx, kind), indices, tu, **params)
+        tx if tu is None else bind(scatter_p, instantiate(tx, aval), indices, tu, **params)
     )
 
 
@@ -178,7 +178,7 @@ def _extremum_tangent(
         theirs = convert(eq(u, _read_back(out, indices, typeof(u), numbers, mode)), kind.dtype)
         count = bind(scatter_p, mine, indices, theirs, **summed)
         shares = _read_back(count, indices, typeof(u), numbers, mode)
-        # A window that was dropped has no share.
+        # A dropped window reads a share of 0, by which nothing may be divided.
         return div(mine, count), select(eq(shares, 0), 0, div(theirs, shares))
 
     def tangent(tx: Any, tu: Any) -> Any:
@@ -206,7 +206,7 @@ def _scatter_transpose(
     if not is_linear(updates):
         return [back, None, None]
     read = _read_back(ct, indices, of_updates, numbers, mode)
-    # Of windows that overlap one is left in the result: the others get no cotangent.
+    # Overlapping windows overwrite each other: only the one that the result holds gets a cotangent.
     if kind == "set" and not params["unique_indices"]:
         read = select(
             _surviving_updates(typeof(ct), indices, of_updates, params), read, zero_of(read)

@@ -74,16 +74,16 @@ def _recurrence_shape(a: Aval, b: Aval, *, axis: int, reverse: bool) -> Aval:
     if a != b:
         raise errors.ShapeError(f"linear_recurrence: coefficients {a} and inputs {b} must agree")
     if not dtypes.is_inexact(a.dtype) or not 0 <= axis < a.ndim:
-        raise errors.ShapeError(f"linear_recurrence: axis {axis} of floats is wanted, got {a}")
+        raise errors.ShapeError(f"linear_recurrence takes floats with an axis {axis}, got {a}")
     return a
 
 
 def _shift(x: Any, axis: int, reverse: bool, fill: Any = None) -> Any:
     """Move x by one position along `axis` (backwards if `reverse`); zeros, or `fill`, move in."""
-    kind = typeof(x)
-    n = kind.shape[axis]
-    value = (0.0 if not dtypes.is_complex(kind.dtype) else 0j) if fill is None else fill
-    edge = full([1 if i == axis else m for i, m in enumerate(kind.shape)], value, kind.dtype)
+    aval = typeof(x)
+    n = aval.shape[axis]
+    value = (0.0 if not dtypes.is_complex(aval.dtype) else 0j) if fill is None else fill
+    edge = full([1 if i == axis else m for i, m in enumerate(aval.shape)], value, aval.dtype)
     if n <= 1:
         return edge if n else x
     if reverse:
@@ -174,9 +174,9 @@ def _extreme(name: str) -> Primitive:
         def tangent(t: Any) -> Any:
             # The sum of the tangents of all elements so far that equal the extreme, over their
             # number: ties share evenly, as in reduce_max.
-            kind = typeof(x).dtype
-            here = convert(eq(x, y), kind)
-            kept = convert(eq(y, _shift(y, axis, reverse, math.nan)), kind)
+            dtype = typeof(x).dtype
+            here = convert(eq(x, y), dtype)
+            kept = convert(eq(y, _shift(y, axis, reverse, math.nan)), dtype)
             total = linear_recurrence(kept, scale(t, here), axis, reverse)
             return div(total, linear_recurrence(kept, here, axis, reverse))
 

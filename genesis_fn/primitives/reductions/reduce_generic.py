@@ -141,11 +141,11 @@ def reduce(
 
 def _start(value: Any, x: Any, axes: tuple[int, ...]) -> Any:
     """An initial value as an array of the result's shape."""
-    kind = reduced(typeof(x), axes, "reduce")
+    aval = reduced(typeof(x), axes, "reduce")
     if hasattr(value, "aval"):
-        if typeof(value).shape or typeof(value).dtype != kind.dtype:
+        if typeof(value).shape or typeof(value).dtype != aval.dtype:
             raise errors.ShapeError(
-                f"reduce: the initial value {typeof(value)} must be a scalar of {kind.dtype.name}"
+                f"reduce: the initial value {typeof(value)} must be a scalar of {aval.dtype.name}"
             )
-        return bind(PRIM["broadcast_in_dim"], value, shape=kind.shape, dims=())
-    return bind(PRIM["full"], value=value, shape=kind.shape, dtype=kind.dtype)
+        return bind(PRIM["broadcast_in_dim"], value, shape=aval.shape, dims=())
+    return bind(PRIM["full"], value=value, shape=aval.shape, dtype=aval.dtype)

@@ -227,16 +227,16 @@ def reduce_window(
     window = window_of(
         operand, window_dimensions, window_strides, padding, base_dilation, window_dilation
     )
-    kind = typeof(operand)
-    outputs = window.outputs(kind.shape, "reduce_window", kind)
+    aval = typeof(operand)
+    outputs = window.outputs(aval.shape, "reduce_window", aval)
     name = monoid_of(computation)
     start: Any = init_value
     if type(start) in SCALARS:
-        start = full((), start, kind.dtype)
+        start = full((), start, aval.dtype)
     start = shapes.broadcast_in_dim(start, outputs, ())
     if name in _PRIMITIVES:
         result = bind(_PRIMITIVES[name], operand, window=window)
-        same = _is_identity(name, init_value, kind.dtype)
+        same = _is_identity(name, init_value, aval.dtype)
         return result if same else computation(start, result)
     one = lambda a, b: [computation(a[0], b[0])]
     return _fold_windows([operand], [start], one, window)[0]

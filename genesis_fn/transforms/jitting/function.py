@@ -425,6 +425,7 @@ def _copy(x: ArrayImpl) -> ArrayImpl:
     return like(x, from_numpy(x.device.backend.to_numpy(stored(x)), x.device))
 
 
+# The overloads name JAX's options, which are ignored, so that checkers report any other name.
 @overload
 def jit(
     fun: Callable[P, R],
@@ -436,7 +437,10 @@ def jit(
     on_unusable_donation: Literal["warn", "error", "ignore"] = "warn",
     max_traces: int | None = None,
     compiler: Literal["inductor"] | None = None,
-    **ignored: object,
+    inline: bool = False,
+    keep_unused: bool = False,
+    device: object = None,
+    backend: str | None = None,
 ) -> JitFunction[P, R]: ...
 @overload
 def jit(
@@ -449,7 +453,10 @@ def jit(
     on_unusable_donation: Literal["warn", "error", "ignore"] = "warn",
     max_traces: int | None = None,
     compiler: Literal["inductor"] | None = None,
-    **ignored: object,
+    inline: bool = False,
+    keep_unused: bool = False,
+    device: object = None,
+    backend: str | None = None,
 ) -> Callable[[Callable[P, R]], JitFunction[P, R]]: ...
 def jit(
     fun: Callable[..., Any] | None = None,

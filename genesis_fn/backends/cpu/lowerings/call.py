@@ -77,14 +77,14 @@ def _scan(
     def run(*xs: torch.Tensor) -> list[torch.Tensor]:
         fixed, state, rows = xs[:consts], xs[consts:start], [x.unbind(0) for x in xs[start:]]
         outs = [torch.empty(shape, dtype=dtype) for shape, dtype in ys]
-        places = [out.unbind(0) for out in outs]
+        stacks = [out.unbind(0) for out in outs]
         step = first
         for i in order:
             new = step(*fixed, *state, *[row[i] for row in rows])
             step = further
             state = new[:carry]
-            for place, y in zip(places, new[carry:]):
-                place[i].copy_(y)
+            for stack, y in zip(stacks, new[carry:]):
+                stack[i].copy_(y)
         return [*state, *outs]
 
     return run

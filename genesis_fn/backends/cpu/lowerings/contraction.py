@@ -133,10 +133,11 @@ def _dot(avals: Sequence[Any], **params: Any) -> Callable[..., Any]:
     target = compute_dtype((x.dtype, y.dtype), out.dtype, terms)
     if target is None:  # integers wrap: the width of the result decides
         target = TORCH_DTYPE[out.dtype]
-    load_x, load_y = to_compute(x.dtype, target), to_compute(y.dtype, target)
-    store = from_compute(target, out.dtype)
-    if x.dtype == y.dtype == out.dtype and target is TORCH_DTYPE[x.dtype]:
-        load_x = load_y = store = None  # type: ignore[assignment]
+    # Products of one stored dtype need no conversion: integers wrap alike, signed or not.
+    convert = None
+    if not (x.dtype == y.dtype == out.dtype and target is TORCH_DTYPE[x.dtype]):
+        load_x, load_y = to_compute(x.dtype, target), to_compute(y.dtype, target)
+        convert = load_x, load_y, from_compute(target, out.dtype)
     multiply = torch.bmm if xb else torch.mm
     if terms == 1:
         multiply = torch.mul  # an outer product: [m, 1] * [1, n]
@@ -146,12 +147,13 @@ def _dot(avals: Sequence[Any], **params: Any) -> Callable[..., Any]:
     needs_reshape = (*flat, *rows) != shape
 
     def run(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        if load_x is not None:
-            a, b = load_x(a), load_y(b)  # pyright: ignore[reportOptionalCall]
+        if convert is not None:
+            load_x, load_y, _ = convert
+            a, b = load_x(a), load_y(b)
         z = multiply(left(a), right(b))
         if needs_reshape:
             z = z.reshape(shape)
-        return z if store is None else store(z)
+        return z if convert is None else convert[2](z)
 
     return run
 

@@ -98,7 +98,7 @@ def _triton_call(
     avals: Sequence[Any],
     *,
     kernel: Any,
-    grid: Any,
+    grid: int | Sequence[int] | Callable[[dict[str, Any]], int | Sequence[int]],
     out_avals: tuple[Aval, ...],
     constants: tuple[Any, ...],
     scalars: tuple[Any, ...],
@@ -110,8 +110,8 @@ def _triton_call(
             "environment variable TRITON_INTERPRET=1 before the kernel is defined"
         )
     named = dict(constants)
-    blocks = grid(named) if callable(grid) else grid
-    blocks = (blocks,) if isinstance(blocks, int) else tuple(blocks)  # pyright: ignore[reportArgumentType]
+    programs = grid(named) if callable(grid) else grid
+    blocks = (programs,) if isinstance(programs, int) else tuple(programs)
 
     def run(*xs: torch.Tensor) -> list[torch.Tensor]:
         outs = [torch.zeros(a.shape, dtype=torch_type(a.dtype)) for a in out_avals]

@@ -78,10 +78,11 @@ Starts = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor | None]]
 def starts_for(prim: Primitive, avals: Sequence[Aval], params: dict[str, Any]) -> Starts:
     """A function: indices -> (starts of windows, moved inside the operand; which were inside, None
     for all). In mode "check" it raises IndexOutOfRange instead."""
-    operand, places = prim.visits(*avals, **params)  # pyright: ignore[reportOptionalCall]
+    assert prim.visits is not None
+    operand, windows = prim.visits(*avals, **params)
     mode, rows = params["mode"], "dimension_numbers" not in params
     widen = as_int64(avals[1].dtype)
-    bounds = [operand.shape[d] - size for d, size in places]
+    bounds = [operand.shape[d] - size for d, size in windows]
 
     def run(indices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
         starts = widen(indices.unsqueeze(-1) if rows else indices)
@@ -93,17 +94,17 @@ def starts_for(prim: Primitive, avals: Sequence[Aval], params: dict[str, Any]) -
         if valid is None:
             return starts, None
         if mode == "check":
-            raise first_outside(operand, starts, places)
+            raise first_outside(operand, starts, windows)
         return clipped(starts, bounds), valid
 
     return run
 
 
 def first_outside(
-    operand: Aval, starts: torch.Tensor, places: Sequence[tuple[int, int]]
+    operand: Aval, starts: torch.Tensor, windows: Sequence[tuple[int, int]]
 ) -> errors.IndexOutOfRange:
     """The error for the first index vector out of range."""
-    for k, (d, size) in enumerate(places):
+    for k, (d, size) in enumerate(windows):
         column = starts[..., k]
         bad = column[(column < 0) | (column > operand.shape[d] - size)]
         if bad.numel():
@@ -176,8 +177,8 @@ class WindowLayout:
             (axis,) = self.column
             taken = set(self.along.values())
             free = [b for b in every if b not in taken]
-            beside = {d: [b] for d, b in self.along.items()} | {axis: free}
-            return [[*beside.get(d, []), w + d] for d in range(len(self.shape))]
+            batch = {d: [b] for d, b in self.along.items()} | {axis: free}
+            return [[*batch.get(d, []), w + d] for d in range(len(self.shape))]
         return [every, [w + d for d in self.indexed], *[[w + d] for d in self.whole]]
 
     def to_result(self, form: str) -> Callable[[torch.Tensor], torch.Tensor]:
@@ -311,7 +312,8 @@ def _gather(avals: Sequence[Aval], **params: Any) -> Callable[..., Any]:
         out = finish(read(x, starts))
         if valid is None:
             return out
-        return torch.where(valid.reshape(mask_shape), out, fill)  # pyright: ignore[reportCallIssue, reportArgumentType]
+        assert fill is not None  # other modes have no window outside
+        return torch.where(valid.reshape(mask_shape), out, fill)
 
     return run
 
@@ -382,16 +384,16 @@ def _scatter(avals: Sequence[Aval], **params: Any) -> Callable[..., Any]:
 
 def _write_slice(plan: WindowLayout, op: str) -> Callable[..., Any]:
     def run(y: torch.Tensor, starts: torch.Tensor, u: torch.Tensor, keep: None) -> torch.Tensor:
-        place = plan.sliced(y, starts)
-        u = u.reshape(place.shape)
+        target = plan.sliced(y, starts)
+        u = u.reshape(target.shape)
         if op in ("set", "copy"):
-            place.copy_(u)
+            target.copy_(u)
         elif op == "sum":
-            place += u
+            target += u
         elif op == "prod":
-            place *= u
+            target *= u
         else:
-            place.copy_((torch.minimum if op == "amin" else torch.maximum)(place, u))
+            target.copy_((torch.minimum if op == "amin" else torch.maximum)(target, u))
         return y
 
     return run
@@ -431,10 +433,10 @@ def _write_rows(plan: WindowLayout, op: str) -> Callable[..., Any]:
         index = plan.row_index(starts)
         if keep is not None:
             index, u = index[keep], u[keep]
-        place = y.view([-1 if 0 not in rest else math.prod(moved[: len(plan.indexed)]), *rest])
+        target = y.view([-1 if 0 not in rest else math.prod(moved[: len(plan.indexed)]), *rest])
         for d, n in cut:
-            place = place.narrow(d, 0, n)
-        combine_rows(op, place, 0, index.reshape(-1), u.reshape([-1, *u.shape[2:]]))
+            target = target.narrow(d, 0, n)
+        combine_rows(op, target, 0, index.reshape(-1), u.reshape([-1, *u.shape[2:]]))
         return y.permute(back)
 
     return run
@@ -444,31 +446,31 @@ _WRITE = {"slice": _write_slice, "axis": _write_axis, "along": _write_along, "ro
 
 
 def combine_rows(
-    op: str, place: torch.Tensor, axis: int, index: torch.Tensor, u: torch.Tensor
+    op: str, target: torch.Tensor, axis: int, index: torch.Tensor, u: torch.Tensor
 ) -> None:
-    """Combine slices of `u` along `axis` into `place`, in the order of `index`."""
+    """Combine slices of `u` along `axis` into `target`, in the order of `index`."""
     if op == "copy":
-        place.index_copy_(axis, index, u)
+        target.index_copy_(axis, index, u)
     elif op == "sum":
-        place.index_add_(axis, index, u)
+        target.index_add_(axis, index, u)
     else:
-        shape = [1] * place.ndim
+        shape = [1] * target.ndim
         shape[axis] = -1
-        combine_lanes(op, place, axis, index.view(shape).expand_as(u), u)
+        combine_lanes(op, target, axis, index.view(shape).expand_as(u), u)
 
 
 def combine_lanes(
-    op: str, place: torch.Tensor, axis: int, index: torch.Tensor, u: torch.Tensor
+    op: str, target: torch.Tensor, axis: int, index: torch.Tensor, u: torch.Tensor
 ) -> None:
-    """Combine the elements of `u` into `place` along `axis`, in place and in the order of `index`,
+    """Combine the elements of `u` into `target` along `axis`, in place and in the order of `index`,
     which has the shape of `u`."""
     if op in ("set", "copy"):
         # Unlike index_copy_, this keeps the last of repeated indices with any number of threads.
-        place.scatter_(axis, index, u)
+        target.scatter_(axis, index, u)
     elif op == "sum":
-        place.scatter_add_(axis, index, u)
+        target.scatter_add_(axis, index, u)
     else:
-        place.scatter_reduce_(axis, index, u, op, include_self=True)
+        target.scatter_reduce_(axis, index, u, op, include_self=True)
 
 
 Change = Callable[[torch.Tensor], torch.Tensor]
@@ -515,7 +517,10 @@ def _take_rows(avals: Sequence[Aval], **params: Any) -> Callable[..., Any]:
     def run(x: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
         starts, valid = starts_of(indices)
         out = select(x, starts.reshape(-1))
-        return out if valid is None else torch.where(valid.reshape(mask_shape), out, fill)  # pyright: ignore[reportCallIssue, reportArgumentType]
+        if valid is None:
+            return out
+        assert fill is not None  # other modes have no row outside
+        return torch.where(valid.reshape(mask_shape), out, fill)
 
     def run_checked(x: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
         # index_select checks indices itself; find the one to report only when it raises.
@@ -567,7 +572,7 @@ def _segment_sum(avals: Sequence[Aval], **params: Any) -> Callable[..., Any]:
 # ---- slices at positions that are values ----
 
 
-def place_of(
+def window_of(
     operand: Aval, starts: Sequence[Any], sizes: Sequence[int]
 ) -> Callable[[torch.Tensor, Sequence[Any]], torch.Tensor]:
     """A function: (tensor, starts) -> the view of it that the window is."""
@@ -592,17 +597,17 @@ def place_of(
 
 @lowers(dynamic_slice_p)
 def _dynamic_slice(avals: Sequence[Any], *, slice_sizes: tuple[int, ...]) -> Callable[..., Any]:
-    place = place_of(avals[0], avals[1:], slice_sizes)
-    return lambda x, *starts: place(x, starts)
+    window = window_of(avals[0], avals[1:], slice_sizes)
+    return lambda x, *starts: window(x, starts)
 
 
 @lowers(dynamic_update_slice_p, fresh=True)
 def _dynamic_update_slice(avals: Sequence[Any]) -> Callable[..., Any]:
-    place = place_of(avals[0], avals[2:], avals[1].shape)
+    window = window_of(avals[0], avals[2:], avals[1].shape)
 
     def run(x: torch.Tensor, u: torch.Tensor, *starts: Any) -> torch.Tensor:
         y = x.clone(memory_format=torch.contiguous_format)
-        place(y, starts).copy_(u)
+        window(y, starts).copy_(u)
         return y
 
     return run

@@ -92,8 +92,8 @@ def _pad(avals: Sequence[Any], *, config: tuple[Any, ...]) -> Callable[..., Any]
         first = max(0, -(low // step)) if low < 0 else 0
         end = max(first, min(n, (m - 1 - low) // step + 1))
         source.append(slice(first, end))
-        place = low + first * step
-        target.append(slice(place, max(place, low + (end - 1) * step + 1), step))
+        first_at = low + first * step
+        target.append(slice(first_at, max(first_at, low + (end - 1) * step + 1), step))
     source, target = tuple(source), tuple(target)
     if all(low <= 0 and high <= 0 and not interior for low, high, interior in config):
         return lambda x, value: x[source]
@@ -117,7 +117,7 @@ def _concatenate(avals: Sequence[Aval], *, dimension: int) -> Callable[..., Any]
 
 @computes(shapes.split_p)
 def _split(x: torch.Tensor, *, sizes: tuple[int, ...], axis: int) -> Sequence[torch.Tensor]:
-    return torch.split(x, sizes, axis)  # pyright: ignore[reportArgumentType]
+    return torch.split(x, list(sizes), axis)
 
 
 @lowers(shapes.rev_p)

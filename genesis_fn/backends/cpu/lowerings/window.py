@@ -31,7 +31,7 @@ def _prepared(x: torch.Tensor, window: Window, fill: Any) -> torch.Tensor:
 
 
 def _slices(x: torch.Tensor, axis: int, k: int, s: int, d: int, m: int) -> list[torch.Tensor]:
-    """The elements that m windows along `axis` have at each of their k places."""
+    """The elements that m windows along `axis` have at each of their k taps."""
     index: list[Any] = [slice(None)] * x.ndim
     found = []
     for j in range(k):
@@ -107,7 +107,7 @@ _reduction(windows.reduce_window_min_p, torch.minimum, ordered, _greatest)
 
 
 def _places(x: torch.Tensor, window: Window, outputs: Sequence[int]) -> list[torch.Tensor]:
-    """Views of prepared `x`: what the windows have at each place, in row-major order."""
+    """Views of prepared `x`: what the windows have at each tap, in row-major order."""
     views = [x]
     for i, (k, s, d, m) in enumerate(
         zip(window.lengths, window.strides, window.window_dilation, outputs)

@@ -265,8 +265,8 @@ def _where(kernel: Any) -> tuple[Any, ...]:
 
 def _portable(value: Any) -> Any:
     if hasattr(value, "cache_key"):
-        place = _where(value)
-        return FunctionReference(place[1], place[2]) if place[0] == "module" else value
+        reference = _where(value)
+        return FunctionReference(reference[1], reference[2]) if reference[0] == "module" else value
     return value
 
 

@@ -199,7 +199,7 @@ def _map(t: KernelWriter, i: Instr) -> str:
     return expression(i.meta[0], names, operands, dict(i.meta[1]), i.approximate)
 
 
-def _join(t: KernelWriter, i: Instr) -> str:
+def _combine(t: KernelWriter, i: Instr) -> str:
     a, b = [t.value[x] for x in i.args]
     combine = i.meta[0].combine
     return f"({a} + {b})" if combine == "add" else f"{combine}({a}, {b})"
@@ -208,5 +208,5 @@ def _join(t: KernelWriter, i: Instr) -> str:
 # The text of an instruction, by its operation.
 _MAKERS: dict[str, Callable[[KernelWriter, Instr], str]] = {
     "load": _load, "index": _index, "const": _const, "where": _where, "round": _round, "map": _map,
-    "combine": _join,
+    "combine": _combine,
 }  # fmt: skip

@@ -147,7 +147,7 @@ def _add_tiled_copy(
     write: list[int],
     turned: int,
     first: int,
-    place: int,
+    target_offset: int,
     kind: str,
 ) -> None:
     """A transposing copy: the source is contiguous along axis `turned`, the target along the last
@@ -165,7 +165,7 @@ def _add_tiled_copy(
         *rest.lines("q"),
         "inside = (a < rows)[:, None] & (b < columns)[None, :]",
         "v = tl.load(x + first + vo0 + a[:, None] + (b * step)[None, :], inside)",
-        "tl.store(y + place + vo1 + (a * jump)[:, None] + b[None, :], v, inside)",
+        "tl.store(y + target_offset + vo1 + (a * jump)[:, None] + b[None, :], v, inside)",
     ]
     scalars = {
         **rest.scalars(kind),
@@ -176,7 +176,7 @@ def _add_tiled_copy(
         "step": Scalar(read[-1], kind),
         "jump": Scalar(write[turned], kind),
         "first": Scalar(first, kind),
-        "place": Scalar(place, kind),
+        "target_offset": Scalar(target_offset, kind),
     }
     arguments: dict[str, Argument] = {"x": source, "y": target, **scalars}
     kernel = source_kernel(
@@ -227,7 +227,7 @@ def add_copy(
     scalars = {
         **view.scalars(kind),
         "first": Scalar(source_offset, kind),
-        "place": Scalar(target_offset, kind),
+        "target_offset": Scalar(target_offset, kind),
     }
     to = "i" if packed else "vo1"
     add_elements(
@@ -235,7 +235,10 @@ def add_copy(
         "copy_view",
         {"x": source, "y": target},
         count,
-        [*view.lines("i"), f"tl.store(y + place + {to}, tl.load(x + first + vo0, inside), inside)"],
+        [
+            *view.lines("i"),
+            f"tl.store(y + target_offset + {to}, tl.load(x + first + vo0, inside), inside)",
+        ],
         scalars=scalars,
         wide=wide,
     )

@@ -145,7 +145,7 @@ def _register_cap(tiling: Tiling, target: Target) -> int | None:
 
 def _reindexed(loops: Loops, split: bool) -> Loops:
     """Reindex loops for cheaper index arithmetic: a flat kernel over rows becomes one of rows, and
-    rows that conditions cut into equal parts are computed part beside part.
+    rows that conditions cut into equal segments are computed one segment after the other.
 
     On an H200 the rotated norms of queries and keys took a third of the instructions so, which were
     33 an element, most of them index arithmetic (docs/cuda.md, "Generated kernels").

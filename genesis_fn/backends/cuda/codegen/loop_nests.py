@@ -108,8 +108,8 @@ def _slab(t: KernelWriter) -> None:
     The partial sums of columns go to a workspace that a second kernel combines.
     """
     loops, tiling, instrs = t.loops, t.tiling, t.loops.instrs
-    folds = loops.of("column_reduce")
-    roots = [n for _, _, n in loops.stores] + [instrs[n].args[0] for n in folds]
+    columns = loops.of("column_reduce")
+    roots = [n for _, _, n in loops.stores] + [instrs[n].args[0] for n in columns]
     used = needed(instrs, roots)
     _whole_row(t)
     t.wide_names(p=False)
@@ -117,7 +117,7 @@ def _slab(t: KernelWriter) -> None:
     for n in used:
         if "p" not in instrs[n].names:
             step(t, n)
-    for n in folds:
+    for n in columns:
         start(t, n)
     # Only these read new memory with every row; the others read what earlier rows have read.
     ahead = [n for n in used if tiling.ahead and loops.streams(n)]
@@ -142,7 +142,7 @@ def _slab(t: KernelWriter) -> None:
     for n in used:
         if "p" in instrs[n].names and n not in ahead:
             step(t, n)
-    for n in folds:
+    for n in columns:
         accumulate(t, n, "p")
     for store in loops.stores:
         t.store(store)
@@ -151,8 +151,8 @@ def _slab(t: KernelWriter) -> None:
     t.masks.pop("p", None)
     for n, (part,) in loops.partial_results("column_reduce").items():
         finish(t, n, f"a{n}", axis=0, whole=True)
-        place = f"tl.program_id(0) * {loops.depth} + r"
-        t.put(t.pointer(part, True), place, f"v{n}", t.masks.get("r", ""))
+        address = f"tl.program_id(0) * {loops.depth} + r"
+        t.put(t.pointer(part, True), address, f"v{n}", t.masks.get("r", ""))
 
 
 def _load_ahead(t: KernelWriter, loads: Sequence[int]) -> None:
@@ -165,8 +165,8 @@ def _load_ahead(t: KernelWriter, loads: Sequence[int]) -> None:
     for n in loads:
         target, offset, guards = instrs[n].meta
         names = (instrs[n].names - {"p"}) | {"q"}
-        place = ix.substitute(offset, "p", ix.var("q", rows)) if rows > 1 else offset
-        t.line(f"n{n} = {t.get(target, place, names, guards)}")
+        address = ix.substitute(offset, "p", ix.var("q", rows)) if rows > 1 else offset
+        t.line(f"n{n} = {t.get(target, address, names, guards)}")
     t.masks = before
 
 
@@ -241,11 +241,11 @@ def _pass(t: KernelWriter, reductions: Sequence[int], stores: Sequence[Store]) -
 
 def _store_parts(t: KernelWriter, stores: Sequence[Store]) -> None:
     """Write stores of partial results, and of values that need no reduction."""
-    place = f"tl.program_id(1) * {t.loops.rows} + p"
+    address = f"tl.program_id(1) * {t.loops.rows} + p"
     for n, parts in t.loops.partial_results("reduce").items():
         values = [f"m{n}", t.value[n]] if len(parts) == 2 else [t.value[n]]
         for part, value in zip(parts, values, strict=True):
-            t.put(t.pointer(part, True), place, value, t.masks.get("p", ""))
+            t.put(t.pointer(part, True), address, value, t.masks.get("p", ""))
     for store in stores:
         # Every split computes the same value; one of them stores it.
         t.line("if tl.program_id(1) == 0:")

@@ -1,6 +1,6 @@
 """What one generated kernel computes: instructions over rows `p` of elements `r`, and stores.
 
-Pointwise kernels have one axis only, `p`; reductions run along `r`, and folds (columns) along `p`.
+Pointwise kernels have one axis only, `p`; reductions run along `r`, column reductions along `p`.
 """
 
 from __future__ import annotations
@@ -55,11 +55,11 @@ class Loops:
         return [n for n, i in enumerate(self.instrs) if i.op == op]
 
     def accumulator(self, n: int) -> DType:
-        """The dtype in which reduction or fold n accumulates."""
+        """The dtype in which reduction n, along `r` or `p`, accumulates."""
         return accumulator(self.instrs[self.instrs[n].args[0]].dtype)
 
     def partial_results(self, op: str) -> dict[int, list[PartialResult]]:
-        """The partial results of each reduction or fold: its accumulator, and for an argmax or
+        """The partial results of each reduction of op `op`: its accumulator, and for an argmax or
         argmin the positions."""
         count = itertools.count()
         found = {}

@@ -80,7 +80,7 @@ def _partial_tiling(loops: Loops, target: Target) -> Tiling:
 
 
 def _slabs(loops: Loops, target: Target) -> Kernels:
-    """Two kernels: rows with partial folds of the columns, then the combination of the folds."""
+    """Two kernels: rows with partial reductions of the columns, then the combination of those."""
     rows, columns, instrs = loops.rows, loops.depth, loops.instrs
     tiling = slab_tiling(loops, target)
     early = [s for s in loops.stores if "p" in s[1].names]

@@ -144,7 +144,7 @@ def slab_tiling(loops: Loops, target: Target) -> Tiling:
     """The tiling of a slab: tiles that fit 128 registers of 512 threads.
 
     Registers are estimated as those of the rows that are being loaded, those being computed, and
-    the accumulators of folds; compiled kernels agree with the estimate.
+    the accumulators of column reductions; compiled kernels agree with the estimate.
     """
     instrs = loops.instrs
     padded = next_power_of_two(loops.depth)

@@ -135,7 +135,7 @@ def _hoist(items: list[ScheduledStep], table: BufferTable, fixed: set[int]) -> l
     kernel: later writes to those inputs would otherwise keep their batch apart."""
     written: set[int] = set()
     groups: dict[Any, list[ScheduledStep]] = {}
-    place: dict[int, Any] = {}
+    key_of: dict[int, Any] = {}
     for n, item in enumerate(items):
         accesses = _Accesses.by(item, table)
         early = accesses.reads <= fixed and accesses.reads.isdisjoint(written)
@@ -145,13 +145,13 @@ def _hoist(items: list[ScheduledStep], table: BufferTable, fixed: set[int]) -> l
         written |= accesses.writes
         if key is not None:
             groups.setdefault(key, []).append(item)
-            place[n] = key
+            key_of[n] = key
     result: list[ScheduledStep] = []
     for n, item in enumerate(items):
-        if n not in place:
+        if n not in key_of:
             result.append(item)
         else:
-            result += groups.pop(place[n], ())
+            result += groups.pop(key_of[n], ())
     return result
 
 

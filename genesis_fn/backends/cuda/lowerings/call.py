@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 from genesis_fn.compiler.target import Target
 from genesis_fn.core.aval import Aval
@@ -13,6 +13,7 @@ from genesis_fn.core.primitive import Primitive
 from genesis_fn.kernels.language.dtypes import NAMES
 from genesis_fn.kernels.plan import BufferArg, Plan
 
+F = TypeVar("F", bound=Callable[..., Any])
 SITES = 8
 """Error sites of one equation: one for each index component that is checked."""
 
@@ -110,13 +111,11 @@ def buffer(number: int, kind: Aval, raw: bool = False) -> BufferArg:
 RULES: dict[Primitive | type, Callable[[Call], Lowered | None]] = {}
 
 
-def lowers(
-    *of: Primitive | type, **given: object
-) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def lowers(*of: Primitive | type, **given: object) -> Callable[[F], F]:
     """Decorator: the function lowers these primitives, or those with this kind of `lowering` which
     have no rule of their own, with `given` as further arguments."""
 
-    def register(rule: Callable[..., Any]) -> Callable[..., Any]:
+    def register(rule: F) -> F:
         RULES.update(dict.fromkeys(of, functools.partial(rule, **given) if given else rule))
         return rule
 

@@ -118,11 +118,17 @@ def _products(call: Call) -> Lowered:
             spec, copies = matmul_spec(one)
             pieces.append(spec)
             operands += _matrices(builder, one, copies, [call.read(2 * i), call.read(2 * i + 1)])
-        more = tuple([Segment(p.k, p.lhs_strides, p.rhs_strides) for p in pieces[1:]])  # type: ignore[arg-type]
-        specs.append(replace(pieces[0], segments=more))
+        specs.append(replace(pieces[0], segments=tuple(map(_segment, pieces[1:]))))
     results = [call.write(i) for i in range(len(sums))]
     builder.include(plan_grouped_matmul(specs, call.target), [*operands, *results])
     return builder.build()
+
+
+def _segment(spec: MatmulSpec) -> Segment:
+    """A product as a further one of another's accumulator; it has no batch axes."""
+    assert spec.lhs_strides is not None and spec.rhs_strides is not None
+    (lhs_row, lhs_depth), (rhs_depth, rhs_column) = spec.lhs_strides, spec.rhs_strides
+    return Segment(spec.k, (lhs_row, lhs_depth), (rhs_depth, rhs_column))
 
 
 def _matrices(

@@ -56,7 +56,8 @@ def _spec(call: Call, kind: str, out_kind: str) -> Convolution:
     group_step = batch * at_x[lhs[0]] if batches > 1 else in_channels * at_x[lhs[1]]
 
     def triple(values: Sequence[int], missing: int) -> tuple[int, int, int]:
-        return (*(missing,) * (3 - len(values)), *values)  # type: ignore[return-value]
+        depth, height, width = (*(missing,) * (3 - len(values)), *values)
+        return depth, height, width
 
     return Convolution(
         batch,

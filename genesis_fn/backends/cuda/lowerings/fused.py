@@ -97,8 +97,8 @@ def _fused(call: Call) -> Plan | None:
         return plan
     count, checked = len(jaxpr.outs), plan.outputs > len(found)
     builder = PlanBuilder(plan.inputs, count + checked)
-    places = [jaxpr.outs.index(v) for v in found] + [count] * checked
-    buffers = [*range(plan.inputs), *[plan.inputs + i for i in places]]
+    positions = [jaxpr.outs.index(v) for v in found] + [count] * checked
+    buffers = [*range(plan.inputs), *[plan.inputs + i for i in positions]]
     builder.include(plan, [BufferArg(i, "i8") for i in buffers])
     return builder.build()
 

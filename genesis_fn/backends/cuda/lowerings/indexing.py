@@ -74,15 +74,15 @@ def _window(call: Call, shape: Sequence[int], sizes: Sequence[int], mode: str) -
     """
     operand, indices = call.operands[:2]
     window, collapsed, mapped, batching, index_batching = call.params["dimension_numbers"]
-    lines, places = coordinates("i", shape, "c")
-    batch = iter([p for d, p in enumerate(places) if d not in window])
-    inside = iter([places[d] for d in window])
-    batch_places = list(batch)
+    lines, index = coordinates("i", shape, "c")
+    batch = iter([p for d, p in enumerate(index) if d not in window])
+    inside = iter([index[d] for d in window])
+    batch_index = list(batch)
     kept = [d for d in range(operand.ndim) if d not in collapsed and d not in batching]
     within = {d: next(inside) for d in kept}
     components = indices.shape[-1]
     vectors = dense(indices.shape[:-1])
-    at = offset(batch_places, [s * components for s in vectors])
+    at = offset(batch_index, [s * components for s in vectors])
     checked = mode == "check" and bool(mapped)
     lines.append("valid = inside")
     starts: dict[int, str] = {}
@@ -100,7 +100,7 @@ def _window(call: Call, shape: Sequence[int], sizes: Sequence[int], mode: str) -
     for d, step in enumerate(dense(operand.shape)):
         parts = [starts.get(d, "0"), within.get(d, "0")]
         if d in batching:
-            parts.append(batch_places[index_batching[batching.index(d)]])
+            parts.append(batch_index[index_batching[batching.index(d)]])
         total = " + ".join([p for p in parts if p != "0"])
         if total:
             terms.append(f"({total}) * {step}" if step != 1 else f"({total})")
@@ -114,9 +114,9 @@ def _reads_rows(call: Call) -> bool:
     operand, indices = call.operands
     numbers, sizes = call.params["dimension_numbers"], call.params["slice_sizes"]
     batch = indices.ndim - 1
-    places = tuple(range(batch, batch + operand.ndim - 1))
+    window = tuple(range(batch, batch + operand.ndim - 1))
     return (
-        tuple(numbers) == (places, (0,), (0,), (), ())
+        tuple(numbers) == (window, (0,), (0,), (), ())
         and tuple(sizes) == (1, *operand.shape[1:])
         and operand.size > 0
     )
@@ -184,8 +184,8 @@ def _gather(call: Call) -> Lowered:
     return _read(call, window.lines, window.offset, mode == "check")
 
 
-def _read(call: Call, lines: list[str], place: str, checked: bool) -> Plan:
-    """out[i] = operand[place], or the fill value where not `valid` in mode "fill"."""
+def _read(call: Call, lines: list[str], address: str, checked: bool) -> Plan:
+    """out[i] = operand[address], or the fill value where not `valid` in mode "fill"."""
     operand = call.operands[0]
     builder = PlanBuilder(2, 1 + checked)
     buffers = {"x": call.read(0, True), "indices": call.read(1), "y": call.write(0, True)}
@@ -196,11 +196,11 @@ def _read(call: Call, lines: list[str], place: str, checked: bool) -> Plan:
         same = f"tl.full((), {bits}, tl.int{8 * width})"
         lines = [
             *lines,
-            f"v = tl.load(x + {place}, valid, other=0)",
+            f"v = tl.load(x + {address}, valid, other=0)",
             f"tl.store(y + i, tl.where(valid, v, {same}), inside)",
         ]
     else:
-        lines = [*lines, f"tl.store(y + i, tl.load(x + {place}, inside), inside)"]
+        lines = [*lines, f"tl.store(y + i, tl.load(x + {address}, inside), inside)"]
     if checked:
         buffers["error"] = BufferArg(3, "i64")
     wide = max(operand.size, call.out.size, call.operands[1].size) > INT32_MAX
@@ -242,15 +242,15 @@ def _scatter(call: Call) -> Lowered:
     rows, count = operand.size // columns, updates.size // columns
     # Updates in the order of batch dimensions, then window dimensions: the last one wins.
     order = [d for d in range(updates.ndim) if d not in window] + list(window)
-    place = [updates.shape[d] for d in order]
+    shape = [updates.shape[d] for d in order]
     held = call.read(2)
     if order != list(range(updates.ndim)):
         held = builder.workspace(updates.size, held.dtype)
         raw = call.read(2, True)
         steps = dense(updates.shape)
-        add_copy(builder, raw, BufferArg(held.index, raw.dtype), place, [steps[d] for d in order])
+        add_copy(builder, raw, BufferArg(held.index, raw.dtype), shape, [steps[d] for d in order])
     targets = builder.workspace(count, "i32")
-    lines, names = coordinates("i", place[: len(place) - run], "u")
+    lines, names = coordinates("i", shape[: len(shape) - run], "u")
     at = dict(zip(order, names + ["0"] * run))
     steps = dense(updates.shape)
     lines = [*lines, f"j = {offset([at[d] for d in range(updates.ndim)], steps)} + i * 0"]
@@ -389,13 +389,13 @@ def _dynamic_slice(call: Call) -> Lowered:
     if call.out.size == 0:
         return builder.build()
     buffers, lines, names = _starts(call, 1, operand, sizes)
-    at, places = coordinates("i", sizes, "c")
+    at, index = coordinates("i", sizes, "c")
     steps = dense(operand.shape)
     first = offset(names, steps)
     lines = [
         *lines,
         *at,
-        f"v = tl.load(x + ({first} + {offset(places, steps)} + i * 0), inside)",
+        f"v = tl.load(x + ({first} + {offset(index, steps)} + i * 0), inside)",
         "tl.store(y + i, v, inside)",
     ]
     add_elements(
@@ -420,14 +420,14 @@ def _dynamic_update_slice(call: Call) -> Lowered:
     if update.size == 0:
         return builder.build()
     buffers, lines, names = _starts(call, 2, operand, update.shape)
-    at, places = coordinates("i", update.shape, "c")
+    at, index = coordinates("i", update.shape, "c")
     steps = dense(operand.shape)
     first = offset(names, steps)
     lines = [
         *lines,
         *at,
         "v = tl.load(u + i, inside)",
-        f"tl.store(y + ({first} + {offset(places, steps)} + i * 0), v, inside)",
+        f"tl.store(y + ({first} + {offset(index, steps)} + i * 0), v, inside)",
     ]
     add_elements(
         builder,

@@ -172,9 +172,9 @@ def position_text(
             "    at = tl.load(p + ko0[:, None] + ro0[None, :], here)",
         ]
     write = (
-        [f"tl.store(y + k, place.to({MEMORY[result]}), kin)"]
+        [f"tl.store(y + k, position.to({MEMORY[result]}), kin)"]
         if last
-        else ["tl.store(y + split * K + k, top, kin)", "tl.store(q + split * K + k, place, kin)"]
+        else ["tl.store(y + split * K + k, top, kin)", "tl.store(q + split * K + k, position, kin)"]
     )
     lines = [
         *_walk(column),
@@ -187,7 +187,7 @@ def position_text(
         "    best = tl.where(better, key, best)",
         "    where = tl.where(better, at, where)",
         "top = tl.max(best, 1)",
-        "place = tl.min(tl.where(best == top[:, None], where, 9223372036854775807), 1)",
+        "position = tl.min(tl.where(best == top[:, None], where, 9223372036854775807), 1)",
         *write,
     ]
     return lines, integer
@@ -270,11 +270,11 @@ def _reduce(call: Call) -> Lowered:
             launch(name, buffers, lines, (column, row), split, reduced)
             return builder.build()
         keys = builder.workspace(split.parts * kept, integer)
-        places = builder.workspace(split.parts * kept, "i64")
-        buffers = {"x": source, "y": keys, "q": places}
+        positions = builder.workspace(split.parts * kept, "i64")
+        buffers = {"x": source, "y": keys, "q": positions}
         launch(name, buffers, lines, (column, row), split, reduced)
         lines, _ = position_text(kind, result, greatest, False, True, *partial)
-        buffers = {"x": keys, "p": places, "y": target}
+        buffers = {"x": keys, "p": positions, "y": target}
         launch(name, buffers, lines, tuple(partial), second(), split.parts)
         return builder.build()
     reduction = reduction_spec(how, kind)

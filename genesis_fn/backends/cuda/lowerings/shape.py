@@ -49,9 +49,9 @@ def _strided(call: Call, view: View, k: int) -> tuple[int, list[int], int]:
     """(the operand that result k is a view of, the view's strides, its first element)."""
     at = tuple([ix.var(f"i{d}", n) for d, n in enumerate(call.outs[k].shape)])
     ((operand, index, _),) = view.pieces(k, at, *call.avals, **call.params)
-    place = ix.ravel(index, call.avals[operand].shape)
-    steps = {atom.key[1]: step for atom, step in place.terms.items()}
-    return operand, [steps.get(f"i{d}", 0) for d in range(len(at))], place.const
+    offset = ix.ravel(index, call.avals[operand].shape)
+    steps = {atom.key[1]: step for atom, step in offset.terms.items()}
+    return operand, [steps.get(f"i{d}", 0) for d in range(len(at))], offset.const
 
 
 @lowers(concatenate_p)
@@ -77,17 +77,19 @@ def _pad(call: Call) -> Lowered:
     else:
         add_fill(builder, call.write(0), out.size, value, out.dtype)
     read, write = dense(x.shape), dense(out.shape)
-    shape, first, place, steps = [], 0, 0, []
+    shape, first, offset, steps = [], 0, 0, []
     for d, (n, m, (low, _, interior)) in enumerate(zip(x.shape, out.shape, call.params["config"])):
         step = interior + 1
         start = max(0, -(low // step)) if low < 0 else 0
         end = max(start, min(n, (m - 1 - low) // step + 1))
         shape.append(end - start)
         first += start * read[d]
-        place += (low + start * step) * write[d]
+        offset += (low + start * step) * write[d]
         steps.append(step * write[d])
     if 0 not in shape:
-        add_copy(builder, call.read(0, True), call.write(0, True), shape, read, steps, first, place)
+        add_copy(
+            builder, call.read(0, True), call.write(0, True), shape, read, steps, first, offset
+        )
     return builder.build()
 
 

@@ -30,13 +30,13 @@ from genesis_fn.primitives.reductions.reduce_window import (
 
 
 def _source_lines(
-    window: Window, shape: Sequence[int], places: Sequence[str], taps: Sequence[str]
+    window: Window, shape: Sequence[int], index: Sequence[str], taps: Sequence[str]
 ) -> list[str]:
-    """`at` and `real`: where window `places` has its element `taps`, and whether there is one."""
+    """`at` and `real`: where the window at `index` has element `taps`, and whether it has one."""
     lines, names, conditions = [], [], ["inside"]
     facts = zip(shape, window.strides, window.padding, window.base_dilation, window.window_dilation)
     for d, (n, s, (low, _), a, b) in enumerate(facts):
-        q = f"({places[d]}) * {s} + ({taps[d]}) * {b} - {low}"
+        q = f"({index[d]}) * {s} + ({taps[d]}) * {b} - {low}"
         lines.append(f"q{d} = i * 0 + {q}")
         if a > 1:
             conditions += [f"(q{d} >= 0)", f"(q{d} % {a} == 0)", f"(q{d} // {a} < {n})"]
@@ -60,7 +60,7 @@ def _accumulator(kind: DType) -> str:
 
 
 def _loop(window: Window, lines: Sequence[str]) -> list[str]:
-    """`lines` for each place `j` of a window."""
+    """`lines` for each element `j` of a window."""
     taps, _ = coordinates("j", window.lengths, "t")
     body = [*taps, *lines]
     return [f"for j in range({math.prod(window.lengths)}):", *[f"    {line}" for line in body]]
@@ -86,14 +86,14 @@ def _reduce_window(call: Call, operation: str) -> Lowered:
     combine = {"sum": "total + v", "max": "maximum(total, v)", "min": "minimum(total, v)"}[
         operation
     ]
-    lines, places = coordinates("i", call.out.shape, "c")
+    lines, index = coordinates("i", call.out.shape, "c")
     load = loaded("tl.load(x + at, real)", kind)
     lines += [
         f"total = tl.zeros((BLOCK,), {acc}) + {start}",
         *_loop(
             window,
             [
-                *_source_lines(window, x.shape, places, _tap_names(window)),
+                *_source_lines(window, x.shape, index, _tap_names(window)),
                 f"v = tl.where(real, ({load}).to({acc}), {start})",
                 f"total = {combine}",
             ],
@@ -132,7 +132,7 @@ def _window_offset(call: Call) -> Lowered:
         # The first NaN wins, and nothing after it.
         better = f"(best == best) & ({better} | (v != v))"
     load = loaded("tl.load(x + at, real)", kind)
-    lines, places = coordinates("i", call.out.shape, "c")
+    lines, index = coordinates("i", call.out.shape, "c")
     lines += [
         f"best = tl.zeros((BLOCK,), {acc}) + {start}",
         "where = tl.zeros((BLOCK,), tl.int32)",
@@ -140,7 +140,7 @@ def _window_offset(call: Call) -> Lowered:
         *_loop(
             window,
             [
-                *_source_lines(window, x.shape, places, _tap_names(window)),
+                *_source_lines(window, x.shape, index, _tap_names(window)),
                 # Padding takes part with the least value, as it does on the CPU.
                 f"v = tl.where(real, ({load}).to({acc}), {start})",
                 f"better = {better}",
@@ -169,12 +169,12 @@ def _window_take(call: Call) -> Lowered:
     if 0 in (call.out.size, x.size):
         add_fill(builder, call.write(), call.out.size, _zero(x.dtype), x.dtype)
         return builder.build()
-    lines, places = coordinates("i", call.out.shape, "c")
+    lines, index = coordinates("i", call.out.shape, "c")
     taps, names = coordinates("j", window.lengths, "t")
     lines += [
         "j = tl.load(chosen + i, inside, other=0)",
         *taps,
-        *_source_lines(window, x.shape, places, names),
+        *_source_lines(window, x.shape, index, names),
         "tl.store(y + i, tl.load(x + at, real, other=0), inside)",
     ]
     add_elements(
@@ -201,14 +201,14 @@ def _window_put(call: Call) -> Lowered:
         add_fill(builder, call.write(), call.out.size, _zero(kind), kind)
         return builder.build()
     acc = register(kind)
-    lines, places = coordinates("i", call.out.shape, "c")
+    lines, index = coordinates("i", call.out.shape, "c")
     steps, conditions, names = [], ["inside"], []
     taps = _tap_names(window)
     facts = zip(
         u.shape, window.strides, window.padding, window.base_dilation, window.window_dilation
     )
     for d, (m, s, (low, _), a, b) in enumerate(facts):
-        steps.append(f"q{d} = i * 0 + ({places[d]}) * {a} + {low} - ({taps[d]}) * {b}")
+        steps.append(f"q{d} = i * 0 + ({index[d]}) * {a} + {low} - ({taps[d]}) * {b}")
         conditions.append(f"(q{d} >= 0)")
         if s > 1:
             conditions += [f"(q{d} % {s} == 0)", f"(q{d} // {s} < {m})"]

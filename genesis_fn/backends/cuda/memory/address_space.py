@@ -93,10 +93,10 @@ class AddressSpace:
         they allow, more than needed, for the next requests. Raises `DeviceMemoryExhausted` where
         the device has no more; what was mapped by then stays free.
         """
-        place = self._cheapest(size)
-        if place is None:
+        chosen = self._cheapest(size)
+        if chosen is None:
             return False
-        start, end, cost = place
+        start, end, cost = chosen
         if cost > spare:
             return False
         for gap_start, gap_end in list(self._gaps()):

@@ -212,15 +212,15 @@ def from_dlpack(array: Any, driver: Driver) -> ImportedArray:
         capsule = array.__dlpack__(stream=stream, max_version=(1, 0))
     except (TypeError, BufferError):  # an older producer
         capsule = array.__dlpack__(stream=stream) if on_device else array.__dlpack__()
-    place = id(capsule)
-    if _is_valid(place, _VERSION):
-        managed: Any = _DLManagedTensorVersioned.from_address(_pointer(place, _VERSION))
+    address = id(capsule)
+    if _is_valid(address, _VERSION):
+        managed: Any = _DLManagedTensorVersioned.from_address(_pointer(address, _VERSION))
         if managed.major > 1:
             raise ValueError(f"DLPack version {managed.major}.{managed.minor} is not understood")
-        _set_name(place, _VERSION_USED)
-    elif _is_valid(place, _PLAIN):
-        managed = _DLManagedTensor.from_address(_pointer(place, _PLAIN))
-        _set_name(place, _PLAIN_USED)
+        _set_name(address, _VERSION_USED)
+    elif _is_valid(address, _PLAIN):
+        managed = _DLManagedTensor.from_address(_pointer(address, _PLAIN))
+        _set_name(address, _PLAIN_USED)
     else:
         raise TypeError(f"{type(array).__name__}.__dlpack__ returned no DLPack capsule")
 

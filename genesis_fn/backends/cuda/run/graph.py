@@ -521,9 +521,9 @@ class _HostControlFlow:
             segment.launch()
 
     def _read(self, size: int) -> int:
-        place = ctypes.create_string_buffer(size)
-        self.device.read(ctypes.addressof(place), self.decision.address, size)
-        return int.from_bytes(place.raw, "little", signed=True)
+        value = ctypes.create_string_buffer(size)
+        self.device.read(ctypes.addressof(value), self.decision.address, size)
+        return int.from_bytes(value.raw, "little", signed=True)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,166 @@
+"""The base class of layers, and the errors of layers that cannot use their arguments.
+
+A layer holds no arrays: it is a frozen dataclass of hyperparameters with `init(key) -> params` and
+`__call__(params, x, ...)`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import operator
+from typing import Any
+
+import genesis_fn.numpy as jnp
+from genesis_fn import Array, ArrayLike, Key, PyTree
+from genesis_fn.errors import ArgumentError
+from genesis_fn.extend import typeof
+
+
+class Module:
+    """The base class of layers and models.
+
+    A subclass is a frozen dataclass of hyperparameters that overrides `__call__`, `init` if it has
+    parameters and `init_state` if it has running state. Containers hand `state`, `key` and `train`
+    on to their layers; a layer without state returns its output alone.
+
+    >>> class Scale(nn.Module):
+    ...     def init(self, key):
+    ...         return {"scale": jnp.ones(())}
+    ...
+    ...     def __call__(self, params, x, **_):
+    ...         return params["scale"] * x
+    >>> Scale()(Scale().init(random.key(0)), 3.0)
+    Array(3., dtype=float32)
+    """
+
+    def init(self, key: Key) -> PyTree:
+        """Fresh parameters."""
+        return {}
+
+    def init_state(self) -> PyTree:
+        """Fresh running state; None for layers that have none."""
+        return None
+
+    def __call__(
+        self,
+        params: PyTree,
+        x: ArrayLike,
+        *,
+        state: PyTree = None,
+        key: Key | None = None,
+        train: bool = False,
+    ) -> PyTree:
+        """The layer's output; (output, state) for layers with state."""
+        raise ArgumentError(f"{type(self).__name__} defines no __call__")
+
+
+def layer_error(layer: Module, path: str, text: str) -> ArgumentError:
+    """The error of a layer that cannot use its arguments, with `params[` in `text` at `path`.
+
+    Containers catch it and put their part of the path in front (`at_path`), for which it carries
+    its layer, path and text.
+    """
+    at_path = text.replace("params[", f"params{path}[", 1)
+    error = ArgumentError(f"{_described(layer)}: {at_path}")
+    error.layer, error.path, error.text = layer, path, text  # type: ignore[attr-defined]
+    return error
+
+
+def at_path(path: str, error: ArgumentError) -> ArgumentError:
+    """`error` with the path of its layer in a container's parameters, `[2]`."""
+    if not hasattr(error, "layer"):
+        return error
+    return layer_error(error.layer, path + error.path, error.text)  # type: ignore[attr-defined]
+
+
+def _described(layer: object) -> str:
+    """The layer as a user writes it: required fields, and others that differ from the default."""
+    if not dataclasses.is_dataclass(layer):
+        return type(layer).__name__
+    parts = []
+    for f in dataclasses.fields(layer):
+        value = getattr(layer, f.name)
+        if f.default is dataclasses.MISSING:
+            parts.append(f"{value!r:.40}")
+        elif isinstance(value, Array) or value != f.default:
+            parts.append(f"{f.name}={value!r:.40}")
+    return f"{type(layer).__name__}({', '.join(parts)})"
+
+
+def lookup(layer: Module, tree: PyTree, name: str, shape: tuple[int, ...], init: str) -> Array:
+    """Return the array `name` of a layer's parameters or state; raise ArgumentError if it is
+    missing or of another shape."""
+    what = "params" if init == "init(key)" else "state"
+    made = f"{what} = layer.{init} makes {'them' if what == 'params' else 'it'}"
+    try:
+        x = tree[name]
+    except (KeyError, TypeError, IndexError):
+        try:
+            found = f"has the keys {list(tree.keys())}"
+        except (AttributeError, TypeError):
+            found = f"is {tree!r:.60}" if tree is None else f"is of type {type(tree).__name__}"
+        text = f"{what}[{name!r}] of shape {list(shape)} is wanted, but {what} {found}"
+        raise layer_error(layer, "", f"{text}\n  {made}") from None
+    if jnp.shape(x) != shape:
+        text = f"{what}[{name!r}] is {shown(x)}, but has to be {list(shape)}"
+        raise layer_error(layer, "", f"{text}\n  {made}")
+    return x
+
+
+def require_state(layer: Module, state: PyTree) -> None:
+    """Raise ArgumentError where a layer with running state is called without it, which would drop
+    the statistics of all earlier calls."""
+    if state is None:
+        raise layer_error(
+            layer,
+            "",
+            "state= is missing, its running statistics\n"
+            "  state = layer.init_state() makes the first; each call returns the next",
+        )
+
+
+def shown(x: ArrayLike) -> str:
+    """The dtype and shape of an array, as errors show them: f32[2,4]."""
+    return str(typeof(jnp.asarray(x)))
+
+
+def checked_input(
+    layer: Module, x: Any, features: int, field: str, ndim: int | None = None
+) -> Array:
+    """Return `x` if its last axis has `features` elements; raise ArgumentError otherwise."""
+    if x is None or isinstance(x, (str, dict)):
+        raise layer_error(layer, "", f"the input is {x!r:.60}, no array: call layer(params, x)")
+    shape = jnp.shape(x)
+    if not shape or shape[-1] != features or ndim not in (None, len(shape)):
+        wanted = ["...", features] if ndim is None else ["batch", *"DHW"[5 - ndim :], features]
+        text = f"the input is {shown(x)}, but has to be [{', '.join(map(str, wanted))}]"
+        remedy = f"features are the last axis, {field}={features}"
+        if len(shape) > 1 and shape[1] == features and shape[-1] != features:
+            remedy += ": move them there with jnp.moveaxis(x, 1, -1)"
+        raise layer_error(layer, "", f"{text}\n  {remedy}")
+    return x
+
+
+def check_fields(layer: Module) -> None:
+    """Raise ArgumentError for a size that is no count, and for a `bias` that is no bool, such as a
+    dtype in its position."""
+    for f in dataclasses.fields(layer):  # pyright: ignore[reportArgumentType]
+        value = getattr(layer, f.name)
+        if f.type == "bool" and not isinstance(value, bool):
+            raise ArgumentError(
+                f"{type(layer).__name__}: {f.name} is {value!r:.60}, but is True or False\n"
+                "  give a dtype by name: dtype=jnp.bfloat16"
+            )
+        if f.type == "int" and not is_count(value):
+            raise ArgumentError(
+                f"{type(layer).__name__}: {f.name} is {value!r:.60}, but is a number of elements: "
+                "an integer, not negative"
+            )
+
+
+def is_count(value: Any) -> bool:
+    """Whether `value` is an integer that is not negative."""
+    try:
+        return not isinstance(value, bool) and operator.index(value) >= 0
+    except TypeError:
+        return False
