@@ -127,13 +127,25 @@ class Profile:
 
 
 def profile(fun: Callable[..., Any], *, repeats: int = 3) -> Callable[..., Profile]:
-    """A function from the arguments of `fun` to a Profile.
+    """Time a function's kernels or equations.
 
     On a GPU the compiled program runs kernel by kernel, with events between the kernels; a row is
     one step (a fused group, a matrix product ...) with its bytes, operations and share of the
     roofline. On a CPU the program runs equation by equation, and compiled programs, which fuse
-    equations, are faster than the sum. Loops and branches are one row each. Times are the least of
-    `repeats` runs.
+    equations, are faster than the sum. Loops and branches are one row each.
+
+    Args:
+        fun: function of pytrees of arrays, compiled or not.
+        repeats: positive number of runs; a time is the least of them.
+
+    Returns:
+        A function from the arguments of `fun` to a `Profile`.
+
+    >>> profile = gf.profiler.profile(lambda x: jnp.sin(x).sum())(jnp.ones(1000))
+    >>> sorted(line.primitive for line in profile.lines)
+    ['reduce_sum', 'sin']
+    >>> profile.result.shape, profile.seconds > 0
+    ((), True)
     """
     traced = fun if isinstance(fun, JitFunction) else jit(fun)
 
@@ -241,6 +253,21 @@ def start_trace(log_dir: str | os.PathLike[str], **_: object) -> None:
 
     The file opens in Perfetto or chrome://tracing. It holds torch's operators on the CPU and the
     names given by `TraceAnnotation`.
+
+    Args:
+        log_dir: folder, which `stop_trace` makes where it is not there.
+        **_: ignored, as JAX's arguments.
+
+    Raises:
+        RuntimeError: a trace is being recorded.
+
+    >>> import os, tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     gf.profiler.start_trace(folder)
+    ...     _ = jnp.sin(jnp.ones(3))
+    ...     gf.profiler.stop_trace()
+    ...     os.listdir(folder)
+    ['trace.json']
     """
     import torch
 
@@ -252,7 +279,18 @@ def start_trace(log_dir: str | os.PathLike[str], **_: object) -> None:
 
 
 def stop_trace() -> None:
-    """Stop recording and write the file."""
+    """Stop recording and write the file of `start_trace`.
+
+    Raises:
+        RuntimeError: no trace is being recorded.
+
+    >>> import os, tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     gf.profiler.start_trace(folder)
+    ...     gf.profiler.stop_trace()
+    ...     os.listdir(folder)
+    ['trace.json']
+    """
     if not _running:
         raise RuntimeError("no trace is being recorded; call start_trace first")
     recorder, folder = _running.pop()
@@ -263,7 +301,22 @@ def stop_trace() -> None:
 
 @contextlib.contextmanager
 def trace(log_dir: str | os.PathLike[str], **options: object) -> Generator[None, None, None]:
-    """Record what runs inside into `log_dir/trace.json`."""
+    """Record what runs inside into `log_dir/trace.json`.
+
+    Args:
+        log_dir: folder, which is made where it is not there.
+        **options: as of `start_trace`.
+
+    Returns:
+        A context manager.
+
+    >>> import os, tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     with gf.profiler.trace(folder):
+    ...         _ = jnp.sin(jnp.ones(3))
+    ...     os.listdir(folder)
+    ['trace.json']
+    """
     start_trace(log_dir, **options)
     try:
         yield
@@ -272,7 +325,20 @@ def trace(log_dir: str | os.PathLike[str], **options: object) -> Generator[None,
 
 
 class TraceAnnotation(contextlib.ContextDecorator):
-    """`with TraceAnnotation("load"):` the time inside has this name in traces."""
+    """Names the time inside of a block or a decorated function, in traces.
+
+    Args:
+        name: the name.
+        **metadata: what is written after it, as "name=value".
+
+    >>> with gf.profiler.TraceAnnotation("load", file=3):
+    ...     x = jnp.ones(3)
+    >>> @gf.profiler.TraceAnnotation("double")
+    ... def double(x):
+    ...     return 2 * x
+    >>> double(2)
+    4
+    """
 
     def __init__(self, name: str, **metadata: object) -> None:
         self.name = name + "".join(f" {k}={v}" for k, v in metadata.items())
@@ -290,13 +356,34 @@ class TraceAnnotation(contextlib.ContextDecorator):
 
 
 class StepTraceAnnotation(TraceAnnotation):
-    """A TraceAnnotation of one training step: `StepTraceAnnotation("train", step_num=i)`."""
+    """Names one training step in traces: a `TraceAnnotation`.
+
+    Args:
+        name: the name.
+        **metadata: what is written after it, as `step_num=i`.
+
+    >>> for i in range(2):
+    ...     with gf.profiler.StepTraceAnnotation("train", step_num=i):
+    ...         x = jnp.ones(3)
+    """
 
 
 def annotate_function(
     func: Callable[..., Any], name: str | None = None, **metadata: object
 ) -> Callable[..., Any]:
-    """`func`, in a TraceAnnotation of its name."""
+    """Give a function's runs a name in traces, by a `TraceAnnotation`.
+
+    Args:
+        func: function.
+        name: the name; None: that of the function.
+        **metadata: what is written after it, as "name=value".
+
+    Returns:
+        A function of the arguments of `func` that returns its result.
+
+    >>> gf.profiler.annotate_function(lambda x: x + 1, "increment")(1)
+    2
+    """
 
     @functools.wraps(func)
     def annotated(*args: Any, **kwargs: Any) -> Any:
@@ -307,7 +394,15 @@ def annotate_function(
 
 
 def device_memory_profile() -> dict[str, int]:
-    """Bytes held by live arrays, by device."""
+    """Count the bytes that live arrays hold.
+
+    Returns:
+        {device: bytes}, of the devices that hold some.
+
+    >>> x = jnp.ones(1000, device=gf.cpu())
+    >>> gf.profiler.device_memory_profile()["cpu()"] >= x.nbytes
+    True
+    """
     from genesis_fn.transforms.staging.device_placement import live_arrays
 
     held: dict[str, int] = {}

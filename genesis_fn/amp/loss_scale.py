@@ -35,6 +35,8 @@ class LossScale(Protocol):
     Args:
         *args, **kwargs: none: a protocol is not instantiated.
 
+    Raises:
+        TypeError: the protocol itself is instantiated.
     >>> scale = gf.amp.DynamicLossScale(loss_scale=8.0)
     >>> scale.scale(jnp.array(0.5)), scale.unscale(jnp.array(4.0))
     (Array(4., dtype=float32), Array(0.5, dtype=float32))

@@ -113,22 +113,72 @@ def _key(e: Any) -> Any:
 def flatten(
     tree: PyTree, is_leaf: Callable[[Any], bool] | None = None
 ) -> tuple[list[Any], PyTreeDef]:
-    """(leaves, structure) of a pytree."""
+    """Take a pytree apart.
+
+    Args:
+        tree: pytree; None is a node without leaves.
+        is_leaf: function of a node that is true where it counts as a leaf; None: of none.
+
+    Returns:
+        (leaves in order, structure).
+
+    >>> leaves, structure = gf.tree.flatten({"w": 1, "b": [2, None]})
+    >>> leaves, structure
+    ([2, 1], PyTreeSpec({'b': [*, None], 'w': *}))
+    """
     return optree.tree_flatten(tree, is_leaf, namespace=NAMESPACE)
 
 
 def unflatten(treedef: PyTreeDef, leaves: Iterable[Leaf]) -> PyTree:
-    """The pytree of that structure with those leaves."""
+    """Put a pytree together: what `flatten` took apart.
+
+    Args:
+        treedef: structure.
+        leaves: its leaves in order, any objects.
+
+    Returns:
+        The pytree.
+
+    Raises:
+        ValueError: there are more or fewer leaves than the structure has.
+
+    >>> gf.tree.unflatten(gf.tree.structure({"w": 0, "b": [0, None]}), [2, 1])
+    {'w': 1, 'b': [2, None]}
+    """
     return optree.tree_unflatten(treedef, leaves)
 
 
 def leaves(tree: PyTree, is_leaf: Callable[[Any], bool] | None = None) -> list[Any]:
-    """The leaves of a pytree, in order."""
+    """List the leaves of a pytree.
+
+    Args:
+        tree: pytree; None is a node without leaves.
+        is_leaf: function of a node that is true where it counts as a leaf; None: of none.
+
+    Returns:
+        The leaves in order; those of a dict by its sorted keys.
+
+    >>> gf.tree.leaves({"w": 1, "b": [2, None]})
+    [2, 1]
+    >>> gf.tree.leaves({"w": 1, "b": [2, None]}, is_leaf=lambda x: x is None)
+    [2, None, 1]
+    """
     return optree.tree_leaves(tree, is_leaf, namespace=NAMESPACE)
 
 
 def structure(tree: PyTree, is_leaf: Callable[[Any], bool] | None = None) -> PyTreeDef:
-    """The structure of a pytree."""
+    """Tell the structure of a pytree: all but its leaves.
+
+    Args:
+        tree: pytree; None is a node without leaves.
+        is_leaf: function of a node that is true where it counts as a leaf; None: of none.
+
+    Returns:
+        The structure; equal for trees of the same nodes, keys and static fields.
+
+    >>> gf.tree.structure({"w": 1}) == gf.tree.structure({"w": jnp.ones(3)})
+    True
+    """
     return optree.tree_structure(tree, is_leaf, namespace=NAMESPACE)
 
 
@@ -160,9 +210,22 @@ def map(
 def map(
     f: Callable[..., Any], tree: PyTree, *rest: PyTree, is_leaf: Callable[[Any], bool] | None = None
 ) -> PyTree:
-    """`f` applied to the leaves of `tree`, with the corresponding subtrees of `rest`.
+    """Apply `f` to the leaves of `tree`, with the corresponding subtrees of `rest`.
 
-    Raises TreeError naming the path where a tree of `rest` lacks the structure of `tree`.
+    Args:
+        f: function of a leaf of `tree` and a subtree of each tree of `rest`.
+        tree: pytree.
+        *rest: pytrees with the nodes of `tree`; they may go on where it has a leaf.
+        is_leaf: function of a node that is true where it counts as a leaf; None: of none.
+
+    Returns:
+        A pytree of the structure of `tree`, with what `f` returned as leaves.
+
+    Raises:
+        TreeError: a tree of `rest` lacks the structure of `tree`; the message names the path.
+
+    >>> gf.tree.map(lambda x, y: x + y, {"w": 1, "b": [2]}, {"w": 10, "b": [20]})
+    {'w': 11, 'b': [22]}
     """
     found, treedef = flatten(tree, is_leaf)
     others = [_flatten_up_to(treedef, tree, r, i + 1) for i, r in enumerate(rest)]
@@ -228,7 +291,20 @@ def _render(path: Iterable[Any]) -> str:
 
 
 def keystr(keys: Sequence[Any], *, simple: bool = False, separator: str = "") -> str:
-    """A path as Python would index it: `['layers'][0]['weight']`; `simple` gives the bare keys."""
+    """Write a path as Python would index it.
+
+    Args:
+        keys: path, as `leaves_with_path` gives it.
+        simple: whether the bare keys are written, without brackets, quotes and dots.
+        separator: text between the bare keys; not read without `simple`.
+
+    Returns:
+        The path as text.
+
+    >>> path, leaf = gf.tree.leaves_with_path({"layers": [{"weight": 1}]})[0]
+    >>> gf.tree.keystr(path), gf.tree.keystr(path, simple=True, separator=".")
+    ("['layers'][0]['weight']", 'layers.0.weight')
+    """
     if simple:
         return separator.join(str(getattr(e, "entry", e)) for e in keys)
     return separator.join(str(e) if isinstance(e, _KEYS) else f"[{e!r}]" for e in keys)
@@ -237,7 +313,19 @@ def keystr(keys: Sequence[Any], *, simple: bool = False, separator: str = "") ->
 def flatten_with_path(
     tree: PyTree, is_leaf: Callable[[Any], bool] | None = None
 ) -> tuple[list[tuple[tuple[Any, ...], Leaf]], PyTreeDef]:
-    """([(path, leaf)], structure) of a pytree."""
+    """Take a pytree apart, with the leaves' paths.
+
+    Args:
+        tree: pytree; None is a node without leaves.
+        is_leaf: function of a node that is true where it counts as a leaf; None: of none.
+
+    Returns:
+        ([(path, leaf)] in order, structure). A path is a tuple of `DictKey`, `SequenceKey`,
+        `GetAttrKey` and `FlattenedIndexKey`.
+
+    >>> gf.tree.flatten_with_path({"w": [1]})
+    ([((DictKey(key='w'), SequenceKey(idx=0)), 1)], PyTreeSpec({'w': [*]}))
+    """
     accessors, found, treedef = optree.tree_flatten_with_accessor(
         tree, is_leaf, namespace=NAMESPACE
     )
@@ -249,19 +337,57 @@ def flatten_with_path(
 def leaves_with_path(
     tree: PyTree, is_leaf: Callable[[Any], bool] | None = None
 ) -> list[tuple[tuple[Any, ...], Leaf]]:
-    """[(path, leaf)] of a pytree."""
+    """List the leaves of a pytree with their paths.
+
+    Args:
+        tree: pytree; None is a node without leaves.
+        is_leaf: function of a node that is true where it counts as a leaf; None: of none.
+
+    Returns:
+        [(path, leaf)] in order, as of `flatten_with_path`.
+
+    >>> gf.tree.leaves_with_path({"w": [1]})
+    [((DictKey(key='w'), SequenceKey(idx=0)), 1)]
+    """
     return flatten_with_path(tree, is_leaf)[0]
 
 
 def paths(tree: PyTree, is_leaf: Callable[[Any], bool] | None = None) -> list[str]:
-    """The leaves' paths as text, in order: what errors and reports call a leaf."""
+    """List the leaves' paths as text: what errors and reports call a leaf.
+
+    Args:
+        tree: pytree; None is a node without leaves.
+        is_leaf: function of a node that is true where it counts as a leaf; None: of none.
+
+    Returns:
+        The paths in order, each as `keystr` writes it.
+
+    >>> gf.tree.paths({"layers": [{"weight": 1}, {"weight": 2}]})
+    ["['layers'][0]['weight']", "['layers'][1]['weight']"]
+    """
     return [keystr(p) for p, _ in leaves_with_path(tree, is_leaf)]
 
 
 def map_with_path(
     f: Callable[..., Any], tree: PyTree, *rest: PyTree, is_leaf: Callable[[Any], bool] | None = None
 ) -> PyTree:
-    """Like `map`, with each leaf's path as the first argument of `f`."""
+    """Apply a function to the leaves of a pytree and their paths: `map` with one argument more.
+
+    Args:
+        f: function of a path, a leaf of `tree` and a subtree of each tree of `rest`.
+        tree: pytree.
+        *rest: pytrees with the nodes of `tree`; they may go on where it has a leaf.
+        is_leaf: function of a node that is true where it counts as a leaf; None: of none.
+
+    Returns:
+        A pytree of the structure of `tree`, with what `f` returned as leaves.
+
+    Raises:
+        TreeError: a tree of `rest` lacks the structure of `tree`; the message names the path.
+
+    >>> gf.tree.map_with_path(lambda path, x: (gf.tree.keystr(path), 2 * x), {"w": [1]})
+    {'w': [("['w'][0]", 2)]}
+    """
     found, treedef = flatten_with_path(tree, is_leaf)
     others = [_flatten_up_to(treedef, tree, r, i + 1) for i, r in enumerate(rest)]
     return unflatten(treedef, [f(p, x, *xs) for (p, x), *xs in zip(found, *others, strict=True)])
@@ -276,21 +402,65 @@ def reduce(
     initializer: Any = _NOTHING,
     is_leaf: Callable[[Any], bool] | None = None,
 ) -> Any:
-    """The leaves folded by `function` from the left, starting with `initializer` if it is given."""
+    """Fold the leaves of a pytree from the left.
+
+        function(... function(function(initializer, leaf 1), leaf 2) ..., leaf n)
+
+    Args:
+        function: function of the value so far and a leaf.
+        tree: pytree.
+        initializer: the first value; without it, the first leaf.
+        is_leaf: function of a node that is true where it counts as a leaf; None: of none.
+
+    Returns:
+        The last value.
+
+    Raises:
+        TypeError: the tree has no leaves and there is no `initializer`.
+
+    >>> gf.tree.reduce(lambda total, x: total + x, {"w": 1, "b": [2, 3]})
+    6
+    """
     start = () if initializer is _NOTHING else (initializer,)
     return functools.reduce(function, leaves(tree, is_leaf), *start)
 
 
 def all(tree: PyTree, *, is_leaf: Callable[[Any], bool] | None = None) -> bool:
-    """Whether every leaf is true."""
+    """Tell whether every leaf is true.
+
+    Args:
+        tree: pytree of bools, or of what `bool` takes.
+        is_leaf: function of a node that is true where it counts as a leaf; None: of none.
+
+    Returns:
+        The answer; True of a tree without leaves.
+
+    >>> gf.tree.all({"w": True, "b": [False]})
+    False
+    """
     return builtins.all(bool(x) for x in leaves(tree, is_leaf))
 
 
 def transpose(
     outer_treedef: PyTreeDef, inner_treedef: PyTreeDef | None, pytree_to_transpose: PyTree
 ) -> PyTree:
-    """A tree of `outer_treedef` with trees of `inner_treedef` as its leaves, as a tree of
-    `inner_treedef` with trees of `outer_treedef`. None for the inner: that of the first leaf."""
+    """Turn a tree of trees inside out: its outer nodes become the inner ones.
+
+    Args:
+        outer_treedef: structure of the outer tree.
+        inner_treedef: structure of each inner tree; None: that of the first.
+        pytree_to_transpose: tree of the outer structure whose leaves are trees of the inner one.
+
+    Returns:
+        A tree of the inner structure whose leaves are trees of the outer one.
+
+    Raises:
+        ValueError: the tree does not have these structures.
+
+    >>> outer, inner = gf.tree.structure([0, 0]), gf.tree.structure({"w": 0, "b": 0})
+    >>> gf.tree.transpose(outer, inner, [{"w": 1, "b": 2}, {"w": 3, "b": 4}])
+    {'w': [1, 3], 'b': [2, 4]}
+    """
     outer, inner = outer_treedef, inner_treedef
     columns = outer.flatten_up_to(pytree_to_transpose)
     inner = structure(columns[0]) if inner is None else inner
@@ -301,7 +471,22 @@ def transpose(
 def broadcast(
     prefix_tree: PyTree, full_tree: PyTree, is_leaf: Callable[[Any], bool] | None = None
 ) -> PyTree:
-    """`prefix_tree` with each leaf repeated over the subtree of `full_tree` that it stands for."""
+    """Repeat each leaf of a tree over the subtree of another tree that it stands for.
+
+    Args:
+        prefix_tree: pytree with the uppermost nodes of `full_tree`; None in it is a leaf.
+        full_tree: pytree.
+        is_leaf: function of a node that is true where it counts as a leaf; None: of none.
+
+    Returns:
+        A tree of the structure of `full_tree` with the leaves of `prefix_tree`.
+
+    Raises:
+        TreeError: `prefix_tree` is not a prefix of `full_tree`.
+
+    >>> gf.tree.broadcast({"w": 0, "b": 1}, {"w": [7, 8], "b": 9})
+    {'w': [0, 0], 'b': 1}
+    """
     leaves_of = broadcast_prefix(prefix_tree, full_tree, is_leaf)
     return unflatten(structure(full_tree, is_leaf), leaves_of)
 
@@ -364,7 +549,30 @@ def register_node(
     unflatten_node: Callable[[Any, Iterable[Any]], T],
     entries: Callable[[T], Sequence[Any]] | None = None,
 ) -> type[T]:
-    """Make `kind` a pytree node. `flatten_node` returns (children, hashable static data)."""
+    """Make a class a type of pytree nodes.
+
+    Args:
+        kind: the class; it is neither registered yet nor a container that Python has.
+        flatten_node: function of an object that returns (children, hashable static data).
+        unflatten_node: function (static data, children) that makes an object.
+        entries: function of an object that returns the children's keys in paths; None: positions.
+
+    Returns:
+        `kind`.
+
+    Raises:
+        TypeError: `kind` is no class.
+        ValueError: `kind` is registered, or built in as tuple, list and dict are.
+
+    >>> class Pair:
+    ...     def __init__(self, a, b):
+    ...         self.a, self.b = a, b
+    >>> _ = gf.tree.register_node(
+    ...     Pair, lambda x: ((x.a, x.b), None), lambda static, children: Pair(*children)
+    ... )
+    >>> gf.tree.map(lambda x: 2 * x, Pair(1, 2)).b
+    4
+    """
 
     def flat(x: T) -> tuple[Any, ...]:
         children, static = flatten_node(x)
@@ -420,11 +628,34 @@ def register_dataclass(
     meta_fields: Sequence[str] | None = None,
     drop_fields: Sequence[str] = (),
 ) -> type[T]:
-    """Make a dataclass a pytree node whose children are `data_fields`; `meta_fields` are static.
+    """Make a dataclass a type of pytree nodes.
 
-    Of two lists, one that is not given has the fields that the other lacks; without both, the
-    fields made by `static_field` are static. Fields in `drop_fields` are in neither: they are None
-    in what `unflatten` makes. Raises TreeError where the lists do not cover the other fields.
+    Each field that `__init__` takes is a child or static, but for those of `drop_fields`.
+    `unflatten` and transforms make objects without `__init__`.
+
+    Args:
+        nodetype: the dataclass.
+        data_fields: names of the children; None: the fields that are not static.
+        meta_fields: names of the static fields, part of the structure; None: those that are not in
+            `data_fields`, or without it those that `static_field` made.
+        drop_fields: names of fields that are neither: they are None in new objects.
+
+    Returns:
+        `nodetype`.
+
+    Raises:
+        TreeError: `data_fields` and `meta_fields` lack a field, or name what is none.
+        TypeError: `nodetype` is no dataclass.
+        ValueError: it is registered.
+
+    >>> import dataclasses
+    >>> @dataclasses.dataclass
+    ... class Scaled:
+    ...     w: float
+    ...     factor: float
+    >>> _ = gf.tree.register_dataclass(Scaled, data_fields=["w"], meta_fields=["factor"])
+    >>> gf.tree.map(lambda x: x + 1, Scaled(1, 10))
+    Scaled(w=2, factor=10)
     """
     fields = [f for f in dataclasses.fields(nodetype) if f.init and f.name not in drop_fields]  # pyright: ignore[reportArgumentType]
     if meta_fields is None:
@@ -462,8 +693,24 @@ def register_dataclass(
 
 
 def static_field(**options: Any) -> Any:
-    """A dataclass field that is part of the tree's structure, not a child. Its value counts by type
-    and content: it is hashable, or a container or array of such values."""
+    """Make a dataclass field that is part of the tree's structure, not a child.
+
+    Its value counts by type and content, at every depth of containers; NumPy's arrays count by
+    content, this library's by identity.
+
+    Args:
+        **options: as of `dataclasses.field`, but for `metadata`: `default`, `default_factory`, ...
+
+    Returns:
+        What `dataclasses.field` returns.
+
+    >>> @gf.tree.dataclass
+    ... class Scaled:
+    ...     w: float
+    ...     factor: float = gf.tree.static_field(default=10.0)
+    >>> gf.tree.leaves(Scaled(1))
+    [1]
+    """
     return dataclasses.field(metadata={"static": True}, **options)
 
 
@@ -473,7 +720,24 @@ def dataclass(kind: type[T], /, **options: Any) -> type[T]: ...
 def dataclass(kind: None = None, /, **options: Any) -> Callable[[type[T]], type[T]]: ...
 @dataclass_transform(frozen_default=True, field_specifiers=(static_field, dataclasses.field))
 def dataclass(kind: type[T] | None = None, /, **options: Any) -> Any:
-    """A frozen dataclass that is a pytree node; `static_field()` marks what is not a child."""
+    """Make a class a frozen dataclass and a type of pytree nodes.
+
+    Fields are children, but for those that `static_field` made.
+
+    Args:
+        kind: the class; None: the result is a decorator, as of `@dataclass(repr=False)`.
+        **options: as of `dataclasses.dataclass`, but for `frozen`.
+
+    Returns:
+        The dataclass, or the decorator.
+
+    >>> @gf.tree.dataclass
+    ... class Layer:
+    ...     w: float
+    ...     b: float
+    >>> gf.tree.map(lambda x: 2 * x, Layer(1, 2))
+    Layer(w=2, b=4)
+    """
     if kind is None:
         return functools.partial(dataclass, **options)
     return register_dataclass(dataclasses.dataclass(kind, frozen=True, **options))  # type: ignore[call-overload]

@@ -14,17 +14,36 @@ TEXT_SUFFIXES = (".txt", ".md", ".rst", ".py", ".toml", ".cfg", ".json", ".html"
 
 
 def standard_library() -> str:
-    """The folder of the running Python's standard library: about 10 MB of real source text."""
+    """Find the folder of the running Python's standard library: about 10 MB of real source text.
+
+    Returns:
+        The path.
+
+    >>> import os
+    >>> os.path.exists(os.path.join(gf.data.standard_library(), "dataclasses.py"))
+    True
+    """
     return sysconfig.get_paths()["stdlib"]
 
 
 def text_files(
     folder: str | os.PathLike[str], suffixes: Sequence[str] = TEXT_SUFFIXES
 ) -> list[str]:
-    """The text files below a folder, sorted, without caches, tests' data and installed packages.
+    """List the text files below a folder, without caches, `.git` and installed packages.
 
-    `suffixes` are the ends of their names; one may be given alone. Raises FileNotFoundError where
-    the folder is not there or holds no text.
+    Args:
+        folder: path of the folder; the path of a file gives that file.
+        suffixes: how the names of text files end; one may be given alone.
+
+    Returns:
+        The paths, sorted within each folder; a folder's own files come before those of its folders.
+
+    Raises:
+        FileNotFoundError: the folder is not there, or holds no text.
+
+    >>> folder = gf.data.standard_library()
+    >>> any(path.endswith("dataclasses.py") for path in gf.data.text_files(folder))
+    True
     """
     suffixes = (suffixes,) if isinstance(suffixes, str) else tuple(suffixes)
     folder = os.fspath(folder)
@@ -45,10 +64,24 @@ def text_files(
 
 
 def read_texts(files: Sequence[str], limit: int | None = None) -> Iterator[str]:
-    """The files' texts, up to `limit` bytes in all, of which the last file is cut to fit.
+    """Read files, up to `limit` bytes in all; the last text is cut to fit.
 
-    Files that cannot be read, and those that are not UTF-8, are passed over. Raises ArgumentError
-    for one path, whose characters would be taken for files.
+    Files that cannot be read, that are not UTF-8 or hold only blanks are passed over.
+
+    Args:
+        files: paths.
+        limit: number of bytes, >= 0; None: all.
+
+    Returns:
+        An iterator over the texts.
+
+    Raises:
+        ArgumentError: `files` is one path, whose characters would be taken for files.
+
+    >>> import os
+    >>> path = os.path.join(gf.data.standard_library(), "this.py")
+    >>> [*gf.data.read_texts([path], limit=6)]
+    ['s = ""']
     """
     refuse_one_text("read_texts", "files", files)
     return _texts(files, limit)
@@ -88,8 +121,22 @@ def _texts(files: Sequence[str], limit: int | None) -> Iterator[str]:
 
 
 def split_files(files: Sequence[str], every: int = 20) -> tuple[list[str], list[str]]:
-    """(training, validation): one file in `every` is for validation, by a hash of its name, so that
-    the split does not depend on what else is in the folder."""
+    """Split files into those for training and those for validation, by a hash of their names.
+
+    The split of a file does not depend on the other files, but for one exception: where the hash
+    chooses none of several files, the last one is for validation.
+
+    Args:
+        files: paths.
+        every: positive number: about one file in so many is for validation.
+
+    Returns:
+        (paths for training, paths for validation).
+
+    >>> train, valid = gf.data.split_files([f"{i}.txt" for i in range(1000)], every=20)
+    >>> len(train), len(valid)
+    (961, 39)
+    """
     import zlib
 
     refuse_one_text("split_files", "files", files)

@@ -39,9 +39,24 @@ def pieces(text: str) -> Iterator[str]:
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
-    """A byte-level BPE tokenizer of `vocab_size` entries, `<|endoftext|>` among them.
+    """Train a byte-level BPE tokenizer: its entries are the bytes, `<|endoftext|>` and merges.
 
-    Ctrl-C ends it at once.
+    Ctrl-C ends the training at once.
+
+    Source: Sennrich et al., "Neural machine translation of rare words with subword units", 2015; of
+    bytes: Radford et al., "Language models are unsupervised multitask learners", 2019.
+
+    Args:
+        texts: texts to learn from.
+        vocab_size: largest number of entries; there are 257 at least, and fewer than `vocab_size`
+            where the texts give no more merges.
+
+    Returns:
+        A tokenizer of Hugging Face's `tokenizers`.
+
+    >>> tokenizer = gf.data.train_tokenizer(["hello hello world"], vocab_size=270)
+    >>> tokenizer.decode(tokenizer.encode("hello world").ids)
+    'hello world'
     """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
@@ -79,14 +94,46 @@ def _interruptible(work: Callable[[], None]) -> None:
 
 
 def save_tokenizer(tokenizer: Tokenizer, path: str | os.PathLike[str]) -> None:
-    """Write a tokenizer.json, whole or not at all."""
+    """Write a tokenizer.json, whole or not at all.
+
+    Args:
+        tokenizer: tokenizer, as of `train_tokenizer`.
+        path: path of the file, whose folder is there.
+
+    Raises:
+        FileNotFoundError: the folder is not there.
+
+    >>> import tempfile
+    >>> tokenizer = gf.data.train_tokenizer(["hello world"], vocab_size=257)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     gf.data.save_tokenizer(tokenizer, f"{folder}/tokenizer.json")
+    ...     gf.data.load_tokenizer(folder).get_vocab_size()
+    257
+    """
     with atomic_write(path) as f:
         f.write(tokenizer.to_str(pretty=True).encode())
 
 
 def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
-    """The tokenizer of a tokenizer.json, or of a folder that holds one. Raises FileError for a file
-    that is not one."""
+    """Read a tokenizer.json.
+
+    Args:
+        path: path of the file, or of a folder that holds it.
+
+    Returns:
+        A tokenizer of Hugging Face's `tokenizers`.
+
+    Raises:
+        FileError: the file is no tokenizer, or has more than 100 million bytes.
+        FileNotFoundError: there is no such file.
+
+    >>> import tempfile
+    >>> tokenizer = gf.data.train_tokenizer(["hello world"], vocab_size=257)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     gf.data.save_tokenizer(tokenizer, f"{folder}/tokenizer.json")
+    ...     gf.data.load_tokenizer(folder).get_vocab_size()
+    257
+    """
     from tokenizers import Tokenizer
 
     path = os.fspath(path)

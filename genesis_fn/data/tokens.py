@@ -17,8 +17,24 @@ if TYPE_CHECKING:
 
 
 def encode(tokenizer: Tokenizer, texts: Iterable[str], end: str) -> np.ndarray:
-    """int32 tokens of all texts, each followed by the `end` token. Raises ValueError where the
-    tokenizer has no such token."""
+    """Encode texts as one array of tokens, each text followed by the `end` token.
+
+    Args:
+        tokenizer: tokenizer of Hugging Face's `tokenizers`.
+        texts: texts.
+        end: the token, as `data.END`.
+
+    Returns:
+        An int32 array [tokens].
+
+    Raises:
+        ArgumentError: `texts` is one text.
+        ValueError: the tokenizer has no such token.
+
+    >>> tokenizer = gf.data.train_tokenizer(["ab"], vocab_size=257)
+    >>> gf.data.encode(tokenizer, ["ab", "c"], gf.data.END)
+    array([65, 66,  0, 67,  0], dtype=int32)
+    """
     refuse_one_text("encode", "texts", texts)
     stop = tokenizer.token_to_id(end)
     if stop is None:
@@ -31,7 +47,19 @@ def encode(tokenizer: Tokenizer, texts: Iterable[str], end: str) -> np.ndarray:
 
 
 def unigram_entropy(tokens: np.ndarray) -> float:
-    """Nats per token of a model that knows only how often each token occurs in `tokens`."""
+    """Compute the loss of a model that knows only how often each token occurs.
+
+        -sum over tokens i of p_i log(p_i),  p_i = (number of i in `tokens`) / (number of all)
+
+    Args:
+        tokens: integer array of one dimension, not negative.
+
+    Returns:
+        The entropy, in nats per token.
+
+    >>> round(gf.data.unigram_entropy(np.array([0, 1, 0, 1])), 4)
+    0.6931
+    """
     counts = np.bincount(tokens)
     p = counts[counts > 0] / tokens.size
     return float(-(p * np.log(p)).sum())
@@ -39,11 +67,27 @@ def unigram_entropy(tokens: np.ndarray) -> float:
 
 @dataclasses.dataclass(frozen=True)
 class TokenWindows:
-    """Random windows of `length` + 1 tokens: `windows[step]` is a batch of them, for any step.
+    """Draws random windows of `length` + 1 tokens for training.
 
-    The batch of a step depends on (seed, step) only, so that a resumed run sees what an
-    uninterrupted one would. A loop over the object never ends. Raises ArgumentError where `tokens`
-    are not integers [n].
+    The batch of a step depends on (seed, step) only, so a resumed run sees what an uninterrupted
+    one would.
+
+    Args:
+        tokens: integer array [tokens], more than `length`.
+        length: number of tokens that a model sees, positive.
+        batch: number of windows in a batch, positive.
+        seed: integer, >= 0.
+
+    Raises:
+        ArgumentError: `tokens` are not integers [tokens].
+        ValueError: there are too few tokens for one window.
+
+    >>> windows = gf.data.TokenWindows(np.arange(100), length=3, batch=2)
+    >>> windows[0].shape, bool((windows[7] == windows[7]).all())
+    ((2, 4), True)
+    >>> next(windows.in_order(1))
+    array([[0, 1, 2, 3],
+           [4, 5, 6, 7]], dtype=int32)
     """
 
     tokens: Any

@@ -25,9 +25,6 @@ ACTIVATIONS = ("silu", "swish", "gelu", "gelu_new", "gelu_pytorch_tanh", "relu")
 @dataclasses.dataclass(frozen=True)
 class QwenConfig:
     """The hyperparameters, under the names of Hugging Face's config.json.
-
-    Raises ValueError naming a field that no model can have.
-
     Args:
         vocab_size: number of tokens.
         hidden_size: length of the activations.
@@ -47,6 +44,8 @@ class QwenConfig:
         hidden_act: activation of the feed-forward layers, one of `ACTIVATIONS`.
         rope_factor: divides positions (linear scaling).
 
+    Raises:
+        ValueError: a field has a value that no model can have; the message names the field.
     >>> QwenConfig(num_hidden_layers=2).size
     187045376
     """

@@ -318,6 +318,9 @@ class Dropout(Module):
     Args:
         rate: probability of a zero, from 0 to 1; an array may be traced.
 
+    Raises:
+        ArgumentError: `rate` is not from 0 to 1; or the layer is called with `train=True` and
+            without `key=`.
     >>> layer = nn.Dropout(0.5)
     >>> layer({}, jnp.ones(6), key=random.key(0), train=True)
     Array([2., 0., 0., 0., 0., 2.], dtype=float32)

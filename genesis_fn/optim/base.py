@@ -48,6 +48,14 @@ class GradientTransformation(_Pair):
         update: function (updates, state, params=None) -> (updates, state).
         state: the named tuple class of the states; `update` refuses states without its fields.
         reads_state: whether `update` depends on the old state; if not, any state is accepted.
+
+    >>> tx = optim.GradientTransformation(
+    ...     lambda params: jnp.array(0),
+    ...     lambda updates, state, params=None: (-updates / (state + 1), state + 1),
+    ... )
+    >>> updates, state = tx.update(jnp.array([4.0]), tx.init(jnp.array([1.0])))
+    >>> updates, tx.update(jnp.array([4.0]), state)[0]
+    (Array([-4.], dtype=float32), Array([-2.], dtype=float32))
     """
 
     __slots__ = ()
@@ -68,7 +76,24 @@ class GradientTransformation(_Pair):
 
 
 class GradientTransformationExtraArgs(GradientTransformation):
-    """A transformation whose `update` also takes keyword arguments, and ignores unknown ones."""
+    """A transformation whose `update` takes keyword arguments too, such as `value=`.
+
+    `chain` hands each of them all of its extra arguments, so `update` takes unknown ones as well.
+
+    Args:
+        init: function of the parameters that gives the first state.
+        update: function (updates, state, params=None, **extra) -> (updates, state).
+        state: the named tuple class of the states; `update` refuses states without its fields.
+        reads_state: whether `update` depends on the old state; if not, any state is accepted.
+
+    >>> tx = optim.GradientTransformationExtraArgs(
+    ...     lambda params: optim.EmptyState(),
+    ...     lambda updates, state, params=None, *, value, **extra: (-value * updates, state),
+    ... )
+    >>> updates, state = tx.update(jnp.array([4.0]), tx.init(jnp.array([1.0])), value=0.5)
+    >>> updates
+    Array([-2.], dtype=float32)
+    """
 
     if TYPE_CHECKING:
         update: TransformUpdateExtraArgsFn  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -163,14 +188,34 @@ def require_params(params: Params | None, name: str) -> Params:
 
 
 def identity() -> GradientTransformation:
-    """Returns updates unchanged."""
+    """Returns updates unchanged.
+
+    Returns:
+        The transformation, without a state.
+
+    >>> tx, g = optim.identity(), jnp.array([0.5, -3.0])
+    >>> updates, state = tx.update(g, tx.init(g))
+    >>> updates
+    Array([ 0.5, -3. ], dtype=float32)
+    """
     return GradientTransformation(
         init_empty_state, lambda updates, state, params=None: (updates, state)
     )
 
 
 def set_to_zero() -> GradientTransformation:
-    """Replaces all updates by zeros, which freezes the parameters."""
+    """Replaces all updates by zeros, which freezes the parameters.
+
+        update = 0
+
+    Returns:
+        The transformation, without a state.
+
+    >>> tx, g = optim.set_to_zero(), jnp.array([0.5, -3.0])
+    >>> updates, state = tx.update(g, tx.init(g))
+    >>> updates
+    Array([0., 0.], dtype=float32)
+    """
 
     def update(
         updates: Updates, state: OptState, params: Params | None = None
@@ -185,6 +230,14 @@ def stateless(f: Callable[[Updates, Params | None], Updates]) -> GradientTransfo
 
     Args:
         f: function (updates, params or None) -> updates.
+
+    Returns:
+        The transformation, without a state.
+
+    >>> tx, g = optim.stateless(lambda updates, params: -0.1 * updates), jnp.array([0.5, -3.0])
+    >>> updates, state = tx.update(g, tx.init(g))
+    >>> updates.round(4)
+    Array([-0.05,  0.3 ], dtype=float32)
     """
 
     def update(
@@ -200,6 +253,15 @@ def stateless_with_tree_map(f: Callable[[Any, Any], Any]) -> GradientTransformat
 
     Args:
         f: function of two arrays; the parameter is None if `update` is called without parameters.
+
+    Returns:
+        The transformation, without a state.
+
+    >>> w, g = {"w": jnp.array([1.0, -2.0])}, {"w": jnp.array([0.5, -3.0])}
+    >>> tx = optim.stateless_with_tree_map(lambda u, p: u + 0.1 * p)
+    >>> updates, state = tx.update(g, tx.init(w), w)
+    >>> updates["w"].round(4)
+    Array([ 0.6, -3.2], dtype=float32)
     """
 
     def update(
@@ -229,10 +291,21 @@ def per_leaf(f: Callable[..., Any], *, params_for: str = "") -> GradientTransfor
 
 
 def with_extra_args_support(tx: GradientTransformation) -> GradientTransformationExtraArgs:
-    """Lets `update` of a transformation accept extra keyword arguments, which it ignores.
+    """Lets `update` of a transformation accept extra keyword arguments, which it may ignore.
+
+    Args:
+        tx: transformation.
+
+    Returns:
+        The transformation, with the states of `tx`; `tx` itself where it takes extra arguments.
 
     Raises:
         ArgumentError: `tx` has no `init` and `update`.
+
+    >>> tx, g = optim.with_extra_args_support(optim.sgd(0.1)), jnp.array([0.5, -3.0])
+    >>> updates, state = tx.update(g, tx.init(g), value=3.0)
+    >>> updates.round(4)
+    Array([-0.05,  0.3 ], dtype=float32)
     """
     if isinstance(tx, GradientTransformationExtraArgs):
         return tx
@@ -256,6 +329,8 @@ def with_extra_args_support(tx: GradientTransformation) -> GradientTransformatio
 
 def apply_updates(params: T, updates: Updates) -> T:
     """Adds updates to parameters, in the parameters' dtypes.
+
+        p + u
 
     Sums are in float32 or wider and rounded once; a parameter whose update is None is kept.
 
@@ -350,15 +425,24 @@ def incremental_update(new_tensors: Params, old_tensors: Params, step_size: Numb
 def periodic_update(
     new_tensors: Params, old_tensors: Params, steps: ArrayLike, update_period: int
 ) -> Params:
-    """Returns `new_tensors` at every `update_period`-th step, else `old_tensors`.
+    """Replaces old parameters by new ones at every `update_period`-th step.
+
+        new where steps % update_period == 0, else old
 
     Args:
         new_tensors, old_tensors: trees of arrays of one structure.
         steps: number of steps taken, an integer scalar.
         update_period: positive number of steps between updates.
 
+    Returns:
+        The chosen tree.
+
     Raises:
         ArgumentError: `update_period` is not positive.
+        TreeError: the structures differ.
+
+    >>> optim.periodic_update(jnp.array([1.0]), jnp.array([0.0]), steps=4, update_period=2)
+    Array([1.], dtype=float32)
     """
     require_positive("periodic_update", update_period=update_period)
     take = as_array(steps) % update_period == 0

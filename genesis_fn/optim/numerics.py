@@ -16,7 +16,19 @@ from genesis_fn.optim.tree_map_updates import widen
 
 
 def abs_sq(x: ArrayLike) -> Array:
-    """Returns |x|**2 elementwise, real for complex x and without the root that `abs` takes."""
+    """Computes the squared magnitude, without the root that `abs` takes.
+
+        |x|**2 elementwise
+
+    Args:
+        x: array or number.
+
+    Returns:
+        An array of the shape of `x`, real for complex `x`.
+
+    >>> optim.abs_sq(jnp.array([3.0 + 4.0j]))
+    Array([25.], dtype=float32)
+    """
     x = as_array(x)
     if dtypes.is_complex(x.dtype):
         real, imag = jnp.real(x), jnp.imag(x)
@@ -25,10 +37,21 @@ def abs_sq(x: ArrayLike) -> Array:
 
 
 def safe_increment(count: ArrayLike) -> Array:
-    """Returns count + 1, or the largest value of its dtype once that is reached.
+    """Counts a step, without an overflow.
+
+        min(count + 1, largest value of the dtype)
+
+    Args:
+        count: integer or floating array or number.
+
+    Returns:
+        An array of the shape and dtype of `count`.
 
     Raises:
         ArgumentError: `count` is neither integer nor floating.
+
+    >>> optim.safe_increment(jnp.array([3, 2**31 - 1]))
+    Array([         4, 2147483647], dtype=int32)
     """
     count = as_array(count)
     if dtypes.is_integer(count.dtype):
@@ -77,12 +100,22 @@ def safe_norm(
     axis: int | tuple[int, ...] | None = None,
     keepdims: bool = False,
 ) -> Array:
-    """Returns max(norm(x), min_norm), with derivative 0 where the norm is at most `min_norm`.
+    """Computes a norm with a lower bound; its derivative is 0 where the norm is at most the bound.
+
+        max(|x|, min_norm)
 
     Args:
         x: array or number.
         min_norm: least value, >= 0.
         ord, axis, keepdims: as of `jnp.linalg.norm`.
+
+    Returns:
+        The norm, a scalar or an array of the axes that remain.
+
+    >>> optim.safe_norm(jnp.array([3.0, 4.0]), 0.0), optim.safe_norm(jnp.zeros(2), 0.1)
+    (Array(5., dtype=float32), Array(0.1, dtype=float32))
+    >>> gf.grad(lambda x: optim.safe_norm(x, 0.1))(jnp.zeros(2))
+    Array([0., 0.], dtype=float32)
     """
     x = widen(as_array(x))
     small = _norm(x, ord, axis, True) <= min_norm
@@ -101,7 +134,22 @@ def _norm(
 
 
 def safe_root_mean_squares(x: ArrayLike, min_rms: Number) -> Array:
-    """Returns max(sqrt(mean(|x|**2)), min_rms), with derivative 0 where that is `min_rms`."""
+    """Computes a root mean square with a lower bound; its derivative is 0 at the bound.
+
+        max(sqrt(mean(|x|**2)), min_rms)
+
+    Args:
+        x: array or number.
+        min_rms: least value, >= 0.
+
+    Returns:
+        A scalar, float32 or wider.
+
+    >>> optim.safe_root_mean_squares(jnp.array([1.0, 7.0]), 0.0)
+    Array(5., dtype=float32)
+    >>> optim.safe_root_mean_squares(jnp.zeros(2), 0.1)
+    Array(0.1, dtype=float32)
+    """
     x = widen(as_array(x))
     small = jnp.sqrt(jnp.mean(abs_sq(x))) <= min_rms
     value = jnp.sqrt(jnp.mean(abs_sq(jnp.where(small, jnp.ones_like(x), x))))

@@ -29,6 +29,8 @@ def _float(count: ArrayLike) -> Array:
 def constant_schedule(value: Number) -> Schedule:
     """The same value at every step.
 
+        value
+
     Args:
         value: number or scalar array.
 
@@ -310,8 +312,11 @@ def piecewise_interpolate_schedule(
 ) -> Schedule:
     """Lines or half cosines between values at boundaries, then constant.
 
-    The value at a boundary is `init_value` times the product of the scales up to it.
+        a + (b - a) t for "linear",  b + (a - b) (1 + cos(pi t)) / 2 for "cosine",
+        between boundaries of values a and b, t the share of the steps between them that is done
 
+    The value at a boundary is `init_value` times the product of the scales up to it; step 0 is the
+    first boundary.
     Args:
         interpolate_type: "linear" or "cosine".
         init_value: value at step 0.
@@ -358,8 +363,8 @@ def linear_onecycle_schedule(
 ) -> Schedule:
     """One cycle of three lines: up to `peak_value`, back down, and further down at the end.
 
-    peak_value / div_factor -> peak_value -> peak_value / div_factor -> that / final_div_factor.
-
+        peak_value / div_factor -> peak_value -> peak_value / div_factor -> that / final_div_factor
+        at the steps 0, floor(pct_start n), floor(pct_final n), n = transition_steps
     Source: Smith & Topin, "Super-convergence: very fast training using large learning rates", 2017.
 
     Args:
@@ -402,8 +407,8 @@ def cosine_onecycle_schedule(
 ) -> Schedule:
     """One cycle of two half cosines: up to `peak_value`, and down to a small value.
 
-    peak_value / div_factor -> peak_value -> peak_value / (div_factor final_div_factor).
-
+        peak_value / div_factor -> peak_value -> peak_value / (div_factor final_div_factor)
+        at the steps 0, floor(pct_start n), n = transition_steps
     Source: Smith & Topin, "Super-convergence: very fast training using large learning rates", 2017.
 
     Args:
@@ -438,6 +443,8 @@ def cosine_onecycle_schedule(
 def join_schedules(schedules: Sequence[Schedule], boundaries: Sequence[int]) -> Schedule:
     """Schedules one after another, each of which counts steps from its own start.
 
+        schedules[i](step - boundaries[i - 1]),  i the number of boundaries <= step;
+        schedules[0](step) for i = 0
     Args:
         schedules: n schedules.
         boundaries: n - 1 increasing steps: where the next schedule takes over.
@@ -475,6 +482,7 @@ def join_schedules(schedules: Sequence[Schedule], boundaries: Sequence[int]) -> 
 def warmup_constant_schedule(init_value: Number, peak_value: Number, warmup_steps: int) -> Schedule:
     """A line from `init_value` to `peak_value`, then constant.
 
+        init_value + (peak_value - init_value) min(step / warmup_steps, 1)
     Args:
         init_value: value at step 0.
         peak_value: value from step `warmup_steps` on.
@@ -500,6 +508,9 @@ def warmup_cosine_decay_schedule(
 ) -> Schedule:
     """A line to `peak_value`, then half a cosine to `end_value`: the usual one for transformers.
 
+        init_value + (peak_value - init_value) step / warmup_steps, and from `warmup_steps` on
+        end_value + (peak_value - end_value) (0.5 (1 + cos(pi t)))**exponent,
+        with t = (step - warmup_steps) / (decay_steps - warmup_steps) limited to 1
     Source: Loshchilov & Hutter, "SGDR: stochastic gradient descent with warm restarts", 2016, with
     the warm-up of Goyal et al., "Accurate, large minibatch SGD", 2017.
 
@@ -508,7 +519,7 @@ def warmup_cosine_decay_schedule(
         peak_value: value after `warmup_steps` steps.
         warmup_steps: number of steps of the line, >= 0.
         decay_steps: steps of the whole schedule, warm-up included; more than `warmup_steps`.
-        end_value: value from step `decay_steps` on.
+        end_value: value from step `decay_steps` on; 0 where `peak_value` is 0.
         exponent: power of the cosine curve.
 
     Returns:
@@ -568,6 +579,7 @@ def warmup_exponential_decay_schedule(
 def sgdr_schedule(cosine_kwargs: Iterable[Mapping[str, Any]]) -> Schedule:
     """Warm restarts: several `warmup_cosine_decay_schedule`s one after another.
 
+        the schedule of cycle i at (step - the sum of the `decay_steps` of the cycles before it)
     Source: Loshchilov & Hutter, "SGDR: stochastic gradient descent with warm restarts", 2016.
 
     Args:
@@ -576,6 +588,10 @@ def sgdr_schedule(cosine_kwargs: Iterable[Mapping[str, Any]]) -> Schedule:
 
     Returns:
         The schedule: step, an integer scalar -> value, a float32 scalar.
+
+    Raises:
+        ArgumentError: there is no cycle, or the `decay_steps` of one are not more than its
+            `warmup_steps`.
 
     >>> cycle = {"init_value": 0.0, "peak_value": 1.0, "warmup_steps": 10, "decay_steps": 20}
     >>> lr = optim.schedules.sgdr_schedule([cycle, {**cycle, "peak_value": 0.5}])

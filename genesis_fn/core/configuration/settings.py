@@ -142,10 +142,42 @@ def _context(name: str, doc: str, default: Any = None) -> Any:
 
 
 debug_nans: SettingContext[bool] = _context(
-    "debug_nans", "Within the block, a NaN result raises NanError.", True
+    "debug_nans",
+    """Within the block, a NaN result raises NanError.
+
+    Args:
+        new_val: whether it does.
+
+    Returns:
+        A context manager, which is a decorator too.
+
+    >>> with gf.debug.nans():
+    ...     jnp.log(jnp.array(-1.0))
+    Traceback (most recent call last):
+        ...
+    genesis_fn.core.errors.NanError: log produced nan: 1 of 1 elements of f32[]
+    ...
+    """,
+    True,
 )
 debug_infs: SettingContext[bool] = _context(
-    "debug_infs", "Within the block, an infinite result raises NanError.", True
+    "debug_infs",
+    """Within the block, an infinite result raises NanError.
+
+    Args:
+        new_val: whether it does.
+
+    Returns:
+        A context manager, which is a decorator too.
+
+    >>> with gf.debug.infs():
+    ...     jnp.log(jnp.array(0.0))
+    Traceback (most recent call last):
+        ...
+    genesis_fn.core.errors.NanError: log produced inf: 1 of 1 elements of f32[]
+    ...
+    """,
+    True,
 )
 _disable_jit: SettingContext[bool] = _context("disable_jit", "", True)
 
@@ -165,7 +197,24 @@ enable_checks: SettingContext[bool] = _context(
     "enable_checks", "Within the block, every program is type-checked.", True
 )
 check_keys: SettingContext[bool] = _context(
-    "check_keys", "Within the block, using a key twice raises.", True
+    "check_keys",
+    """Within the block, using a key twice raises KeyReuseError instead of a warning.
+
+    Args:
+        new_val: whether it does.
+
+    Returns:
+        A context manager, which is a decorator too.
+
+    >>> with gf.debug.check_keys():
+    ...     key = random.key(0)
+    ...     random.normal(key) - random.normal(key)
+    Traceback (most recent call last):
+        ...
+    genesis_fn.core.errors.KeyReuseError: a random key was used twice: ...
+    ...
+    """,
+    True,
 )
 default_matmul_precision: SettingContext[str | None] = _context(
     "default_matmul_precision", "Within the block, float32 products have this precision."

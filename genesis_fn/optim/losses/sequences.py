@@ -23,9 +23,13 @@ def ctc_loss_with_forward_probs(
 ) -> tuple[Array, Array, Array]:
     """`ctc_loss`, with the forward variables of its dynamic program.
 
-    Alpha keeps blanks and labels apart: entry n of the blanks is the log-probability of having
-    emitted n labels and then a blank, entry n of the labels that of having just emitted label n.
+        L_t(n) = p_t(label n) (L_{t-1}(n) + B_{t-1}(n - 1) + d L_{t-1}(n - 1)),
+        B_t(n) = p_t(blank) (B_{t-1}(n) + L_{t-1}(n)),  B_0(0) = 1, all other B_0 and L_0 are 0,
+        d = 1 where the labels n - 1 and n differ, else 0,
+        loss = -log(B_T(N) + L_T(N)) of T frames and N labels
 
+    B_t(n) is the probability of having emitted n labels and then a blank, L_t(n) that of having
+    just emitted label n = 1, 2, ...; their logarithms are computed.
     Source: Graves et al., "Connectionist temporal classification", 2006, section 4.1.
 
     Args:
@@ -37,7 +41,8 @@ def ctc_loss_with_forward_probs(
         log_epsilon: finite stand-in for log(0).
 
     Returns:
-        (loss [B], log alpha of blanks [T, B, N + 1], log alpha of labels [T, B, N]).
+        (loss [B], log B [T, B, N + 1], log L [T, B, N]); the last frame of the first array holds
+        log(B_T + L_T).
 
     Raises:
         DTypeError: `logits` are not floating.

@@ -153,9 +153,10 @@ def scale_by_sm3(
         eps: positive number added inside the root.
 
     Returns:
-        The transformation, whose states are ScaleBySM3State(mu, nu). Its `init` raises DTypeError
-        for complex parameters.
+        The transformation, whose states are ScaleBySM3State(mu, nu).
 
+    Raises:
+        DTypeError: `init` is called with complex parameters.
     >>> w, g = jnp.array([1.0, -2.0]), jnp.array([0.5, -3.0])
     >>> tx = optim.scale_by_sm3()
     >>> updates, state = tx.update(g, tx.init(w), w)

@@ -48,6 +48,8 @@ def schedule_free_eval_params(state: ScheduleFreeState, params: Params) -> Param
 
         x = (y - (1 - b1) z) / b1,  y the parameters and z of the state
 
+    Source: Defazio et al., "The road less scheduled", 2024.
+
     Args:
         state: ScheduleFreeState of `schedule_free` or one of its optimizers.
         params: the parameters that gradients are taken at.

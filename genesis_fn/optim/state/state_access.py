@@ -66,7 +66,7 @@ def walk(node: Any, path: tuple[Any, ...] = ()) -> Iterator[StateEntry]:
 def get_all_with_path(
     tree: PyTree, key: Any, filtering: Callable[[tuple[Any, ...], Any], bool] | None = None
 ) -> list[tuple[tuple[Any, ...], Any]]:
-    """Returns [(path, value)] of fields and dict items called `key`, and named tuples so called.
+    """Finds fields and dict items called `key`, and named tuples so called, in a state.
 
     What a transformation records of an injected hyperparameter (see `inject_hyperparams`) is left
     out: it is that hyperparameter.
@@ -75,6 +75,15 @@ def get_all_with_path(
         tree: optimizer state.
         key: name of a field, key of a dict or name of a named tuple class.
         filtering: function (path, value) that is true for those to keep; None: all.
+
+    Returns:
+        [(path, value)], the outer before the inner. An entry of a path is a `NamedTupleKey`, the
+        key of a dict or an index.
+
+    >>> state = optim.adam(0.1).init(jnp.zeros(2))
+    >>> [(path, value)] = optim.tree.get_all_with_path(state, "mu")
+    >>> [str(entry) for entry in path], value
+    (['ChainState.adam', 'ScaleByAdamState.mu'], Array([0., 0.], dtype=float32))
     """
     entries = [StateEntry((), None, tree), *walk(tree)]
     matches = [
@@ -121,13 +130,16 @@ def get(
     default: Any = None,
     filtering: Callable[[tuple[Any, ...], Any], bool] | None = None,
 ) -> Any:
-    """Returns the one value called `key` in a state, or `default` where there is none.
+    """Finds the one value called `key` in a state.
 
     Args:
         tree: optimizer state.
         key: name of a field, key of a dict or name of a named tuple class.
         default: what to return where nothing is called so.
         filtering: function (path, value) that is true for those to consider; None: all.
+
+    Returns:
+        The value, or `default`.
 
     Raises:
         KeyError: several values are called so; the message lists their paths.
@@ -146,12 +158,15 @@ def get(
 def set(
     tree: PyTree, filtering: Callable[[tuple[Any, ...], Any], bool] | None = None, /, **kwargs: Any
 ) -> Any:
-    """Returns the state with every value called by one of the keywords replaced.
+    """Replaces every value in a state that is called by one of the keywords.
 
     Args:
         tree: optimizer state.
         filtering: function (path, value) that is true for those to replace; None: all.
         **kwargs: the new values by name.
+
+    Returns:
+        The new state.
 
     Raises:
         KeyError: a keyword names nothing in the state.

@@ -24,12 +24,24 @@ _COUNTERS = ("count", "step_count", "step", "gradient_step")
 
 
 def describe(state: OptState, updates: Updates | None = None) -> dict[str, Any]:
-    """Returns what can be read from an optimizer state: {"step": ..., "lr": ..., ...}.
+    """Reads an optimizer state: {"step": ..., "lr": ..., ...}.
 
     Also "grad_norm" where `clip_by_global_norm` is in the chain, injected hyperparameters and the
     measurements of `snapshot` and `monitor` by name, and "update_norm" of `updates` if given.
     A key that occurs several times, as in two groups of parameters, is followed by its path:
     "lr@inner_states.head".
+
+    Args:
+        state: optimizer state.
+        updates: tree of updates, whose norm is wanted; None: no norm.
+
+    Returns:
+        A dict of scalars by name; a measurement is what its function gave.
+
+    >>> tx, g = optim.chain(optim.clip_by_global_norm(1.0), optim.adam(0.1)), jnp.array([3.0, 4.0])
+    >>> updates, state = tx.update(g, tx.init(g), g)
+    >>> {name: round(float(x), 4) for name, x in optim.describe(state).items()}
+    {'step': 1.0, 'grad_norm': 5.0, 'lr': 0.1}
     """
     steps: list[Any] = []
     values_by_path: dict[str, dict[tuple[Any, ...], Any]] = {}

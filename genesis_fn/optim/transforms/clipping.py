@@ -16,23 +16,47 @@ from genesis_fn.optim.tree_map_updates import F32, map_updates, widen
 
 
 def clip(max_delta: Number) -> base.GradientTransformation:
-    """Limits every element to [-max_delta, max_delta].
+    """Limits every element.
+
+        update = min(max(u, -max_delta), max_delta)
+
+    Source: Mikolov, "Statistical language models based on neural networks", 2012.
 
     Args:
         max_delta: number >= 0, in units of the updates.
 
+    Returns:
+        The transformation, without a state.
+
     Raises:
         ArgumentError: `max_delta` is negative.
+
+    >>> tx, g = optim.clip(1.0), jnp.array([0.5, -3.0])
+    >>> updates, state = tx.update(g, tx.init(g))
+    >>> updates
+    Array([ 0.5, -1. ], dtype=float32)
     """
     base.require_not_negative("clip", max_delta=max_delta)
     return base.per_leaf(lambda u: jnp.clip(u, -max_delta, max_delta))
 
 
 def clip_by_block_rms(threshold: Number) -> base.GradientTransformation:
-    """Limits the root mean square of each array: u / max(1, rms(u) / threshold).
+    """Limits the root mean square of each array.
+
+        update = u / max(1, sqrt(mean(|u|**2)) / threshold)
+
+    Source: Shazeer & Stern, "Adafactor: adaptive learning rates with sublinear memory cost", 2018.
 
     Args:
         threshold: positive number, in units of the updates.
+
+    Returns:
+        The transformation, without a state.
+
+    >>> tx, g = optim.clip_by_block_rms(1.0), jnp.array([1.0, -7.0])
+    >>> updates, state = tx.update(g, tx.init(g))
+    >>> updates.round(4)
+    Array([ 0.2, -1.4], dtype=float32)
     """
 
     def leaf(u: Array) -> Array:
@@ -50,7 +74,9 @@ class ClipByGlobalNormState(NamedTuple):
 def clip_by_global_norm(
     max_norm: Number, ord: float | str | Array = 2
 ) -> base.GradientTransformation:
-    """Limits the norm of all arrays together: u min(1, max_norm / norm).
+    """Limits the norm of all arrays together.
+
+        update = u min(1, max_norm / |u|),  |u| the norm of the whole tree
 
     The norm before clipping is kept in the state, where `optim.describe` finds it as "grad_norm".
     The state is not read: None will do for one.
@@ -61,8 +87,12 @@ def clip_by_global_norm(
         max_norm: number >= 0, in units of the updates.
         ord: order of the norm: 1, 2 or inf.
 
+    Returns:
+        The transformation, whose states are ClipByGlobalNormState(global_norm).
+
     Raises:
         ArgumentError: `max_norm` is negative, which would turn the sign of updates.
+        ArgumentError: `update` is called where `ord` is another order.
 
     >>> tx, g = optim.clip_by_global_norm(1.0), jnp.array([3.0, 4.0])
     >>> tx.update(g, tx.init(g))
@@ -88,15 +118,24 @@ def clip_by_global_norm(
 
 
 def unitwise_norm(x: ArrayLike, axis: int | tuple[int, ...] | None = None) -> Array:
-    """Returns the norms of output units, broadcast to the shape of x.
+    """Computes the norms of output units, broadcast to the shape of x.
+
+        sqrt(sum of |x|**2 over `axis`)
 
     Args:
         x: array of a layer's parameters or updates.
-        axis: axes that are reduced; None: all of a vector, axis 0 of two or three dimensions,
-            all but the last axis of four or five.
+        axis: axes that are reduced; None: all where at most one dimension is not 1, else axis 0 of
+            two or three dimensions, all but the last axis of four or five.
+
+    Returns:
+        An array of the shape of `x`.
 
     Raises:
         ShapeError: `axis` is None for more dimensions.
+
+    >>> optim.unitwise_norm(jnp.array([[3.0, 5.0], [4.0, 12.0]]))
+    Array([[ 5., 13.],
+           [ 5., 13.]], dtype=float32)
     """
     x = as_array(x)
     if axis is None:
@@ -113,14 +152,25 @@ def unitwise_norm(x: ArrayLike, axis: int | tuple[int, ...] | None = None) -> Ar
 def unitwise_clip(
     g_norm: ArrayLike, max_norm: ArrayLike, grad: ArrayLike, div_eps: Number = 1e-6
 ) -> Array:
-    """Limits gradients by norms of their units: grad min(1, max_norm / g_norm), elementwise.
+    """Limits gradients by norms of their units.
+
+        grad where g_norm < max_norm, else grad max_norm / max(g_norm, div_eps)
+
+    Source: Brock et al., "High-performance large-scale image recognition without normalization",
+    2021.
 
     Args:
         g_norm, max_norm, grad: arrays of one shape: the norms, their limits and the gradients.
         div_eps: positive least divisor.
 
+    Returns:
+        An array of the same shape.
+
     Raises:
         ShapeError: the shapes differ.
+
+    >>> optim.unitwise_clip(jnp.array([2.0, 10.0]), jnp.array([5.0, 5.0]), jnp.array([2.0, -10.0]))
+    Array([ 2., -5.], dtype=float32)
     """
     g_norm, max_norm, grad = as_array(g_norm), as_array(max_norm), as_array(grad)
     if not g_norm.shape == max_norm.shape == grad.shape:
@@ -135,7 +185,7 @@ def adaptive_grad_clip(
 ) -> base.GradientTransformation:
     """Limits the norm of each unit's gradient to a share of its parameters' norm.
 
-        u min(1, clipping max(|p|, eps) / |u|) per unit, see `unitwise_norm`
+        update = u min(1, clipping max(|p|, eps) / |u|) per unit, see `unitwise_norm`
 
     Source: Brock et al., "High-performance large-scale image recognition without normalization",
     2021. `update` needs the parameters.
@@ -144,6 +194,15 @@ def adaptive_grad_clip(
         clipping: largest ratio of the norms, positive.
         eps: least norm that parameters are taken to have, positive.
         axis: axes that make up a unit; None: those of `unitwise_norm`.
+
+    Returns:
+        The transformation, without a state.
+
+    >>> w, g = jnp.array([3.0, -4.0]), jnp.array([0.6, -0.8])
+    >>> tx = optim.adaptive_grad_clip(0.1)
+    >>> updates, state = tx.update(g, tx.init(w), w)
+    >>> updates.round(4)
+    Array([ 0.3, -0.4], dtype=float32)
     """
 
     def leaf(u: Array, p: Array) -> Array:
@@ -180,6 +239,12 @@ def per_example_global_norm_clip(grads: Updates, l2_norm_clip: Number) -> tuple[
 
     Returns:
         (the sums, a tree without the batch dimension; how many examples were clipped).
+
+    Raises:
+        ShapeError: `grads` have no common batch dimension.
+
+    >>> optim.per_example_global_norm_clip(jnp.array([[6.0, 8.0], [0.0, 2.0]]), 5.0)
+    (Array([3., 6.], dtype=float32), Array(1, dtype=int32))
     """
     n = _batch_size(grads, "per_example_global_norm_clip")
     flat = [abs_sq(widen(as_array(g))).reshape((n, -1)) for g in tree.leaves(grads)]
@@ -202,6 +267,10 @@ def per_example_layer_norm_clip(
 ) -> tuple[Updates, PyTree]:
     """Clips each example's gradients array by array and sums them, as for private training.
 
+        sum_i g_ij min(1, c_j / |g_ij|) for example i and array j of n,
+        c_j = global_l2_norm_clip sqrt(1 / n), or without `uniform`
+        c_j = global_l2_norm_clip sqrt(size of array j / size of all)
+
     Source: McMahan et al., "Learning differentially private recurrent language models", 2018.
 
     Args:
@@ -211,6 +280,14 @@ def per_example_layer_norm_clip(
 
     Returns:
         (the sums, a tree without the batch dimension; per array how many examples were clipped).
+
+    Raises:
+        ShapeError: `grads` have no common batch dimension.
+
+    >>> grads = {"w": jnp.array([[3.0, 4.0]]), "b": jnp.array([[0.5]])}
+    >>> sums, clipped = optim.per_example_layer_norm_clip(grads, 2.0**0.5)
+    >>> sums["w"].round(4), sums["b"], int(clipped["w"]), int(clipped["b"])
+    (Array([0.6, 0.8], dtype=float32), Array([0.5], dtype=float32), 1, 0)
     """
     n = _batch_size(grads, "per_example_layer_norm_clip")
     leaves, treedef = tree.flatten(grads)

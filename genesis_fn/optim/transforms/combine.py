@@ -71,14 +71,16 @@ def chain(
 ) -> base.GradientTransformationExtraArgs:
     """Applies transformations one after another: the updates of one are the input of the next.
 
-        optim.chain(optim.clip_by_global_norm(1.0), optim.adam(1e-3))
-
     Args:
         *args: transformations; the state is the tuple of their states.
         **named: transformations by name; the state is a named tuple, read as `state.adam.mu`.
 
+    Returns:
+        The transformation; its `update` passes extra arguments to those that take them.
+
     Raises:
-        ArgumentError: some are named and some not, or one is no transformation.
+        ArgumentError: some are named and some not, or one is no transformation; or `update` is
+            called with another state than the chain's.
 
     >>> tx, g = optim.chain(clip=optim.clip(1.0), sgd=optim.sgd(0.1)), jnp.array([0.5, 3.0])
     >>> tx.update(g, tx.init(g))[0]
@@ -157,10 +159,23 @@ def _as_transformation(tx: Any) -> base.GradientTransformation:
 def named_chain(
     *args: tuple[str, base.GradientTransformation],
 ) -> base.GradientTransformationExtraArgs:
-    """Chains (name, transformation) pairs; the state is a dict by name.
+    """Chains (name, transformation) pairs; see `chain`, which takes names too.
+
+    Args:
+        *args: pairs of a name and a transformation; each name once.
+
+    Returns:
+        The transformation, whose states are dicts by name.
 
     Raises:
-        ArgumentError: two names are equal, or an argument is no such pair.
+        ArgumentError: two names are equal; an argument is no pair; or `update` is called with
+            another state than a dict of these names.
+
+    >>> tx = optim.named_chain(("clip", optim.clip(1.0)), ("sgd", optim.sgd(0.1)))
+    >>> g = jnp.array([0.5, 3.0])
+    >>> updates, state = tx.update(g, tx.init(g))
+    >>> updates, [*state]
+    (Array([-0.05, -0.1 ], dtype=float32), ['clip', 'sgd'])
     """
     for pair in args:
         if not (len(pair) == 2 and isinstance(pair[0], str)):  # pyright: ignore[reportUnnecessaryIsInstance]

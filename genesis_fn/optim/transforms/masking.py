@@ -114,9 +114,17 @@ def masked(
 
     Args:
         inner: transformation.
-        mask: tree of bools, or a function that gives it, of the parameters or of (path, leaf).
+        mask: tree of bools, or a function that gives it, of the parameters or of (path, leaf);
+            None: all false.
         mask_compatible_extra_args: whether extra arguments of `update` that have the structure of
             the updates are masked too.
+
+    Returns:
+        The transformation, whose states are MaskedState(inner_state).
+
+    Raises:
+        ArgumentError: `init` or `update` is called where the mask holds other values than bools.
+        TreeError: `init` or `update` is called where the mask is not a prefix of the tree.
 
     >>> tx = optim.masked(optim.sgd(0.1), lambda path, leaf: "bias" not in path)
     >>> g = {"weight": jnp.ones(1), "bias": jnp.ones(1)}
@@ -164,8 +172,12 @@ def partition(
             (path, leaf).
         mask_compatible_extra_args: as of `masked`.
 
-    Raises (from `init` and `update`):
-        ArgumentError: a label has no transformation; the message names the parameter.
+    Returns:
+        The transformation, whose states are PartitionState(inner_states), a dict by label.
+
+    Raises:
+        ArgumentError: `init` or `update` is called where a label has no transformation; the message
+            names the parameter.
 
     >>> tx = optim.partition(
     ...     {"slow": optim.sgd(0.01), "fast": optim.sgd(0.1)},
@@ -217,7 +229,16 @@ def freeze(mask: Mask | None) -> base.GradientTransformationExtraArgs:
     """Replaces updates by zeros where `mask` is true; others pass unchanged.
 
     Args:
-        mask: tree of bools, or a function that gives it, of the parameters or of (path, leaf).
+        mask: tree of bools, or a function that gives it, of the parameters or of (path, leaf);
+            None: all false.
+
+    Returns:
+        The transformation, whose states are MaskedState(inner_state).
+
+    >>> tx = optim.freeze(lambda path, leaf: "body" in path)
+    >>> g = {"body": jnp.ones(1), "head": jnp.ones(1)}
+    >>> tx.update(g, tx.init(g), g)[0]
+    {'body': Array([0.], dtype=float32), 'head': Array([1.], dtype=float32)}
     """
     return masked(base.set_to_zero(), mask)
 
@@ -231,6 +252,15 @@ def selective_transform(
         optimizer: transformation.
         freeze_mask: tree of bools, or a function that gives it, of the parameters or of
             (path, leaf).
+
+    Returns:
+        The transformation, whose states are PartitionState(inner_states), a dict of "train" and
+        "freeze".
+
+    >>> tx = optim.selective_transform(optim.sgd(0.1), freeze_mask={"body": True, "head": False})
+    >>> g = {"body": jnp.ones(1), "head": jnp.ones(1)}
+    >>> tx.update(g, tx.init(g), g)[0]
+    {'body': Array([0.], dtype=float32), 'head': Array([-0.1], dtype=float32)}
     """
 
     def labels(params: Params) -> PyTree:

@@ -37,6 +37,9 @@ def reduce_on_plateau(
 ) -> base.GradientTransformationExtraArgs:
     """Multiplies updates by a scale, which shrinks by `factor` when the loss has stopped falling.
 
+        update = scale u,
+        scale <- max(factor scale, min_scale) after `patience` means in a row without progress
+
     `update` takes the loss as `value=`. Losses are averaged over `accumulation_size` calls; a mean
     is progress if it is below (1 - rtol) * best - atol.
 
@@ -48,8 +51,19 @@ def reduce_on_plateau(
         accumulation_size: positive number of losses in a mean.
         min_scale: least scale, >= 0.
 
+    Returns:
+        The transformation, whose states are ReduceLROnPlateauState(scale, best_value,
+        plateau_count, cooldown_count, count, avg_value).
+
     Raises:
-        ArgumentError: a number is out of its range.
+        ArgumentError: `factor`, `rtol` or `atol` is out of its range.
+
+    >>> tx, g = optim.reduce_on_plateau(factor=0.5, patience=2), jnp.array([4.0])
+    >>> state = tx.init(g)
+    >>> for loss in (3.0, 3.0, 3.0):
+    ...     updates, state = tx.update(g, state, value=loss)
+    >>> updates, state.scale
+    (Array([2.], dtype=float32), Array(0.5, dtype=float32))
     """
     if not 0.0 < factor < 1.0:
         raise ArgumentError(f"reduce_on_plateau: factor must be in (0, 1), got {factor}")

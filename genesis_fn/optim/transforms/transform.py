@@ -59,7 +59,21 @@ def recorded(value: ArrayLike) -> Array:
 
 
 def scale(step_size: Number) -> base.GradientTransformation:
-    """Multiplies updates by `step_size`, a number or a scalar array."""
+    """Multiplies updates by a number.
+
+        update = step_size u
+
+    Args:
+        step_size: number or scalar array.
+
+    Returns:
+        The transformation, without a state.
+
+    >>> tx, g = optim.scale(0.1), jnp.array([0.5, -3.0])
+    >>> updates, state = tx.update(g, tx.init(g))
+    >>> updates.round(4)
+    Array([ 0.05, -0.3 ], dtype=float32)
+    """
     return base.per_leaf(lambda u: times(step_size, u))
 
 
@@ -101,10 +115,21 @@ def _scaled_by(
 
 
 def scale_by_schedule(step_size_fn: Schedule) -> base.GradientTransformation:
-    """Multiplies updates by `step_size_fn(step)`, which the state keeps; steps count from 0.
+    """Multiplies updates by a schedule's value, which the state keeps.
+
+        update = step_size_fn(step) u,  step = 0, 1, ...
 
     Args:
         step_size_fn: schedule, or any function of an int32 scalar.
+
+    Returns:
+        The transformation, whose states are ScaleByScheduleState(count, step_size).
+
+    >>> tx, g = optim.scale_by_schedule(lambda step: 0.5**step), jnp.array([4.0])
+    >>> updates, state = tx.update(g, tx.init(g))
+    >>> updates, state = tx.update(g, state)
+    >>> updates, state.step_size
+    (Array([2.], dtype=float32), Array(0.5, dtype=float32))
     """
     return _scaled_by(step_size_fn, ScaleByScheduleState, 1)
 
@@ -112,11 +137,21 @@ def scale_by_schedule(step_size_fn: Schedule) -> base.GradientTransformation:
 def scale_by_learning_rate(
     learning_rate: ScalarOrSchedule | None = None, *, flip_sign: bool = True
 ) -> base.GradientTransformation:
-    """Multiplies updates by minus the learning rate, which is kept as `state.learning_rate`.
+    """Multiplies updates by minus the learning rate, which the state keeps.
+
+        update = -learning_rate u
 
     Args:
         learning_rate: number, or a schedule of the step; None gives `identity()`.
         flip_sign: whether the sign is turned, for descent.
+
+    Returns:
+        The transformation, whose states are ScaleByLearningRateState(count, learning_rate).
+
+    >>> tx, g = optim.scale_by_learning_rate(0.1), jnp.array([0.5, -3.0])
+    >>> updates, state = tx.update(g, tx.init(g))
+    >>> updates.round(4), state.learning_rate
+    (Array([-0.05,  0.3 ], dtype=float32), Array(0.1, dtype=float32))
     """
     if learning_rate is None:
         return base.identity()
@@ -136,12 +171,26 @@ class WeightDecaySchedule(NamedTuple):
 def add_decayed_weights(
     weight_decay: ScalarOrSchedule = 0.0, mask: Mask | None = None
 ) -> base.GradientTransformation:
-    """Adds weight decay to updates: u + weight_decay p. `update` needs the parameters.
+    """Adds weight decay to updates. `update` needs the parameters.
+
+        update = u + weight_decay p
+
+    Source: Loshchilov & Hutter, "Decoupled weight decay regularization", 2017.
 
     Args:
         weight_decay: number >= 0, or a schedule of the step.
         mask: which parameters decay: a tree of bools, or a function that gives it, of the
             parameters or of (path, leaf); None: all.
+
+    Returns:
+        The transformation, without a state; of a schedule the states are
+        WeightDecaySchedule(count, weight_decay). With a mask they are MaskedState(inner_state).
+
+    >>> w, g = jnp.array([1.0, -2.0]), jnp.array([0.5, -3.0])
+    >>> tx = optim.add_decayed_weights(0.1)
+    >>> updates, state = tx.update(g, tx.init(w), w)
+    >>> updates.round(4)
+    Array([ 0.6, -3.2], dtype=float32)
     """
     constant: Any = weight_decay
     decay_at: Schedule | None = weight_decay if callable(weight_decay) else None
@@ -173,10 +222,21 @@ def add_decayed_weights(
 
 
 def scale_by_param_block_norm(min_scale: float = 1e-3) -> base.GradientTransformation:
-    """Multiplies each array's update by max(|p|, min_scale). `update` needs the parameters.
+    """Multiplies each array's update by the norm of its parameter. `update` needs the parameters.
+
+        update = u max(|p|, min_scale)
 
     Args:
         min_scale: least factor, positive.
+
+    Returns:
+        The transformation, without a state.
+
+    >>> w, g = jnp.array([3.0, -4.0]), jnp.array([0.5, -1.0])
+    >>> tx = optim.scale_by_param_block_norm()
+    >>> updates, state = tx.update(g, tx.init(w), w)
+    >>> updates.round(4)
+    Array([ 2.5, -5. ], dtype=float32)
     """
     return base.per_leaf(
         lambda u, p: u * safe_norm(p, min_scale), params_for="scale_by_param_block_norm"
@@ -184,10 +244,24 @@ def scale_by_param_block_norm(min_scale: float = 1e-3) -> base.GradientTransform
 
 
 def scale_by_param_block_rms(min_scale: float = 1e-3) -> base.GradientTransformation:
-    """Multiplies each array's update by max(rms(p), min_scale). `update` needs the parameters.
+    """Multiplies each array's update by the root mean square of its parameter.
+
+        update = u max(sqrt(mean(|p|**2)), min_scale)
+
+    Source: Shazeer & Stern, "Adafactor: adaptive learning rates with sublinear memory cost", 2018.
+    `update` needs the parameters.
 
     Args:
         min_scale: least factor, positive.
+
+    Returns:
+        The transformation, without a state.
+
+    >>> w, g = jnp.array([1.0, -7.0]), jnp.array([0.5, -1.0])
+    >>> tx = optim.scale_by_param_block_rms()
+    >>> updates, state = tx.update(g, tx.init(w), w)
+    >>> updates.round(4)
+    Array([ 2.5, -5. ], dtype=float32)
     """
     return base.per_leaf(
         lambda u, p: u * safe_root_mean_squares(p, min_scale), params_for="scale_by_param_block_rms"
@@ -197,16 +271,26 @@ def scale_by_param_block_rms(min_scale: float = 1e-3) -> base.GradientTransforma
 def scale_by_trust_ratio(
     min_norm: Number = 0.0, trust_coefficient: Number = 1.0, eps: Number = 0.0
 ) -> base.GradientTransformation:
-    """Multiplies each array's update u by trust_coefficient |p| / (|u| + eps).
+    """Makes each array's step proportional to the norm of its parameter.
 
-    The factor is 1 where either norm is zero. `update` needs the parameters.
+        update = u trust_coefficient |p| / (|u| + eps), and u where a norm is 0
 
-    Source: You et al., "Large batch training of convolutional networks", 2017.
+    Source: You et al., "Large batch training of convolutional networks", 2017. `update` needs the
+    parameters.
 
     Args:
         min_norm: least value that both norms are taken to have, >= 0.
         trust_coefficient: positive factor.
         eps: number >= 0 added to the norm of the update.
+
+    Returns:
+        The transformation, without a state.
+
+    >>> w, g = jnp.array([3.0, -4.0]), jnp.array([0.6, -0.8])
+    >>> tx = optim.scale_by_trust_ratio()
+    >>> updates, state = tx.update(g, tx.init(w), w)
+    >>> updates.round(4)
+    Array([ 3., -4.], dtype=float32)
     """
 
     def leaf(u: Array, p: Array) -> Array:
@@ -221,11 +305,23 @@ def scale_by_trust_ratio(
 def normalize_by_update_norm(
     scale_factor: Number = 1.0, eps: Number = 1e-6
 ) -> base.GradientTransformation:
-    """Multiplies updates by scale_factor / (norm of all of them + eps).
+    """Divides updates by the norm of all of them.
+
+        update = scale_factor u / (|u| + eps),  |u| the norm of the whole tree
+
+    Source: Hazan et al., "Beyond convexity: stochastic quasi-convex optimization", 2015.
 
     Args:
-        scale_factor: the norm of the result, positive.
-        eps: number >= 0 added to the norm.
+        scale_factor: positive number: the norm of the result, but for `eps`.
+        eps: number >= 0 added to the norm; with 0 the update of zero gradients is NaN.
+
+    Returns:
+        The transformation, without a state.
+
+    >>> tx, g = optim.normalize_by_update_norm(10.0), jnp.array([0.3, -0.4])
+    >>> updates, state = tx.update(g, tx.init(g))
+    >>> updates.round(4)
+    Array([ 6., -8.], dtype=float32)
     """
 
     def update(
@@ -238,16 +334,30 @@ def normalize_by_update_norm(
 
 
 def normalize() -> base.GradientTransformation:
-    """Divides updates by the norm of all of them."""
+    """Divides updates by the norm of all of them.
+
+        update = u / |u|,  |u| the norm of the whole tree; NaN where it is 0
+
+    Source: Hazan et al., "Beyond convexity: stochastic quasi-convex optimization", 2015.
+
+    Returns:
+        The transformation, without a state.
+
+    >>> tx, g = optim.normalize(), jnp.array([3.0, -4.0])
+    >>> updates, state = tx.update(g, tx.init(g))
+    >>> updates.round(4)
+    Array([ 0.6, -0.8], dtype=float32)
+    """
     return normalize_by_update_norm(eps=0.0)
 
 
 def scale_by_polyak(
     f_min: Number = 0.0, max_learning_rate: Number = 1.0, eps: Number = 0.0, variant: str = "sps"
 ) -> base.GradientTransformationExtraArgs:
-    """Multiplies updates u by Polyak's step size: `update` takes the loss as `value=`.
+    """Multiplies updates by Polyak's step size: `update` takes the loss as `value=`.
 
-        u min((value - f_min) / (|u|**2 + eps), max_learning_rate)
+        update = u min((value - f_min) / (|u|**2 + eps), max_learning_rate),
+        0 where |u|**2 + eps <= 2**-23;  "sps+": max(value - f_min, 0) for value - f_min
 
     Source: Loizou et al., "Stochastic Polyak step-size for SGD", 2021; "sps+": Garrigos et al.,
     "Function value learning", 2023.
@@ -258,8 +368,16 @@ def scale_by_polyak(
         eps: number >= 0 added to the squared norm.
         variant: "sps", or "sps+", where a loss below `f_min` gives no step.
 
+    Returns:
+        The transformation, without a state.
+
     Raises:
         ArgumentError: `variant` is neither.
+
+    >>> tx, g = optim.scale_by_polyak(), jnp.array([3.0, -4.0])
+    >>> updates, state = tx.update(g, tx.init(g), value=5.0)
+    >>> updates.round(4)
+    Array([ 0.6, -0.8], dtype=float32)
     """
     if variant not in ("sps", "sps+"):
         raise ArgumentError(f'scale_by_polyak: variant is "sps" or "sps+", got {variant!r}')
@@ -287,14 +405,38 @@ def scale_by_polyak(
 
 
 def scale_by_sign() -> base.GradientTransformation:
-    """Replaces every update by its sign."""
+    """Replaces every element of an update by its sign.
+
+        update = sign(u)
+
+    Source: Bernstein et al., "signSGD: compressed optimisation for non-convex problems", 2018.
+
+    Returns:
+        The transformation, without a state.
+
+    >>> tx, g = optim.scale_by_sign(), jnp.array([0.5, 0.0, -3.0])
+    >>> updates, state = tx.update(g, tx.init(g))
+    >>> updates
+    Array([ 1.,  0., -1.], dtype=float32)
+    """
     return base.per_leaf(lambda u: jnp.sign(u))
 
 
 def centralize() -> base.GradientTransformation:
     """Subtracts from updates of two or more dimensions their mean over all but the first.
 
+        update = u - mean(u over the dimensions 1, 2, ...); scalars and vectors pass
+
     Source: Yong et al., "Gradient centralization", 2020.
+
+    Returns:
+        The transformation, without a state.
+
+    >>> tx, g = optim.centralize(), jnp.array([[1.0, 3.0], [0.0, 8.0]])
+    >>> updates, state = tx.update(g, tx.init(g))
+    >>> updates
+    Array([[-1.,  1.],
+           [-4.,  4.]], dtype=float32)
     """
 
     def leaf(u: Array) -> Array:
@@ -304,7 +446,18 @@ def centralize() -> base.GradientTransformation:
 
 
 def keep_params_nonnegative() -> base.GradientTransformation:
-    """Limits updates so that no parameter becomes negative: -p where p + u < 0, else u."""
+    """Limits updates so that no parameter becomes negative. `update` needs the parameters.
+
+        update = -p where p + u < 0, else u
+
+    Returns:
+        The transformation, without a state.
+
+    >>> w, tx = jnp.array([1.0, 1.0]), optim.keep_params_nonnegative()
+    >>> updates, state = tx.update(jnp.array([-3.0, -0.5]), tx.init(w), w)
+    >>> updates
+    Array([-1. , -0.5], dtype=float32)
+    """
     return base.per_leaf(
         lambda u, p: jnp.where(p + u < 0.0, -p, u), params_for="keep_params_nonnegative"
     )
@@ -317,7 +470,17 @@ class ZeroNansState(NamedTuple):
 
 
 def zero_nans() -> base.GradientTransformation:
-    """Replaces NaNs in updates by zeros; the state says which leaves had some."""
+    """Replaces NaNs in updates by zeros; the state says which leaves had some.
+
+        update = 0 where u is NaN, else u
+
+    Returns:
+        The transformation, whose states are ZeroNansState(found_nan).
+
+    >>> tx, g = optim.zero_nans(), jnp.array([jnp.nan, 2.0])
+    >>> tx.update(g, tx.init(g))
+    (Array([0., 2.], dtype=float32), ZeroNansState(found_nan=Array(True, dtype=bool)))
+    """
 
     def init(params: Params) -> ZeroNansState:
         return ZeroNansState(init_leaves(lambda p: jnp.zeros((), BOOL), params))
@@ -348,12 +511,26 @@ class TraceState(NamedTuple):
 def trace(
     decay: Number, nesterov: bool = False, accumulator_dtype: DTypeLike | None = None
 ) -> base.GradientTransformation:
-    """Accumulates momentum: t <- u + decay t, which is the update.
+    """Accumulates momentum.
+
+        t <- u + decay t,  update = t, or with `nesterov` u + decay t
+
+    Source: Polyak, "Some methods of speeding up the convergence of iteration methods", 1964;
+    `nesterov` as in Sutskever et al., "On the importance of initialization and momentum", 2013.
 
     Args:
         decay: decay rate of the sum, in [0, 1).
-        nesterov: whether the update is u + decay t, with the new t.
+        nesterov: whether the update is taken one step ahead, with the new t.
         accumulator_dtype: dtype of t; None: the parameters', and at least float32.
+
+    Returns:
+        The transformation, whose states are TraceState(trace); trace is t.
+
+    >>> tx, g = optim.trace(0.5), jnp.array([1.0, -2.0])
+    >>> updates, state = tx.update(g, tx.init(g))
+    >>> updates, state = tx.update(g, state)
+    >>> updates
+    Array([ 1.5, -3. ], dtype=float32)
     """
 
     def init(params: Params) -> TraceState:
@@ -382,12 +559,25 @@ class EmaState(NamedTuple):
 def ema(
     decay: Number, debias: bool = True, accumulator_dtype: DTypeLike | None = None
 ) -> base.GradientTransformation:
-    """Replaces updates by their exponential moving average: m <- decay m + (1 - decay) u.
+    """Replaces updates by their exponential moving average.
+
+        m <- decay m + (1 - decay) u,
+        update = m, or with `debias` m / (1 - decay**t) at step t = 1, 2, ...
+
+    Source of `debias`: Kingma & Ba, "Adam: a method for stochastic optimization", 2014.
 
     Args:
         decay: decay rate, in [0, 1).
-        debias: whether m is divided by 1 - decay**t at step t = 1, 2, ...
+        debias: whether m is divided by the sum of its weights.
         accumulator_dtype: dtype of m; None: the parameters', and at least float32.
+
+    Returns:
+        The transformation, whose states are EmaState(count, ema); ema is m.
+
+    >>> tx, g = optim.ema(0.9), jnp.array([1.0, -2.0])
+    >>> updates, state = tx.update(g, tx.init(g))
+    >>> updates.round(4), state.ema.round(4)
+    (Array([ 1., -2.], dtype=float32), Array([ 0.1, -0.2], dtype=float32))
     """
 
     def init(params: Params) -> EmaState:
@@ -417,13 +607,23 @@ class ApplyEvery(NamedTuple):
 
 
 def apply_every(k: int = 1) -> base.GradientTransformation:
-    """Returns the sum of the last k updates at every k-th step, zeros between; see `MultiSteps`.
+    """Gives the sum of k updates at every k-th step; see `MultiSteps`, which has means.
+
+        update = sum of the last k u at step t = k, 2 k, ..., else 0
 
     Args:
         k: positive number of steps.
 
+    Returns:
+        The transformation, whose states are ApplyEvery(count, grad_acc).
+
     Raises:
         ArgumentError: `k` is not positive.
+
+    >>> tx, g = optim.apply_every(2), jnp.array([1.0, -2.0])
+    >>> updates, state = tx.update(g, tx.init(g))
+    >>> updates, tx.update(3 * g, state)[0]
+    (Array([0., 0.], dtype=float32), Array([ 4., -8.], dtype=float32))
     """
     base.require_positive("apply_every", k=k)
 
@@ -459,9 +659,19 @@ def snapshot(
 ) -> base.GradientTransformation:
     """Records `measure(updates)` in the state, where `optim.describe` finds it; updates pass.
 
+    Before the first update the measurement is zero.
+
     Args:
         measure_name: its name in the state.
         measure: function of the updates that gives a tree of arrays of constant shapes.
+
+    Returns:
+        The transformation, whose states are SnapshotState(measurement), a dict with that name.
+
+    >>> tx, g = optim.snapshot("largest", lambda u: abs(u).max()), jnp.array([0.5, -3.0])
+    >>> updates, state = tx.update(g, tx.init(g))
+    >>> state.measurement
+    {'largest': Array(3., dtype=float32)}
     """
 
     def init(params: Params) -> SnapshotState:
@@ -493,6 +703,14 @@ def monitor(
 
     Args:
         measures: by name, functions of the updates, or transformations such as `measure_with_ema`.
+
+    Returns:
+        The transformation, whose states are MonitorState(measurements, measure_states).
+
+    >>> tx, g = optim.monitor({"norm": optim.global_norm}), jnp.array([3.0, -4.0])
+    >>> updates, state = tx.update(g, tx.init(g))
+    >>> state.measurements
+    {'norm': Array(5., dtype=float32)}
     """
     txs = {
         name: base.with_extra_args_support(
@@ -526,9 +744,23 @@ def measure_with_ema(
 ) -> base.GradientTransformation:
     """Makes a measure for `monitor`: the moving average of `measure(updates)`.
 
+        m <- decay m + (1 - decay) measure(u),
+        measurement = m, or with `debias` m / (1 - decay**t) at step t = 1, 2, ...
+
     Args:
         measure: function of the updates that gives a tree of arrays.
-        decay, debias, accumulator_dtype: as of `ema`.
+        decay: decay rate, in [0, 1).
+        debias: whether m is divided by the sum of its weights.
+        accumulator_dtype: dtype of m; None: the measurements', and at least float32.
+
+    Returns:
+        The transformation from updates to the average, whose states are EmaState(count, ema).
+
+    >>> norm, g = optim.measure_with_ema(optim.global_norm, 0.5), jnp.array([3.0, -4.0])
+    >>> tx = optim.monitor({"norm": norm})
+    >>> updates, state = tx.update(g, tx.init(g))
+    >>> tx.update(3 * g, state)[1].measurements["norm"].round(4)
+    Array(11.6667, dtype=float32)
     """
     average = ema(decay, debias, accumulator_dtype)
 

@@ -48,10 +48,21 @@ def _all_finite(updates: Updates) -> Array:
 
 
 def skip_not_finite(updates: Updates, gradient_step: Array, params: Params) -> tuple[Array, PyTree]:
-    """For `MultiSteps`: skips gradients of which some element is not finite.
+    """Decides for `MultiSteps` to skip gradients of which some element is not finite.
+
+        skip = (number of elements that are NaN or infinite) > 0
+
+    Args:
+        updates: tree of gradients.
+        gradient_step: not read: `MultiSteps` passes it.
+        params: not read: `MultiSteps` passes them.
 
     Returns:
         (whether to skip, {"should_skip": ..., "num_not_finite": ...} for the state).
+
+    >>> skip, record = optim.skip_not_finite(jnp.array([1.0, jnp.nan]), jnp.array(0), None)
+    >>> bool(skip), int(record["num_not_finite"])
+    (True, 1)
     """
     bad = [jnp.sum(~jnp.isfinite(as_array(u))) for u in tree.leaves(updates)]
     count = functools.reduce(jnp.add, bad) if bad else zero_count()
@@ -62,10 +73,23 @@ def skip_not_finite(updates: Updates, gradient_step: Array, params: Params) -> t
 def skip_large_updates(
     updates: Updates, gradient_step: Array, params: Params, max_squared_norm: Number
 ) -> tuple[Array, PyTree]:
-    """For `MultiSteps`: skips gradients whose squared norm is not below `max_squared_norm`.
+    """Decides for `MultiSteps` to skip gradients of a large norm.
+
+        skip = not (|g|**2 < max_squared_norm),  |g| the norm of the whole tree; NaN is skipped
+
+    Args:
+        updates: tree of gradients.
+        gradient_step: not read: `MultiSteps` passes it.
+        params: not read: `MultiSteps` passes them.
+        max_squared_norm: least squared norm that is skipped, positive; `MultiSteps` takes this
+            function with it, as `functools.partial` gives it.
 
     Returns:
         (whether to skip, {"should_skip": ..., "norm_squared": ...} for the state).
+
+    >>> skip, record = optim.skip_large_updates(jnp.array([3.0, 4.0]), jnp.array(0), None, 16.0)
+    >>> bool(skip), float(record["norm_squared"])
+    (True, 25.0)
     """
     square = tree_math.norm(updates, squared=True)
     skip = ~(square < max_squared_norm)
@@ -85,7 +109,9 @@ class MultiStepsState(NamedTuple):
 class MultiSteps:
     """Accumulates the gradients of k calls for one step of `opt`; updates between are zero.
 
-    Gradients are averaged, in float32 or wider.
+        update = that of `opt` for (g_1 + ... + g_k) / k at every k-th call, else 0
+
+    The accumulator is float32 or wider.
 
     Args:
         opt: transformation that makes the steps.
@@ -211,11 +237,23 @@ def apply_if_finite(
 ) -> base.GradientTransformationExtraArgs:
     """Applies `inner`; where some gradient is not finite, updates are zero and its state is kept.
 
+        update = that of `inner` where all gradients are finite, or more than
+        max_consecutive_errors calls in a row were not; else 0
+
     There is no host synchronization: the choice is a select in the same program.
 
     Args:
         inner: transformation.
         max_consecutive_errors: number of such steps in a row after which they are let through.
+
+    Returns:
+        The transformation, whose states are ApplyIfFiniteState(notfinite_count, last_finite,
+        total_notfinite, inner_state).
+
+    >>> tx, g = optim.apply_if_finite(optim.sgd(0.1), 3), jnp.array([1.0, jnp.inf])
+    >>> updates, state = tx.update(g, tx.init(g))
+    >>> updates, state.notfinite_count
+    (Array([0., 0.], dtype=float32), Array(1, dtype=int32))
     """
     inner = base.with_extra_args_support(inner)
 
@@ -264,10 +302,23 @@ def conditionally_transform(
 ) -> base.GradientTransformationExtraArgs:
     """Applies `inner` at the steps where a condition holds; at others updates pass unchanged.
 
+        update = that of `inner` where should_transform_fn(step), else u,  step = 0, 1, ...
+
+    At the other steps the state of `inner` is kept.
+
     Args:
         inner: transformation.
         should_transform_fn: function of the step, an int32 scalar from 0, that gives a boolean.
         forward_extra_args: whether it also takes the extra arguments of `update`.
+
+    Returns:
+        The transformation, whose states are ConditionallyTransformState(inner_state, step).
+
+    >>> tx = optim.conditionally_transform(optim.scale(0.5), lambda step: step >= 1)
+    >>> g = jnp.array([4.0])
+    >>> updates, state = tx.update(g, tx.init(g))
+    >>> updates, tx.update(g, state)[0]
+    (Array([4.], dtype=float32), Array([2.], dtype=float32))
     """
     return _conditional(inner, should_transform_fn, forward_extra_args, zero=False)
 
@@ -279,10 +330,23 @@ def conditionally_mask(
 ) -> base.GradientTransformationExtraArgs:
     """Applies `inner` at the steps where a condition holds; at others updates are zero.
 
+        update = that of `inner` where should_transform_fn(step), else 0,  step = 0, 1, ...
+
+    At the other steps the state of `inner` is kept.
+
     Args:
         inner: transformation.
         should_transform_fn: function of the step, an int32 scalar from 0, that gives a boolean.
         forward_extra_args: whether it also takes the extra arguments of `update`.
+
+    Returns:
+        The transformation, whose states are ConditionallyMaskState(step, inner_state).
+
+    >>> tx = optim.conditionally_mask(optim.scale(0.5), lambda step: step >= 1)
+    >>> g = jnp.array([4.0])
+    >>> updates, state = tx.update(g, tx.init(g))
+    >>> updates, tx.update(g, state)[0]
+    (Array([0.], dtype=float32), Array([2.], dtype=float32))
     """
     return _conditional(inner, should_transform_fn, forward_extra_args, zero=True)
 
@@ -329,13 +393,25 @@ class WithMasterState(NamedTuple):
 def with_master(inner: base.GradientTransformation) -> base.GradientTransformationExtraArgs:
     """Applies `inner` to float32 copies of bfloat16, float16 and 8-bit parameters.
 
+        m <- m + (update of `inner` at m),  update = m - p,  m the copy of p
+
     Small updates accumulate in the copies; `apply_updates` then gives the copies rounded to the
     parameters' dtypes. Wider parameters are not copied. `update` needs the parameters.
 
-    Source: Micikevicius et al., "Mixed precision training", 2018.
+    Source: Micikevicius et al., "Mixed precision training", 2017.
 
     Args:
         inner: transformation.
+
+    Returns:
+        The transformation, whose states are WithMasterState(master, inner_state); master is m, and
+        None for wider parameters.
+
+    >>> w, g = jnp.ones(1, "bfloat16"), jnp.array([0.01])
+    >>> tx = optim.with_master(optim.sgd(0.1))
+    >>> updates, state = tx.update(g, tx.init(w), w)
+    >>> optim.apply_updates(w, updates), state.master
+    (Array([1.], dtype=bfloat16), Array([0.999], dtype=float32))
     """
     inner = base.with_extra_args_support(inner)
 
@@ -383,12 +459,19 @@ def with_update_dtype(
     Without it updates are float32 or wider, and `apply_updates` rounds their sum with the parameter
     once. States stay as wide as they are. Integer parameters' updates stay floating.
 
-        tx = optim.with_update_dtype(optim.adamw(1e-3), update_dtype="param")
-
     Args:
         inner: transformation.
         update_dtype: dtype, or "param" for that of each parameter, as optax has it; of the gradient
             where `update` is called without parameters.
+
+    Returns:
+        The transformation, with the states of `inner`.
+
+    >>> w, g = jnp.ones(1, "bfloat16"), jnp.array([0.5])
+    >>> tx = optim.with_update_dtype(optim.scale(2.0))
+    >>> updates, state = tx.update(g, tx.init(w), w)
+    >>> updates
+    Array([1.], dtype=bfloat16)
     """
     tx = base.with_extra_args_support(inner)
     fixed = None if update_dtype == "param" else dtypes.dtype(update_dtype)
@@ -451,8 +534,18 @@ def lookahead(
         slow_step_size: share that the slow parameters move, in (0, 1].
         reset_state: whether its state is made anew at each synchronization.
 
+    Returns:
+        The transformation, whose states are LookaheadState(fast_state, steps_since_sync).
+
     Raises:
-        ArgumentError: `sync_period` is not positive.
+        ArgumentError: `sync_period` is not positive; or `update` is called with other parameters
+            than LookaheadParams.
+
+    >>> params = optim.LookaheadParams.init_synced(jnp.array([1.0]))
+    >>> tx = optim.lookahead(optim.sgd(1.0), sync_period=1, slow_step_size=0.5)
+    >>> updates, state = tx.update(jnp.array([4.0]), tx.init(params), params)
+    >>> optim.apply_updates(params, updates)
+    LookaheadParams(fast=Array([-1.], dtype=float32), slow=Array([-1.], dtype=float32))
     """
     if sync_period < 1:
         raise ArgumentError(f"lookahead: sync_period must be positive, got {sync_period}")
@@ -494,6 +587,15 @@ def flatten(inner: base.GradientTransformation) -> base.GradientTransformationEx
 
     Args:
         inner: transformation.
+
+    Returns:
+        The transformation, whose states are those of `inner` for one vector.
+
+    >>> tx = optim.flatten(optim.clip_by_block_rms(1.0))
+    >>> g = {"b": jnp.array([7.0]), "w": jnp.array([1.0])}
+    >>> updates, state = tx.update(g, tx.init(g))
+    >>> updates["b"].round(4), updates["w"].round(4)
+    (Array([1.4], dtype=float32), Array([0.2], dtype=float32))
     """
     inner = base.with_extra_args_support(inner)
 
@@ -554,7 +656,16 @@ class WrappedScheduleState(NamedTuple):
 
 
 class WrappedSchedule:
-    """Wraps a function of the step as a schedule with a state of its own."""
+    """Wraps a function of the step as a schedule with a state of its own.
+
+    Args:
+        schedule_fn: schedule: function of the step, an int32 scalar.
+
+    >>> schedule = optim.WrappedSchedule(lambda step: 0.5**step)
+    >>> state = schedule.update(schedule.init())
+    >>> schedule(state)
+    Array(0.5, dtype=float32)
+    """
 
     def __init__(self, schedule_fn: Schedule) -> None:
         self.schedule_fn = schedule_fn
