@@ -256,6 +256,9 @@ def scaled_value_and_grad(
         A function of a loss scale and the arguments of `fun` that returns (value, gradient, boolean
         scalar); with `has_aux` the value is (loss, aux).
 
+    Raises:
+        ArgumentError: at a call, the first argument is no loss scale.
+
     >>> loss = lambda w: (w ** 2).sum()
     >>> gf.amp.scaled_value_and_grad(loss)(gf.amp.StaticLossScale(1024.0), jnp.array([3.0]))
     (Array(9., dtype=float32), Array([6.], dtype=float32), Array(True, dtype=bool))

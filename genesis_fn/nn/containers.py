@@ -147,6 +147,9 @@ class Residual(Module):
         layer: whose output has the shape of its input; its parameters and state are used as they
             are.
 
+    Raises:
+        ArgumentError: `layer` is no layer; at a call, its output has another shape than its input.
+
     >>> block = nn.Residual(nn.Linear(4, 4))
     >>> block(block.init(random.key(0)), jnp.ones((2, 4))).shape
     (2, 4)

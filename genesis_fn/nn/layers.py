@@ -416,6 +416,10 @@ class Conv(Module):
         bias: whether there is a bias.
         dtype: of the parameters.
 
+    Raises:
+        ArgumentError: `kernel` is not one to three positive integers, or `groups` does not divide
+            the channels; a size or a stride is no positive integer.
+
     >>> layer = nn.Conv(3, 8, kernel=(3, 3), strides=(2, 2))
     >>> layer(layer.init(random.key(0)), jnp.ones((1, 16, 16, 3))).shape
     (1, 8, 8, 8)
