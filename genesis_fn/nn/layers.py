@@ -417,8 +417,8 @@ class Conv(Module):
         dtype: of the parameters.
 
     Raises:
-        ArgumentError: `kernel` is not one to three positive integers, or `groups` does not divide
-            the channels; a size or a stride is no positive integer.
+        ArgumentError: `kernel` has no length for each of 1 to 3 axes, `groups` does not divide the
+            channels, or a stride or dilation is not positive.
 
     >>> layer = nn.Conv(3, 8, kernel=(3, 3), strides=(2, 2))
     >>> layer(layer.init(random.key(0)), jnp.ones((1, 16, 16, 3))).shape
