@@ -293,7 +293,7 @@ def test_the_example_runs(f: Any) -> None:
 
 
 def test_every_docstring_is_in_one_form() -> None:
-    """Sections are `Args:`, `Returns:`, `Raises:`, `Yields:`, not another project's headings."""
+    """Sections are `Args:`, `Returns:`, `Raises:`, `Yields:`, and the example stands apart."""
     found = []
     for param in CASES:
         text = inspect.getdoc(param.values[0]) or ""
@@ -302,6 +302,8 @@ def test_every_docstring_is_in_one_form() -> None:
             for line in text.splitlines()
             if re.fullmatch(r"(Arguments?|Parameters?|Return|Examples?|Notes?):?", line.strip())
         ]
+        if not text.partition(">>> ")[0].endswith("\n\n"):
+            found.append(f"{param.id}: no blank line before its example")
     assert found == []
 
 

@@ -37,6 +37,7 @@ class LossScale(Protocol):
 
     Raises:
         TypeError: the protocol itself is instantiated.
+
     >>> scale = gf.amp.DynamicLossScale(loss_scale=8.0)
     >>> scale.scale(jnp.array(0.5)), scale.unscale(jnp.array(4.0))
     (Array(4., dtype=float32), Array(0.5, dtype=float32))
@@ -257,7 +258,8 @@ def scaled_value_and_grad(
         scalar); with `has_aux` the value is (loss, aux).
 
     Raises:
-        ArgumentError: that function is called without a loss scale first.
+        ArgumentError: at a call, the first argument is no loss scale.
+
     >>> loss = lambda w: (w ** 2).sum()
     >>> gf.amp.scaled_value_and_grad(loss)(gf.amp.StaticLossScale(1024.0), jnp.array([3.0]))
     (Array(9., dtype=float32), Array([6.], dtype=float32), Array(True, dtype=bool))

@@ -28,8 +28,9 @@ def encode(tokenizer: Tokenizer, texts: Iterable[str], end: str) -> np.ndarray:
         An int32 array [tokens].
 
     Raises:
-        ValueError: the tokenizer has no such token.
         ArgumentError: `texts` is one text, whose characters would be taken for texts.
+        ValueError: the tokenizer has no such token.
+
     >>> tokenizer = gf.data.train_tokenizer(["ab"], vocab_size=257)
     >>> gf.data.encode(tokenizer, ["ab", "c"], gf.data.END)
     array([65, 66,  0, 67,  0], dtype=int32)
@@ -68,8 +69,8 @@ def unigram_entropy(tokens: np.ndarray) -> float:
 class TokenWindows:
     """Draws random windows of `length` + 1 tokens: `windows[step]` is a batch, for any step.
 
-    The batch of a step depends on (seed, step) only, so that a resumed run sees what an
-    uninterrupted one would. A loop over the object never ends.
+    The batch of a step depends on (seed, step) only, so a resumed run sees what an uninterrupted
+    one would. A loop over the object never ends.
 
     Args:
         tokens: integer array [tokens], more than `length`.
@@ -78,7 +79,7 @@ class TokenWindows:
         seed: integer.
 
     Raises:
-        ArgumentError: `tokens` are not integers [n], or `length` or `batch` is not positive.
+        ArgumentError: `tokens` are not integers [tokens], or `length` or `batch` is not positive.
         ValueError: there are too few tokens for one window.
 
     >>> windows = gf.data.TokenWindows(np.arange(100), length=3, batch=2)

@@ -46,6 +46,7 @@ class QwenConfig:
 
     Raises:
         ValueError: a field has a value that no model can have; the message names the field.
+
     >>> QwenConfig(num_hidden_layers=2).size
     187045376
     """

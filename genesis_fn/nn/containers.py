@@ -148,7 +148,8 @@ class Residual(Module):
             are.
 
     Raises:
-        ArgumentError: `layer` is no layer; or, in a call, its output has another shape.
+        ArgumentError: `layer` is no layer; at a call, its output has another shape than its input.
+
     >>> block = nn.Residual(nn.Linear(4, 4))
     >>> block(block.init(random.key(0)), jnp.ones((2, 4))).shape
     (2, 4)

@@ -321,6 +321,7 @@ class Dropout(Module):
     Raises:
         ArgumentError: `rate` is not from 0 to 1; or the layer is called with `train=True` and
             without `key=`.
+
     >>> layer = nn.Dropout(0.5)
     >>> layer({}, jnp.ones(6), key=random.key(0), train=True)
     Array([2., 0., 0., 0., 0., 2.], dtype=float32)
@@ -418,9 +419,8 @@ class Conv(Module):
         dtype: of the parameters.
 
     Raises:
-        ArgumentError: `kernel` does not have 1 to 3 lengths, `strides`, `dilation` or `padding`
-            does not fit its axes, `groups` does not divide the channels, or a number of channels
-            is no integer >= 0.
+        ArgumentError: `kernel` has no length for each of 1 to 3 axes, `groups` does not divide the
+            channels, or a stride or dilation is not positive.
 
     >>> layer = nn.Conv(3, 8, kernel=(3, 3), strides=(2, 2))
     >>> layer(layer.init(random.key(0)), jnp.ones((1, 16, 16, 3))).shape

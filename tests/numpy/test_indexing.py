@@ -339,3 +339,21 @@ def test_tensors_of_torch_index_as_in_torch(index: Any) -> None:
     changed[index] = -1.0
     assert np.array_equal(np.asarray(values.at[index].set(-1.0)), changed.numpy())
     assert values.at[index].get().shape == tuple(x[index].shape)
+
+
+@pytest.mark.parametrize("mode", ["drop", "fill", "clip"])
+@pytest.mark.parametrize(
+    "index", [-1, [-1, 1], np.array([-4, 0], np.int8), (slice(None), -2)], ids=str
+)
+def test_negative_indices_are_outside_if_they_do_not_wrap(index: Any, mode: str) -> None:
+    """As in JAX, whose default mode drops: here the mode is named."""
+    x = np.arange(12, dtype=np.float32).reshape(4, 3)
+    key = np.asarray(index) if isinstance(index, list) else index
+    options: Any = {"mode": mode, "wrap_negative_indices": False}
+    theirs, mine = jax_numpy.asarray(x).at[key], jnp.asarray(x).at[key]
+    np.testing.assert_array_equal(mine.set(-1.0, **options), theirs.set(-1.0, **options))
+    np.testing.assert_array_equal(mine.add(1.0, **options), theirs.add(1.0, **options))
+    if mode != "drop":
+        np.testing.assert_array_equal(mine.get(**options), theirs.get(**options))
+    with pytest.raises(IndexError):
+        mine.set(-1.0, wrap_negative_indices=False)

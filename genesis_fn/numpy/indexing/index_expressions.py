@@ -120,6 +120,25 @@ def without_others(index: Any) -> Any:
     return tuple([asarray(e) if offers_array(type(e)) else e for e in entries])
 
 
+def without_wrapping(index: Any, mode: str) -> Any:
+    """The index for `wrap_negative_indices=False`: negative numbers are out of bounds, below."""
+    entries = index if isinstance(index, tuple) else (index,)
+    outside = 0 if mode == "clip" else dtypes.iinfo(dtypes.I32).max
+
+    def entry(e: Any) -> Any:
+        if e is None or e is Ellipsis or isinstance(e, (slice, bool, np.bool_)):
+            return e
+        if isinstance(e, int):
+            return e if e >= 0 else outside
+        numbers = asarray(e)
+        if not dtypes.is_integer(numbers.dtype) or numbers.dtype.kind == "u":
+            return e
+        wide = p.convert(numbers, dtypes.promote_types(numbers.dtype, dtypes.I32))
+        return p.select(p.lt(wide, 0), full(wide.shape, outside, wide.dtype), wide)
+
+    return tuple(map(entry, entries))
+
+
 def is_boolean_scalar(entry: Any) -> bool:
     """Whether an index is True, False, or a boolean scalar whose value is known."""
     if isinstance(entry, Tracer) and entry.concrete() is None:

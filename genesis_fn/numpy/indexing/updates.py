@@ -27,6 +27,7 @@ from genesis_fn.numpy.indexing.index_expressions import (
     vectors_of,
     with_axes,
     without_others,
+    without_wrapping,
 )
 from genesis_fn.numpy.manipulation.shapes import broadcast_to
 from genesis_fn.numpy.mathematics.composed import power, where
@@ -106,10 +107,11 @@ class Update:
         """x[index]; mode "fill" reads `fill_value` (NaN, ...) out of bounds."""
         if mode is None and fill_value is not None:
             mode = "fill"
+        how = checked_mode(mode)
         return take_indexed(
             self.array,
-            self.index,
-            checked_mode(mode),
+            self.index if wrap_negative_indices else without_wrapping(self.index, how),
+            how,
             fill_value,
             indices_are_sorted,
             unique_indices,
@@ -250,6 +252,8 @@ def _changed(
     wrap_negative_indices: bool = True,
 ) -> Array:
     x = value(x)
+    if not wrap_negative_indices:
+        index = without_wrapping(index, checked_mode(mode))
     entries = index if isinstance(index, tuple) else (index,)
     if any([is_boolean_scalar(e) for e in entries]):
         longer, index = with_axes(x, entries)

@@ -157,6 +157,7 @@ def scale_by_sm3(
 
     Raises:
         DTypeError: `init` is called with complex parameters.
+
     >>> w, g = jnp.array([1.0, -2.0]), jnp.array([0.5, -3.0])
     >>> tx = optim.scale_by_sm3()
     >>> updates, state = tx.update(g, tx.init(w), w)

@@ -55,6 +55,7 @@ def hutchinson_estimator_diag_hessian(
 
     Raises:
         ArgumentError: `update` is called without the parameters, or without `obj_fn=`.
+
     >>> w, tx = jnp.array([1.0, -2.0]), optim.hutchinson_estimator_diag_hessian()
     >>> diagonal, state = tx.update(w, tx.init(w), w, obj_fn=lambda w: jnp.sum(w**4))
     >>> diagonal
