@@ -221,9 +221,12 @@ def test_a_transformation_names_the_fields_of_its_states(name: str) -> None:
     text = " ".join(re.split("Raises:|>>>", says_of_it)[0].split())
     state = state_of(f, TRANSFORMATIONS[name][0])
     cls, fields = type(state).__name__, getattr(type(state), "_fields", ())
-    if re.search(r"states of `\w+`|states are those of `\w+`", text):
-        return  # another transformation's
-    if not fields:
+    other = re.search(r"states (?:are those )?of `(\w+)`", text)
+    if other:  # an argument's, or another optimizer's
+        entries = TRANSFORMATIONS.get(other[1])
+        if entries is not None:
+            assert fields == state_of(getattr(optim, other[1]), entries[0])._fields
+    elif not fields:
         says = {EmptyState: "without a state", tuple: "", OrderedDict: "dicts by name"}
         assert says[type(state)] in text
     elif cls == "ChainState":

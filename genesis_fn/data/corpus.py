@@ -33,7 +33,7 @@ def text_files(
 
     Args:
         folder: path of the folder; the path of a file gives that file.
-        suffixes: how the names of text files end; one may be given alone.
+        suffixes: the ends of the names of text files; one may be given alone.
 
     Returns:
         The paths, sorted within each folder; a folder's own files come before those of its folders.
@@ -77,7 +77,6 @@ def read_texts(files: Sequence[str], limit: int | None = None) -> Iterator[str]:
 
     Raises:
         ArgumentError: `files` is one path, whose characters would be taken for files.
-
     >>> import os
     >>> path = os.path.join(gf.data.standard_library(), "this.py")
     >>> [*gf.data.read_texts([path], limit=6)]
@@ -133,6 +132,8 @@ def split_files(files: Sequence[str], every: int = 20) -> tuple[list[str], list[
     Returns:
         (paths for training, paths for validation).
 
+    Raises:
+        ArgumentError: `files` is one path, whose characters would be taken for files.
     >>> train, valid = gf.data.split_files([f"{i}.txt" for i in range(1000)], every=20)
     >>> len(train), len(valid)
     (961, 39)

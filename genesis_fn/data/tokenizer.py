@@ -54,6 +54,8 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
     Returns:
         A tokenizer of Hugging Face's `tokenizers`.
 
+    Raises:
+        ArgumentError: `texts` is one text, whose characters would be taken for texts.
     >>> tokenizer = gf.data.train_tokenizer(["hello hello world"], vocab_size=270)
     >>> tokenizer.decode(tokenizer.encode("hello world").ids)
     'hello world'

@@ -30,7 +30,7 @@ def encode(tokenizer: Tokenizer, texts: Iterable[str], end: str) -> np.ndarray:
     Raises:
         ArgumentError: `texts` is one text.
         ValueError: the tokenizer has no such token.
-
+        ArgumentError: `texts` is one text, whose characters would be taken for texts.
     >>> tokenizer = gf.data.train_tokenizer(["ab"], vocab_size=257)
     >>> gf.data.encode(tokenizer, ["ab", "c"], gf.data.END)
     array([65, 66,  0, 67,  0], dtype=int32)
@@ -67,19 +67,19 @@ def unigram_entropy(tokens: np.ndarray) -> float:
 
 @dataclasses.dataclass(frozen=True)
 class TokenWindows:
-    """Draws random windows of `length` + 1 tokens for training.
+    """Draws random windows of `length` + 1 tokens: `windows[step]` is a batch, for any step.
 
-    The batch of a step depends on (seed, step) only, so a resumed run sees what an uninterrupted
-    one would.
+    The batch of a step depends on (seed, step) only, so that a resumed run sees what an
+    uninterrupted one would. A loop over the object never ends.
 
     Args:
         tokens: integer array [tokens], more than `length`.
         length: number of tokens that a model sees, positive.
         batch: number of windows in a batch, positive.
-        seed: integer, >= 0.
+        seed: integer.
 
     Raises:
-        ArgumentError: `tokens` are not integers [tokens].
+        ArgumentError: `tokens` are not integers [n], or `length` or `batch` is not positive.
         ValueError: there are too few tokens for one window.
 
     >>> windows = gf.data.TokenWindows(np.arange(100), length=3, batch=2)

@@ -291,7 +291,7 @@ def per_leaf(f: Callable[..., Any], *, params_for: str = "") -> GradientTransfor
 
 
 def with_extra_args_support(tx: GradientTransformation) -> GradientTransformationExtraArgs:
-    """Lets `update` of a transformation accept extra keyword arguments, which it may ignore.
+    """Lets `update` of a transformation accept extra keyword arguments, which it ignores.
 
     Args:
         tx: transformation.
@@ -301,7 +301,6 @@ def with_extra_args_support(tx: GradientTransformation) -> GradientTransformatio
 
     Raises:
         ArgumentError: `tx` has no `init` and `update`.
-
     >>> tx, g = optim.with_extra_args_support(optim.sgd(0.1)), jnp.array([0.5, -3.0])
     >>> updates, state = tx.update(g, tx.init(g), value=3.0)
     >>> updates.round(4)
@@ -440,6 +439,7 @@ def periodic_update(
     Raises:
         ArgumentError: `update_period` is not positive.
         TreeError: the structures differ.
+        ArgumentError: `update_period` is not positive.
 
     >>> optim.periodic_update(jnp.array([1.0]), jnp.array([0.0]), steps=4, update_period=2)
     Array([1.], dtype=float32)

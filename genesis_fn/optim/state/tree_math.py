@@ -550,7 +550,7 @@ def bias_correction(moment: PyTree, decay: Number, count: ArrayLike) -> PyTree:
         The corrected moments, a tree like `moment`.
 
     Raises:
-        ArgumentError: `decay` is a negative number.
+        ArgumentError: `decay` is a number outside of [0, 1).
 
     >>> optim.bias_correction(jnp.array([1.0]), decay=0.5, count=1)
     Array([2.], dtype=float32)

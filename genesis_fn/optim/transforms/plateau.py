@@ -56,7 +56,7 @@ def reduce_on_plateau(
         plateau_count, cooldown_count, count, avg_value).
 
     Raises:
-        ArgumentError: `factor`, `rtol` or `atol` is out of its range.
+        ArgumentError: a number is out of its range.
 
     >>> tx, g = optim.reduce_on_plateau(factor=0.5, patience=2), jnp.array([4.0])
     >>> state = tx.init(g)

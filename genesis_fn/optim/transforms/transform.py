@@ -619,7 +619,6 @@ def apply_every(k: int = 1) -> base.GradientTransformation:
 
     Raises:
         ArgumentError: `k` is not positive.
-
     >>> tx, g = optim.apply_every(2), jnp.array([1.0, -2.0])
     >>> updates, state = tx.update(g, tx.init(g))
     >>> updates, tx.update(3 * g, state)[0]
