@@ -258,7 +258,7 @@ def scaled_value_and_grad(
         scalar); with `has_aux` the value is (loss, aux).
 
     Raises:
-        ArgumentError: at a call, the first argument is no loss scale.
+        ArgumentError: that function is called without a loss scale first.
 
     >>> loss = lambda w: (w ** 2).sum()
     >>> gf.amp.scaled_value_and_grad(loss)(gf.amp.StaticLossScale(1024.0), jnp.array([3.0]))

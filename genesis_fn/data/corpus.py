@@ -33,7 +33,7 @@ def text_files(
 
     Args:
         folder: path of the folder; the path of a file gives that file.
-        suffixes: how the names of text files end; one may be given alone.
+        suffixes: the ends of the names of text files; one may be given alone.
 
     Returns:
         The paths, sorted within each folder; a folder's own files come before those of its folders.

@@ -69,8 +69,8 @@ def unigram_entropy(tokens: np.ndarray) -> float:
 class TokenWindows:
     """Draws random windows of `length` + 1 tokens: `windows[step]` is a batch, for any step.
 
-    The batch of a step depends on (seed, step) only, so a resumed run sees what an uninterrupted
-    one would. A loop over the object never ends.
+    The batch of a step depends on (seed, step) only, so that a resumed run sees what an
+    uninterrupted one would. A loop over the object never ends.
 
     Args:
         tokens: integer array [tokens], more than `length`.
@@ -79,7 +79,7 @@ class TokenWindows:
         seed: integer.
 
     Raises:
-        ArgumentError: `tokens` are not integers [tokens], or `length` or `batch` is not positive.
+        ArgumentError: `tokens` are not integers [n], or `length` or `batch` is not positive.
         ValueError: there are too few tokens for one window.
 
     >>> windows = gf.data.TokenWindows(np.arange(100), length=3, batch=2)

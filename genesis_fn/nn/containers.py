@@ -148,7 +148,7 @@ class Residual(Module):
             are.
 
     Raises:
-        ArgumentError: `layer` is no layer; at a call, its output has another shape than its input.
+        ArgumentError: `layer` is no layer; or, in a call, its output has another shape.
 
     >>> block = nn.Residual(nn.Linear(4, 4))
     >>> block(block.init(random.key(0)), jnp.ones((2, 4))).shape

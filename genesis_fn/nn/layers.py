@@ -419,8 +419,9 @@ class Conv(Module):
         dtype: of the parameters.
 
     Raises:
-        ArgumentError: `kernel` has no length for each of 1 to 3 axes, `groups` does not divide the
-            channels, or a stride or dilation is not positive.
+        ArgumentError: `kernel` does not have 1 to 3 lengths, `strides`, `dilation` or `padding`
+            does not fit its axes, `groups` does not divide the channels, or a number of channels
+            is no integer >= 0.
 
     >>> layer = nn.Conv(3, 8, kernel=(3, 3), strides=(2, 2))
     >>> layer(layer.init(random.key(0)), jnp.ones((1, 16, 16, 3))).shape

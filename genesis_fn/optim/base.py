@@ -291,7 +291,7 @@ def per_leaf(f: Callable[..., Any], *, params_for: str = "") -> GradientTransfor
 
 
 def with_extra_args_support(tx: GradientTransformation) -> GradientTransformationExtraArgs:
-    """Lets `update` of a transformation accept extra keyword arguments, which it may ignore.
+    """Lets `update` of a transformation accept extra keyword arguments, which it ignores.
 
     Args:
         tx: transformation.

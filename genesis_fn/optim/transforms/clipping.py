@@ -91,8 +91,8 @@ def clip_by_global_norm(
         The transformation, whose states are ClipByGlobalNormState(global_norm).
 
     Raises:
-        ArgumentError: `max_norm` is negative, which would turn the sign of updates.
-        ArgumentError: `update` is called where `ord` is another order.
+        ArgumentError: `max_norm` is negative, which would turn the sign of updates; or `update` is
+            called where `ord` is another order.
 
     >>> tx, g = optim.clip_by_global_norm(1.0), jnp.array([3.0, 4.0])
     >>> tx.update(g, tx.init(g))

@@ -168,8 +168,8 @@ def named_chain(
         The transformation, whose states are dicts by name.
 
     Raises:
-        ArgumentError: two names are equal; an argument is no pair; or `update` is called with
-            another state than a dict of these names.
+        ArgumentError: two names are equal, or an argument is no such pair; or `update` is called
+            with another state than a dict of these names.
 
     >>> tx = optim.named_chain(("clip", optim.clip(1.0)), ("sgd", optim.sgd(0.1)))
     >>> g = jnp.array([0.5, 3.0])
