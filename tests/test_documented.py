@@ -26,16 +26,20 @@ def definitions(body: list[ast.stmt]) -> Iterator[Definition]:
             yield from definitions(getattr(node, "orelse", []))
 
 
+def is_overload(node: Definition) -> bool:
+    return any(ast.unparse(d).strip("_") == "overload" for d in node.decorator_list)
+
+
 def functions(
     body: list[ast.stmt], owner: ast.ClassDef | None = None
 ) -> Iterator[tuple[ast.ClassDef | None, ast.FunctionDef]]:
     """Public functions and methods, with the class that a method belongs to."""
     for node in definitions(body):
-        if node.name.startswith("_") or "overload" in map(ast.unparse, node.decorator_list):
+        if node.name.startswith("_") or is_overload(node):
             continue
         if isinstance(node, ast.ClassDef):
             yield from functions(node.body, node)
-        elif "overload" not in map(ast.unparse, node.decorator_list):
+        else:
             yield owner, node
 
 
