@@ -143,7 +143,7 @@ class MultiSteps:
     ) -> None:
         if not callable(every_k_schedule) and not (every_k_schedule == int(every_k_schedule) > 0):
             raise ArgumentError(
-                f"MultiSteps: every_k_schedule must be positive, and an integer, got {every_k_schedule}"
+                f"MultiSteps: every_k_schedule must be positive and whole, got {every_k_schedule}"
             )
         self._opt = base.with_extra_args_support(opt)
         self._every_k: Callable[..., Any] = (
