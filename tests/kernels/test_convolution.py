@@ -48,7 +48,7 @@ def spec_of(
         padding=(0, padding, padding),
         rhs_dilation=(1, dilation, dilation),
         dtype=dtype,
-        precision="highest" if dtype == "fp32" else "default",
+        precision="ieee" if dtype == "fp32" else "default",
     )
 
 
