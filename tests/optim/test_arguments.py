@@ -37,7 +37,8 @@ def test_nadam_is_a_function_with_the_parameters_of_optax(name: str) -> None:
     for key, parameter in want.items():
         assert (have[key].kind, have[key].default) == (parameter.kind, parameter.default)
     for nesterov in (True, False):
-        tx, w, g = theirs(0.1, nesterov=nesterov), jax.numpy.asarray(W), jax.numpy.asarray(G)
+        w, g = (jax.numpy.asarray(np.asarray(x)) for x in (W, G))
+        tx = theirs(0.1, nesterov=nesterov)
         expected, _ = tx.update(g, tx.init(w), w)
         got = stepped(ours(0.1, nesterov=nesterov))
         np.testing.assert_allclose(got, expected, rtol=5e-5)  # optax's 1 - b2**t cancels
