@@ -6,7 +6,8 @@ this library with plain dicts and with a TrainState, JAX, torch.compile. On the 
 Each row runs in a process of its own. Calls follow each other without a wait; the wait after a
 block is not counted. On a CPU the calls compute too, so there the rows show more than the host's
 part; `--stub` (with GENESIS_CUDA_DRIVER=interpret TRITON_INTERPRET=1) leaves the launches of this
-library's graphs out and shows its host part without a GPU.
+library's graphs out and shows its host part without a GPU. `loop_us` is a fixed loop of Python on the
+same core: where others use that core, it is longer, and the row with it.
 """
 
 from __future__ import annotations
@@ -43,6 +44,17 @@ def step(map_: Callable, state: Any, x: Any) -> tuple[Any, Any, Any]:
     return map_(lambda p, m: p - 0.1 * m, params, m), m, v
 
 
+def loop_us() -> float:
+    """Least time of 5000 additions of Python, in microseconds."""
+    least = float("inf")
+    for _ in range(30):
+        began, total = time.perf_counter(), 0
+        for i in range(5000):
+            total += i
+        least = min(least, time.perf_counter() - began)
+    return least * 1e6
+
+
 def timed(call: Callable[[], Any], wait: Callable[[Any], Any], blocks: int) -> dict[str, float]:
     """First call in seconds, then microseconds a call, median of blocks: by the clock, and of the
     thread's own time, which other processes on the machine do not lengthen."""
@@ -60,6 +72,7 @@ def timed(call: Callable[[], Any], wait: Callable[[Any], Any], blocks: int) -> d
         thread.append((time.thread_time() - used) / CALLS)
         wait(result)
     return {
+        "loop_us": loop_us(),
         "first_call_s": first,
         "call_us": statistics.median(clock) * 1e6,
         "thread_us": statistics.median(thread) * 1e6,
@@ -157,7 +170,7 @@ def measure(row: str, blocks: int, stub: bool) -> dict[str, float]:
 
 def table(rows: dict[str, Any]) -> str:
     """The rows as text."""
-    names = ("call_us", "thread_us", "fastest_us", "first_call_s")
+    names = ("call_us", "thread_us", "fastest_us", "first_call_s", "loop_us")
     lines = [f"{'row':<14}" + "".join(f"{n:>14}" for n in names)]
     for row, found in rows.items():
         values = "".join(f"{found[n]:14.1f}" for n in names) if "error" not in found else ""
