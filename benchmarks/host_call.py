@@ -6,8 +6,8 @@ this library with plain dicts and with a TrainState, JAX, torch.compile. On the 
 Each row runs in a process of its own. Calls follow each other without a wait; the wait after a
 block is not counted. On a CPU the calls compute too, so there the rows show more than the host's
 part; `--stub` (with GENESIS_CUDA_DRIVER=interpret TRITON_INTERPRET=1) leaves the launches of this
-library's graphs out and shows its host part without a GPU. `loop_us` is a fixed loop of Python on the
-same core: where others use that core, it is longer, and the row with it.
+library's graphs out and shows its host part without a GPU. `loop_us` is a fixed loop of Python on
+the same core: where others use that core, it is longer, and the row with it.
 """
 
 from __future__ import annotations
