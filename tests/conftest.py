@@ -24,6 +24,8 @@ import pytest
 from hypothesis import settings
 
 from genesis_fn.core.configuration import config
+from genesis_fn.core.primitive import PRIMITIVES
+from genesis_fn.transforms.custom.fused_functions import FUSED
 from tests.support import margins
 
 # The same examples on every run: only a change fails a test. `HYPOTHESIS=explore` draws others.
@@ -91,6 +93,18 @@ def same_numbers(generators: list[tuple[np.random.Generator, Any]]) -> None:
     """A test draws the same numbers wherever it runs, whatever ran before it in its process."""
     for generator, state in generators:
         generator.bit_generator.state = state
+
+
+@pytest.fixture(autouse=True)
+def defined() -> Iterator[None]:
+    """What a test defines is gone after it: tests that walk the primitives and fused functions see
+    the library's (importing it defines all of them), whatever ran before in their process."""
+    tables: tuple[dict[str, Any], ...] = (PRIMITIVES, FUSED)
+    before = [dict(table) for table in tables]
+    yield
+    for table, names in zip(tables, before, strict=True):
+        for name in table.keys() - names:
+            del table[name]
 
 
 @pytest.fixture(autouse=True)

@@ -16,6 +16,7 @@ import genesis_fn.transforms
 from genesis_fn.backends.cpu.lower import has_lowering
 from genesis_fn.core.jaxpr import Jaxpr, check, e_jaxprs
 from genesis_fn.core.primitive import PRIMITIVES, Primitive, typeof
+from genesis_fn.transforms.custom.fused_functions import FUSED, fused
 from genesis_fn.transforms.jitting import jit
 from genesis_fn.transforms.precision.autocast import amp
 from genesis_fn.transforms.staging.stage_trace import stage
@@ -54,15 +55,11 @@ ELSEWHERE |= {
 }
 
 
-# Taken when tests are collected: examples that run later define primitives of their own.
-DEFINED = dict(PRIMITIVES)
-
-
 def test_every_primitive_has_a_row_or_a_test_of_its_own():
     here = pathlib.Path(__file__).parent
     without = [
         name
-        for name, p in DEFINED.items()
+        for name, p in PRIMITIVES.items()
         if name not in ROWS
         and name not in ELSEWHERE
         and not name.startswith("test_")
@@ -162,3 +159,11 @@ def test_classes_of_well_known_operations():
     for cls, names in CLASSES.items():
         for name in names:
             assert PRIMITIVES[name].precision == cls, name
+
+
+@pytest.mark.parametrize("time", ["once", "again"])
+def test_what_a_test_defines_is_gone_after_it(time):
+    Primitive("test_of_one_test", lambda x: x)
+    assert "test_of_one_test" in PRIMITIVES
+    fused("test_of_one_test")(lambda x: x)
+    assert "test_of_one_test" in FUSED

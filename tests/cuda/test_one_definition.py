@@ -12,7 +12,6 @@ import genesis_fn as g
 import genesis_fn.numpy as gnp
 from genesis_fn.core import dtypes
 from genesis_fn.core.device import Device, cpu, cuda, using_device
-from genesis_fn.core.primitive import PRIMITIVES
 from genesis_fn.primitives.elementwise import abs as abs_, add, div, mul
 from genesis_fn.primitives.factories import elementwise
 
@@ -22,14 +21,14 @@ DERIVATIVE = 1 / (1 + np.abs(X)) ** 2
 
 
 @pytest.fixture
-def softsign() -> Iterator[Callable]:
+def softsign() -> Callable:
     """x / (1 + |x|), as a new primitive."""
 
     def derivative(y, x):
         length = add(abs_(x), 1)
         return div(1, mul(length, length))
 
-    yield elementwise(
+    return elementwise(
         "test_softsign",
         [derivative],
         accepts="float",
@@ -38,7 +37,6 @@ def softsign() -> Iterator[Callable]:
         triton="{0} / (1 + tl.abs({0}))",
         cost=8,
     )
-    del PRIMITIVES["test_softsign"]
 
 
 @pytest.fixture(params=[cpu(), cuda()], ids=str)

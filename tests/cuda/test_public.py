@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import numpy as np
 import programs
 import pytest
@@ -25,6 +27,7 @@ def test_a_gpu_has_a_name_and_figures() -> None:
 
 def test_figures_follow_an_array() -> None:
     gf.cuda.synchronize()
+    gc.collect()  # what tests before have left
     gf.cuda.reset_peak()
     before = gf.cuda.memory_allocated()
     x = programs.put(np.ones(1 << 18, np.float32))
