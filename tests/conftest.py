@@ -100,7 +100,7 @@ def defined() -> Iterator[None]:
     """What a test defines is gone after it: tests that walk the primitives and fused functions see
     the library's (importing it defines all of them), whatever ran before in their process."""
     tables: tuple[dict[str, Any], ...] = (PRIMITIVES, FUSED)
-    before = [dict(table) for table in tables]
+    before = [set(table) for table in tables]
     yield
     for table, names in zip(tables, before, strict=True):
         for name in table.keys() - names:

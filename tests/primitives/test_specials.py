@@ -61,6 +61,9 @@ def ways(f: Callable) -> Iterator[tuple[str, Callable]]:
     yield "in place", lambda *xs: inside(*map(reversed_, xs))
     lists = gf.jit(lambda *xs: [f(*xs), f(*map(reversed_, xs))])
     yield "in a list", lambda *xs: lists(*xs)[0]
+    # Every second element: torch's functions have other code for them than for neighbours.
+    apart = gf.jit(lambda *xs: f(*[x[::2] for x in xs]))
+    yield "strided", lambda *xs: apart(*[from_numpy(np.repeat(np.asarray(x), 2)) for x in xs])
     yield "batched", lambda *xs: gf.vmap(f)(*[x.reshape(-1, 1) for x in xs]).reshape(-1)
 
 

@@ -102,12 +102,12 @@ _of_tensors(ops.power_of_integers.prim, torch.pow)  # which refuses numbers belo
 
 @elementwise(ops.sign.prim)
 def _sign(x: torch.Tensor) -> torch.Tensor:
-    # NaN and -0.0 are their own signs; torch makes both of them 0.
     if x.is_complex():
-        # torch.sgn gives infinities and -0.0 one sign where it has vectors, another elsewhere.
+        # torch.sgn has one sign of infinities and -0.0 for neighbours, another for strided arrays.
         size = torch.abs(x)
         y = torch.complex(x.real / size, x.imag / size)
         return torch.where(x == 0, x, torch.where(x != x, complex(np.nan, np.nan), y))
+    # NaN and -0.0 are their own signs; torch makes both of them 0.
     y = torch.sgn(x)
     return torch.where((x != x) | (x == 0), x, y) if x.is_floating_point() else y
 
