@@ -221,6 +221,14 @@ _LAZY = frozenset((
 _LAZY_FUNCTIONS = {"bench": "genesis_fn.benchmarking", "profile": "genesis_fn.profiler"}
 
 
+def load_ipython_extension(ipython: _Any) -> None:
+    """Let a notebook show dicts, lists and tuples that hold arrays as `tree.show` does:
+    `%load_ext genesis_fn`."""
+    from genesis_fn.core.trees.html import register_formatters
+
+    register_formatters(ipython)
+
+
 if not _typing.TYPE_CHECKING:  # checkers report unknown names themselves
 
     def __getattr__(name: str) -> _Any:

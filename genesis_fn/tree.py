@@ -25,3 +25,6 @@ from genesis_fn.core.tree import (
     transpose as transpose,
     unflatten as unflatten,
 )
+from genesis_fn.core.trees.html import show as show
+from genesis_fn.core.trees.printing import pformat as pformat, pprint as pprint
+from genesis_fn.core.trees.selection import at as at, mask as mask, select as select

@@ -208,6 +208,15 @@ def linear_cross_entropy(check: Callable) -> None:
     some[::3] = -100
     counted = pulled(lambda x, w: nn.linear_cross_entropy(x, w, some, ignore_index=-100))
     check(counted, array(70, 64, dtype=bfloat16), array(300, 64, dtype=bfloat16))
+    by_row, by_class = np.abs(array(70)), np.abs(array(300))
+    for reduction in ("mean", "none"):
+        weighted = pulled(
+            lambda x, w, b, reduction=reduction: nn.linear_cross_entropy(
+                x, w, some, bias=b, class_weight=by_class, row_weight=by_row, ignore_index=-100,
+                label_smoothing=0.1, softcap=5.0, reduction=reduction,
+            )
+        )  # fmt: skip
+        check(weighted, array(70, 64), array(300, 64), array(300))
 
 
 def matmul(check: Callable) -> None:
@@ -230,6 +239,29 @@ def matmul(check: Callable) -> None:
         return [lax.dot_general(x, y, (((0,), (0,)), ((), ()))) for y in ys]
 
     check(weights, *(array(512, n, dtype=bfloat16) for n in (128, 128, 256, 64)))
+
+
+def ragged(check: Callable) -> None:
+    sizes = np.array([70, 0, 33, 5], np.int32)  # of 120 rows
+    for kind in (bfloat16, np.float32):
+        product = pulled(lambda x, w: lax.ragged_dot(x, jnp.swapaxes(w, 1, 2), sizes))
+        check(product, array(120, 72, dtype=kind), array(4, 264, 72, dtype=kind))
+    product = pulled(lambda x, w: lax.ragged_dot(x, w, sizes))
+    check(product, array(120, 37, dtype=bfloat16), array(4, 37, 41, dtype=bfloat16))
+    check(product, array(120, 40, dtype=np.float64), array(4, 40, 48, dtype=np.float64))
+    few = np.array([3, 0, 1, 4], np.int32)
+    check(
+        lambda x, w: lax.ragged_dot(x, jnp.swapaxes(w, 1, 2), few),
+        array(8, 256, dtype=bfloat16),
+        array(4, 200, 256, dtype=bfloat16),
+    )
+    many = np.array([[70, 20, 3, 5], [0, 0, 120, 0]], np.int32)
+    check(
+        pulled(gf.vmap(lambda x, w, n: lax.ragged_dot(x, w, n), (0, None, 0))),
+        array(2, 120, 64, dtype=bfloat16),
+        array(4, 64, 128, dtype=bfloat16),
+        many,
+    )
 
 
 def attend(**options: Any) -> Callable:
@@ -335,6 +367,7 @@ FAMILIES: dict[str, Callable[[Callable], None]] = {
         cross_entropy,
         linear_cross_entropy,
         matmul,
+        ragged,
         attention,
         attention_decode,
         attention_specialized,

@@ -50,7 +50,6 @@ def _target() -> Target:
         architecture,
         found.multi_processor_count,
         found.shared_memory_per_block_optin,
-        found.shared_memory_per_multiprocessor,
         found.L2_cache_size,
         *rates(found.name, architecture),
     )

@@ -23,6 +23,8 @@ from genesis_fn.core.types.annotations import PyTree
 NAMESPACE = "genesis_fn"
 # How registered node types come apart and together: see `node_functions`.
 _NODE_TYPES: dict[type, tuple[Callable[..., Any], Callable[..., Any]]] = {}
+# A node as HTML for notebooks; `trees/html.py` puts a function here that knows of arrays.
+node_html: Callable[[PyTree], str] | None = None
 PyTreeDef: TypeAlias = optree.PyTreeSpec
 Leaf: TypeAlias = Any
 T = TypeVar("T")
@@ -740,4 +742,10 @@ def dataclass(kind: type[T] | None = None, /, **options: Any) -> Any:
     """
     if kind is None:
         return functools.partial(dataclass, **options)
+    if not hasattr(kind, "_repr_html_"):
+        kind._repr_html_ = _repr_html  # type: ignore[attr-defined]
     return register_dataclass(dataclasses.dataclass(kind, frozen=True, **options))  # type: ignore[call-overload]
+
+
+def _repr_html(self: Any) -> str | None:
+    return None if node_html is None else node_html(self)

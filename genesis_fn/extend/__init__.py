@@ -41,10 +41,13 @@ from genesis_fn.core.primitive import (
     typeof as typeof,
 )
 from genesis_fn.core.tree import first_difference as first_difference
+from genesis_fn.core.trees.printing import bytes_text as bytes_text, scaled as scaled
 from genesis_fn.extend import cpu as cpu, cuda as cuda
 from genesis_fn.lax.fused.cross_entropy import (
+    check_same_shape as check_same_shape,
     class_labels as class_labels,
     cross_entropy_last as cross_entropy_last,
+    floats as floats,
 )
 from genesis_fn.lax.fused.softmax import (
     log_softmax_last as log_softmax_last,
@@ -63,9 +66,11 @@ from genesis_fn.primitives.factories import (
     no_tangent as no_tangent,
 )
 from genesis_fn.primitives.indexing.gather import take_rows as take_rows
+from genesis_fn.primitives.indexing.scatter import segment_sum as segment_sum
 from genesis_fn.primitives.shape import (
     canonical_axes as canonical_axes,
     canonical_axis as canonical_axis,
 )
 from genesis_fn.transforms.custom.fused_functions import Fused as Fused, fused as fused
 from genesis_fn.transforms.precision.autocast import wide as wide
+from genesis_fn.transforms.staging.attribution import Work as Work, attribute as attribute

@@ -30,6 +30,11 @@ if _typing.TYPE_CHECKING:
     )
     from genesis_fn.kernels.matmul.grouped import plan_grouped_matmul as plan_grouped_matmul
     from genesis_fn.kernels.matmul.matmul import plan_matmul as plan_matmul
+    from genesis_fn.kernels.matmul.ragged import (
+        RaggedSpec as RaggedSpec,
+        plan_ragged_contraction as plan_ragged_contraction,
+        plan_ragged_dot as plan_ragged_dot,
+    )
     from genesis_fn.kernels.matmul.spec import MatmulSpec as MatmulSpec
     from genesis_fn.kernels.plan import (
         BufferArg as BufferArg,
@@ -82,6 +87,9 @@ _HOME = {
     "plan_convolution": "matmul.conv",
     "plan_grouped_matmul": "matmul.grouped",
     "plan_matmul": "matmul.matmul",
+    "RaggedSpec": "matmul.ragged",
+    "plan_ragged_contraction": "matmul.ragged",
+    "plan_ragged_dot": "matmul.ragged",
     "MatmulSpec": "matmul.spec",
     "BufferArg": "plan",
     "Descriptor": "plan",

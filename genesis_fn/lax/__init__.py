@@ -117,6 +117,7 @@ from genesis_fn.lax.products import (
     conv_with_general_padding as conv_with_general_padding,
     dot as dot,
     dot_general as dot_general,
+    ragged_dot as ragged_dot,
     ragged_dot_general as ragged_dot_general,
     scaled_dot as scaled_dot,
 )
@@ -128,7 +129,6 @@ from genesis_fn.lax.programs import (
     conv_transpose_shape_tuple as conv_transpose_shape_tuple,
     dce_sink as dce_sink,
     platform_dependent as platform_dependent,
-    ragged_dot as ragged_dot,
     stage as stage,
     with_sharding_constraint as with_sharding_constraint,
 )

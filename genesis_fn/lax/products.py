@@ -3,6 +3,8 @@ operands."""
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -15,11 +17,11 @@ from genesis_fn.primitives import (
     conv as convolutions,
     dot_general as contractions,
     elementwise as ops,
+    ragged_dot as ragged,
 )
 from genesis_fn.primitives.conv import ConvDimensionNumbersLike, conv_dimension_numbers
-from genesis_fn.primitives.dot_general import DotDimensionNumbers, PrecisionLike
-from genesis_fn.primitives.reductions.cumulative import cumsum
-from genesis_fn.primitives.shape import broadcast_in_dim, iota, reshape, transpose
+from genesis_fn.primitives.dot_general import DotDimensionNumbers, PrecisionLike, free_dims
+from genesis_fn.primitives.shape import broadcast_in_dim, reshape, transpose
 
 # ---- contraction, convolution ----
 
@@ -243,6 +245,47 @@ class RaggedDotDimensionNumbers(NamedTuple):
     rhs_group_dimensions: Sequence[int]
 
 
+def ragged_dot(
+    lhs: ArrayLike,
+    rhs: ArrayLike,
+    group_sizes: ArrayLike,
+    precision: PrecisionLike = None,
+    preferred_element_type: DTypeLike | None = None,
+    group_offset: None = None,
+) -> Array:
+    """Rows of `lhs` times their group's matrix of `rhs`: the products of a mixture of experts.
+
+    The first `group_sizes[0]` rows belong to group 0, and so on; rows of no group give zeros. The
+    work is that of one product of all rows. `jnp.swapaxes(w, 1, 2)` as `rhs` costs nothing in
+    compiled programs: kernels read `w` as it is.
+
+    Args:
+        lhs: array [m, k], its rows sorted by group.
+        rhs: array [groups, k, n].
+        group_sizes: integers [groups], the number of rows of each group, which may be 0 (as
+            negative ones count). Rows beyond m are ignored.
+        precision: as for `dot_general`.
+        preferred_element_type: dtype of the result; None: that of the operands.
+        group_offset: None, since groups are not split over devices.
+
+    Returns:
+        An array [m, n].
+
+    Raises:
+        ShapeError: the shapes do not fit one another.
+        DTypeError: `group_sizes` are no integers, or the dtype of the result cannot hold products.
+        ValueError: `group_offset` is not None.
+
+    >>> weights = jnp.array([[[1.0], [2.0]], [[3.0], [4.0]]])
+    >>> lax.ragged_dot(jnp.ones((3, 2)), weights, jnp.array([1, 2]))
+    Array([[3.], [7.], [7.]], dtype=float32)
+    """
+    if group_offset is not None:
+        raise ValueError("ragged_dot: group_offset is for groups split over devices; pass None")
+    operands = array(lhs), array(rhs), as_array(group_sizes)
+    return ragged.ragged_dot(*operands, precision, preferred_element_type)
+
+
 def ragged_dot_general(
     lhs: ArrayLike,
     rhs: ArrayLike,
@@ -257,52 +300,110 @@ def ragged_dot_general(
     Cut in a free dimension of `lhs`, each group is multiplied by its own part of `rhs`: [batch, lhs
     free, rhs free]. Cut in a contracting one, every group has a result: [groups, batch, lhs free,
     rhs free]. In a batch dimension the groups change nothing. Elements of no group give zeros.
+    `group_sizes` is [groups], or [*batch, groups].
     """
     lhs, rhs, sizes = array(lhs), array(rhs), as_array(group_sizes)
     if group_offset is not None:
         raise ValueError("ragged_dot_general: group_offset is for groups split over devices")
-    (contract, batch), ragged, group = ragged_dot_dimension_numbers
-    (lhs_contract, rhs_contract), (lhs_batch, rhs_batch) = contract, batch
-    if len(ragged) != 1:
-        raise errors.ShapeError(f"ragged_dot_general: one dimension is ragged, got {list(ragged)}")
-    (cut,) = ragged
-    preferred = None if preferred_element_type is None else dtypes.dtype(preferred_element_type)
-    options: dict[str, Any] = {"precision": precision, "preferred_element_type": preferred}
-    if cut in lhs_batch:
-        return dot_general(lhs, rhs, (contract, batch), **options)
-    free = cut not in lhs_contract
+    (contract, batch), cuts, group = ragged_dot_dimension_numbers
+    if len(cuts) != 1:
+        raise errors.ShapeError(f"ragged_dot_general: one dimension is ragged, got {list(cuts)}")
+    (cut,) = cuts
+    if cut in batch[0]:
+        return dot_general(lhs, rhs, (contract, batch), precision, preferred_element_type)
+    free = cut not in contract[0]
     if free != (len(group) == 1):
         raise errors.ShapeError(
             f"ragged_dot_general: rhs_group_dimensions {list(group)} must name one dimension where "
             f"lhs is ragged in a free dimension, and none where in a contracting one ({cut})"
         )
-    if typeof(sizes).ndim != 1:
-        raise errors.ShapeError(f"ragged_dot_general: group_sizes {sizes.aval} is no vector")
-    spread = _by_group(lhs, sizes, cut)
-    up = lambda axes: tuple([a + 1 for a in axes])
-    if free:  # the group is one more contracting dimension
-        contract = ((0, *up(lhs_contract)), (group[0], *rhs_contract))
-        return dot_general(spread, rhs, (contract, (up(lhs_batch), tuple(rhs_batch))), **options)
-    out = dot_general(
-        spread,
-        rhs,
-        ((up(lhs_contract), tuple(rhs_contract)), (up(lhs_batch), tuple(rhs_batch))),
-        **options,
+    dims = _RaggedDims(cut, tuple(group), *map(tuple, (*contract, *batch)))
+    outer = tuple([typeof(lhs).shape[d] for d in dims.lhs_batch])
+    if typeof(sizes).shape[:-1] not in ((), outer) or typeof(sizes).ndim == 0:
+        raise errors.ShapeError(
+            f"ragged_dot_general: group_sizes {typeof(sizes)} is no vector, nor one for each of "
+            f"the batch {list(outer)}"
+        )
+    product = _by_rows if free else _by_depth
+    return product(lhs, rhs, sizes, dims, precision, preferred_element_type)
+
+
+class _RaggedDims(NamedTuple):
+    """The dimensions of a product whose left operand is cut into groups along `cut`."""
+
+    cut: int
+    group: tuple[int, ...]
+    lhs_contract: tuple[int, ...]
+    rhs_contract: tuple[int, ...]
+    lhs_batch: tuple[int, ...]
+    rhs_batch: tuple[int, ...]
+
+
+def _by_rows(
+    lhs: Array, rhs: Array, sizes: Array, dims: _RaggedDims, precision: Any, preferred: Any
+) -> Array:
+    """[batch, lhs free, rhs free], of a left operand that is cut along a free dimension."""
+    cut, batch = dims.cut, len(dims.lhs_batch)
+    free = free_dims(lhs.ndim, (*dims.lhs_batch, *dims.lhs_contract))
+    others = [d for d in free if d != cut]
+    columns = free_dims(rhs.ndim, (*dims.rhs_batch, *dims.rhs_contract, *dims.group))
+    x, shape = _merged(lhs, dims.lhs_batch, (cut, *others), dims.lhs_contract)
+    w, wide = _merged(rhs, dims.rhs_batch, dims.group, dims.rhs_contract, columns)
+    sizes = _sizes_of_batch(
+        sizes, shape[:batch], math.prod(shape[batch + 1 : lhs.ndim - len(dims.lhs_contract)])
     )
-    n = len(lhs_batch)  # [batch, groups, free]: groups come first
-    return transpose(out, (n, *range(n), *range(n + 1, typeof(out).ndim)))
+    out = ragged.ragged_dot(x, w, sizes, precision, preferred)
+    rows = shape[: batch + len(free)]
+    out = reshape(out, (*rows, *wide[rhs.ndim - len(columns) :]))
+    # The dimension that is cut came first among the free ones.
+    place = batch + free.index(cut)
+    order = [d for d in range(out.ndim) if d != batch]
+    order.insert(place, batch)
+    return transpose(out, order)
 
 
-def _by_group(x: Any, sizes: Any, axis: int) -> Array:
-    """[groups, *x]: `x` once per group, zero outside of the group's range along `axis`."""
-    kind, (groups,) = typeof(x), typeof(sizes).shape
-    shape = (groups, *kind.shape)
-    ends = cumsum(sizes, axis=0)
-    position = iota(typeof(ends).dtype, shape, axis + 1)
-    below = ops.lt(position, broadcast_in_dim(ends, shape, (0,)))
-    above = ops.ge(position, broadcast_in_dim(ops.sub(ends, sizes), shape, (0,)))
-    whole = broadcast_in_dim(x, shape, tuple(range(1, kind.ndim + 1)))
-    return ops.select(ops.bitwise_and(below, above), whole, 0)
+def _by_depth(
+    lhs: Array, rhs: Array, sizes: Array, dims: _RaggedDims, precision: Any, preferred: Any
+) -> Array:
+    """[groups, batch, lhs free, rhs free], of a left operand cut along a contracting dimension."""
+    batch = len(dims.lhs_batch)
+    # Contracting dimensions in one order, in which the one that is cut comes first.
+    pairs = sorted(zip(dims.lhs_contract, dims.rhs_contract), key=lambda p: p[0] != dims.cut)
+    lhs_contract, rhs_contract = [i for i, _ in pairs], [j for _, j in pairs]
+    rows = free_dims(lhs.ndim, (*dims.lhs_batch, *lhs_contract))
+    columns = free_dims(rhs.ndim, (*dims.rhs_batch, *rhs_contract))
+    x, shape = _merged(lhs, dims.lhs_batch, lhs_contract, rows)
+    y, wide = _merged(rhs, dims.rhs_batch, rhs_contract, columns)
+    depth = batch + len(pairs)
+    groups = typeof(sizes).shape[-1]
+    sizes = _sizes_of_batch(sizes, shape[:batch], math.prod(shape[batch + 1 : depth]))
+    out = ragged.ragged_contraction(x, y, sizes, precision, preferred)
+    out = reshape(out, (*shape[:batch], groups, *shape[depth:], *wide[depth:]))
+    return transpose(out, (batch, *range(batch), *range(batch + 1, out.ndim)))
+
+
+def _merged(x: Array, batch: Sequence[int], *axes: Sequence[int]) -> tuple[Array, tuple[int, ...]]:
+    """`x` with its batch dimensions (if it has any) as one and each of `axes` as one, and its shape
+    before they were."""
+    order = [*batch, *[d for these in axes for d in these]]
+    if order != list(range(x.ndim)):
+        x = transpose(x, order)
+    sizes = iter(x.shape)
+    found = [math.prod(itertools.islice(sizes, len(these))) for these in (batch, *axes)]
+    return reshape(x, found if batch else found[1:]), x.shape
+
+
+def _sizes_of_batch(sizes: Array, batch: Sequence[int], rows: int) -> Array:
+    """Sizes for each product of a batch, of groups whose elements are `rows` rows each."""
+    if rows != 1:
+        sizes = ops.mul(sizes, rows)
+    groups = sizes.shape[-1]
+    if not batch:
+        return sizes
+    sizes = broadcast_in_dim(
+        sizes, (*batch, groups), range(len(batch) + 1 - sizes.ndim, len(batch) + 1)
+    )
+    return reshape(sizes, (math.prod(batch), groups))
 
 
 def scaled_dot(

@@ -1,4 +1,4 @@
-"""Composites, dispatch by platform, `ragged_dot`, and the shapes of convolutions' results."""
+"""Composites, dispatch by platform, and the shapes of convolutions' results."""
 
 from __future__ import annotations
 
@@ -6,20 +6,16 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from genesis_fn.core import device as devices, dtypes, tree
-from genesis_fn.core.convert import as_array
-from genesis_fn.core.primitive import ctx, default_device_of, typeof
-from genesis_fn.core.types.annotations import Array, ArrayLike, DTypeLike, PyTree
+from genesis_fn.core.primitive import ctx, default_device_of
+from genesis_fn.core.types.annotations import Array, ArrayLike, PyTree
 from genesis_fn.lax.operands import array
-from genesis_fn.primitives import elementwise as ops
 from genesis_fn.primitives.conv import (
     ConvDimensionNumbersLike,
     conv_dimension_numbers,
     conv_p,
     padtype_to_pads,
 )
-from genesis_fn.primitives.dot_general import PrecisionLike, dot_general
-from genesis_fn.primitives.reductions.cumulative import cumsum
-from genesis_fn.primitives.shape import broadcast_in_dim, iota, optimization_barrier
+from genesis_fn.primitives.shape import optimization_barrier
 from genesis_fn.transforms.jitting import jit
 from genesis_fn.transforms.staging.tracing import named_call
 
@@ -78,37 +74,6 @@ def stage(x: ArrayLike, /) -> Array:
 def with_sharding_constraint(x: PyTree, shardings: Any) -> PyTree:
     """`x`: a program runs on one device, on which it has no sharding."""
     return x
-
-
-def ragged_dot(
-    lhs: ArrayLike,
-    rhs: ArrayLike,
-    group_sizes: ArrayLike,
-    precision: PrecisionLike = None,
-    preferred_element_type: DTypeLike | None = None,
-    group_offset: None = None,
-) -> Array:
-    """Rows of `lhs` [m, k] times their group's matrix of `rhs` [g, k, n]: [m, n].
-
-    The first `group_sizes[0]` rows belong to group 0, and so on; rows of no group give zeros.
-    """
-    lhs, rhs, sizes = array(lhs), array(rhs), as_array(group_sizes)
-    if group_offset is not None:
-        raise ValueError("ragged_dot: group_offset is for groups split over devices; pass None")
-    (m, k), g = typeof(lhs).shape, typeof(rhs).shape[0]
-    ends = cumsum(sizes, axis=0)
-    rows = iota(typeof(ends).dtype, (g, m), 1)
-    below = ops.lt(rows, broadcast_in_dim(ends, (g, m), (0,)))
-    above = ops.ge(rows, broadcast_in_dim(ops.sub(ends, sizes), (g, m), (0,)))
-    mine = broadcast_in_dim(ops.bitwise_and(below, above), (g, m, k), (0, 1))
-    spread = ops.select(mine, broadcast_in_dim(lhs, (g, m, k), (1, 2)), 0)
-    return dot_general(
-        spread,
-        rhs,
-        (((0, 2), (0, 1)), ((), ())),
-        precision=precision,
-        preferred_element_type=preferred_element_type,
-    )
 
 
 # ---- shapes of convolutions ----

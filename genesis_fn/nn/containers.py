@@ -63,41 +63,100 @@ def _as_layer(x: Any) -> Module:
 
 
 class Sequential(Module):
-    """Layers applied one after the other.
+    """Layers applied one after the other, by place or by name.
 
-    Parameters, and state if a layer has any, are lists with one entry per layer. With state a call
-    needs `state=` and returns (output, state).
+    Parameters are a list with one entry per layer, or a dict where layers have names; so is the
+    state, if a layer has any. A call with `state=` returns (output, state).
 
     Args:
-        *layers: layers, or functions of an array; or one list or tuple of them.
+        *layers: layers, or functions of an array; or one list or tuple of them, or one dict of them
+            by name.
+        **named: layers by name, in order.
+
+    Raises:
+        ArgumentError: an entry is no layer; or layers are given by place and by name.
 
     >>> model = nn.Sequential(nn.Linear(4, 8), nn.relu, nn.Linear(8, 2))
     >>> params = model.init(random.key(0))
     >>> model(params, jnp.ones((5, 4))).shape
     (5, 2)
+    >>> model = nn.Sequential(up=nn.Linear(4, 8), activation=nn.relu, down=nn.Linear(8, 2))
+    >>> model.init(random.key(0))["down"]["weight"].shape
+    (2, 8)
     """
 
-    def __init__(self, *layers: Any) -> None:
-        # Other libraries take one list of layers.
+    def __init__(self, *layers: Any, **named: Any) -> None:
+        # Other libraries take one list of layers, or one dict of them.
         one = layers[0] if len(layers) == 1 else None
-        given = tuple(one) if isinstance(one, (list, tuple)) else layers
+        by_name: dict[Any, Any] = named
+        if isinstance(one, dict) and not named:
+            layers, by_name = (), one
+        if layers and by_name:
+            raise ArgumentError(
+                f"Sequential: {len(layers)} layers are given by place and {list(by_name)} by name\n"
+                "  give all of them a name, or none"
+            )
+        for name in by_name:
+            if not isinstance(name, str):
+                raise ArgumentError(f"Sequential: the name of a layer is text, got {name!r:.60}")
+        given = tuple(one) if isinstance(one, (list, tuple)) else layers or tuple(by_name.values())
         self.layers = tuple([_as_layer(x) for x in given])
+        self.names = tuple(by_name) if by_name else None
 
     def __hash__(self) -> int:
-        return hash(self.layers)
+        return hash((self.layers, self.names))
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Sequential) and other.layers == self.layers
+        return (
+            isinstance(other, Sequential)
+            and other.layers == self.layers
+            and other.names == self.names
+        )
 
     def __repr__(self) -> str:
-        return f"Sequential({', '.join(map(repr, self.layers))})"
+        names = [""] * len(self.layers) if self.names is None else [f"{n}=" for n in self.names]
+        return f"Sequential({', '.join([n + repr(x) for n, x in zip(names, self.layers)])})"
 
-    def init(self, key: Key) -> list[PyTree]:
-        return [x.init(k) for x, k in zip(self.layers, random.split(key, len(self.layers)))]
+    def __len__(self) -> int:
+        return len(self.layers)
 
-    def init_state(self) -> PyTree:
-        states = [x.init_state() for x in self.layers]
-        return None if all(s is None for s in states) else states
+    def __getitem__(self, at: int | str) -> Module:
+        """The layer at a place or of a name."""
+        if isinstance(at, str):
+            if self.names is None or at not in self.names:
+                raise KeyError(f"Sequential has no layer {at!r}; names: {list(self.names or ())}")
+            return self.layers[self.names.index(at)]
+        return self.layers[at]
+
+    def _gathered(self, entries: list[PyTree]) -> PyTree:
+        """One entry per layer as parameters and state have them: a list, or a dict by name."""
+        return entries if self.names is None else dict(zip(self.names, entries))
+
+    def init(self, key: Key) -> PyTree:
+        keys = random.split(key, len(self.layers))
+        return self._gathered([x.init(k) for x, k in zip(self.layers, keys)])
+
+    def init_state(self, **sizes: Any) -> PyTree:
+        states = [x.init_state(**sizes) for x in self.layers]
+        return None if all(s is None for s in states) else self._gathered(states)
+
+    def _entries(self, name: str, entries: PyTree) -> list[PyTree]:
+        """The entries of `params` or `state`, one per layer; raises ArgumentError otherwise."""
+        n = len(self.layers)
+        if self.names is not None:
+            if isinstance(entries, dict) and entries.keys() == set(self.names):
+                return [entries[k] for k in self.names]
+            wanted = f"a dict with the keys {list(self.names)}"
+            found = f"has the keys {list(entries)}" if isinstance(entries, dict) else None
+        else:
+            if isinstance(entries, (list, tuple)) and len(entries) == n:
+                return list(entries)
+            wanted = f"a list with one entry for each of the {n} layers"
+            found = f"is of {len(entries)}" if isinstance(entries, (list, tuple)) else None
+        found = found or f"is of type {type(entries).__name__}"
+        init = "init(key)" if name == "params" else "init_state()"
+        text = f"{name} has to be {wanted}, but {found}\n  {name} = layer.{init} makes it"
+        raise layer_error(self, "", text)
 
     def __call__(
         self,
@@ -108,35 +167,23 @@ class Sequential(Module):
         key: Key | None = None,
         train: bool = False,
     ) -> PyTree:
-        fresh = self.init_state()
-        if fresh is not None:
-            require_state(self, state)
-        keys = [None] * len(self.layers) if key is None else random.split(key, len(self.layers))
-        for name, entries in (("params", params), ("state", state)):
-            if entries is None and name == "state":
-                continue
-            count = len(entries) if isinstance(entries, (list, tuple)) else None
-            if count != len(self.layers):
-                found = f"of type {type(entries).__name__}" if count is None else f"of {count}"
-                init = "init(key)" if name == "params" else "init_state()"
-                raise layer_error(
-                    self,
-                    "",
-                    f"{name} has to be a list with one entry for each of the "
-                    f"{len(self.layers)} layers, but is {found}\n"
-                    f"  {name} = layer.{init} makes it",
-                )
-        y, new = x, list[PyTree]()
-        for i, (layer, p) in enumerate(zip(self.layers, params)):
-            s = None if state is None else state[i]
+        n = len(self.layers)
+        keys = [None] * n if key is None else random.split(key, n)
+        own = self._entries("params", params)
+        states = [None] * n if state is None else self._entries("state", state)
+        y: Any = x
+        new = list[PyTree]()
+        for i, (layer, p, s) in enumerate(zip(self.layers, own, states)):
             try:
-                y = layer(p, y, state=s, key=keys[i], train=train)
+                result: Any = layer(p, y, state=s, key=keys[i], train=train)
+                if s is None and isinstance(result, tuple) and layer.init_state() is not None:
+                    require_state(layer, s)
             except ArgumentError as error:
-                raise at_path(f"[{i}]", error) from error.__cause__
-            if s is not None:
-                y, s = y
+                at = f"[{i}]" if self.names is None else f"[{self.names[i]!r}]"
+                raise at_path(at, error) from error.__cause__
+            y, s = (result, None) if s is None else result
             new.append(s)
-        return y if fresh is None else (y, new)
+        return y if state is None else (y, self._gathered(new))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -167,13 +214,16 @@ class Residual(Module):
     def init(self, key: Key) -> PyTree:
         return self.layer.init(key)
 
-    def init_state(self) -> PyTree:
-        return self.layer.init_state()
+    def init_state(self, **sizes: Any) -> PyTree:
+        return self.layer.init_state(**sizes)
 
     def __call__(self, params: PyTree, x: ArrayLike, **options: Any) -> PyTree:
-        stateful = self.layer.init_state() is not None
-        result = self.layer(params, x, **options)
-        y, state = result if stateful else (result, None)
+        stateful = options.get("state") is not None
+        result: Any = self.layer(params, x, **options)
+        if not stateful and isinstance(result, tuple) and self.layer.init_state() is not None:
+            require_state(self.layer, None)
+        pair: Any = result if stateful else (result, None)
+        y, state = pair
         if jnp.shape(y) != jnp.shape(x):
             text = f"its output is {shown(y)}, but Residual adds it to the input, {shown(x)}"
             raise layer_error(self.layer, "", text)

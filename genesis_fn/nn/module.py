@@ -7,11 +7,14 @@ A layer holds no arrays: it is a frozen dataclass of hyperparameters with `init(
 from __future__ import annotations
 
 import dataclasses
+import math
 import operator
+from collections.abc import Sequence
 from typing import Any
 
 import genesis_fn.numpy as jnp
-from genesis_fn import Array, ArrayLike, Key, PyTree
+import genesis_fn.random as random
+from genesis_fn import Array, ArrayLike, DTypeLike, Key, PyTree, dtypes
 from genesis_fn.errors import ArgumentError
 from genesis_fn.extend import typeof
 
@@ -20,8 +23,10 @@ class Module:
     """The base class of layers and models.
 
     A subclass is a frozen dataclass of hyperparameters that overrides `__call__`, `init` if it has
-    parameters and `init_state` if it has running state. Containers hand `state`, `key` and `train`
-    on to their layers; a layer without state returns its output alone.
+    parameters and `init_state` if it has state: running statistics, the carry of a recurrent layer,
+    the cache of attention. A call with `state=` returns (output, next state), one without it the
+    output alone; a layer that cannot do without its state raises. Containers hand `state`, `key`
+    and `train` on to their layers.
 
     >>> class Scale(nn.Module):
     ...     def init(self, key):
@@ -37,8 +42,13 @@ class Module:
         """Fresh parameters."""
         return {}
 
-    def init_state(self) -> PyTree:
-        """Fresh running state; None for layers that have none."""
+    def init_state(self, **sizes: Any) -> PyTree:
+        """Fresh state; None for layers that have none.
+
+        Running statistics need no size. Carries and caches are made where theirs are given:
+        `batch=` for carries, `batch=`, `capacity=` (positions) and perhaps `dtype=` for caches.
+        Each layer reads those that concern it.
+        """
         return None
 
     def __call__(
@@ -50,7 +60,7 @@ class Module:
         key: Key | None = None,
         train: bool = False,
     ) -> PyTree:
-        """The layer's output; (output, state) for layers with state."""
+        """The layer's output; (output, next state) where `state` is given."""
         raise ArgumentError(f"{type(self).__name__} defines no __call__")
 
 
@@ -156,6 +166,18 @@ def check_fields(layer: Module) -> None:
                 f"{type(layer).__name__}: {f.name} is {value!r:.60}, but is a number of elements: "
                 "an integer, not negative"
             )
+
+
+def wide_dtype(dtype: dtypes.DType) -> dtypes.DType:
+    """What sums of elements are computed in: float32 for integers and floats of 16 and 8 bits."""
+    wide = dtypes.is_inexact(dtype) and dtype.itemsize >= 4
+    return dtype if wide else dtypes.dtype("float32")
+
+
+def uniform_fan_in(key: Key, shape: Sequence[int], fan_in: int, dtype: DTypeLike) -> Array:
+    """PyTorch's default for linear and convolution layers: uniform within 1 / sqrt(fan_in)."""
+    limit = 1 / math.sqrt(max(fan_in, 1))
+    return random.uniform(key, tuple(shape), dtype, -limit, limit)
 
 
 def is_count(value: Any) -> bool:

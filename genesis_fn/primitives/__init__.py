@@ -102,6 +102,10 @@ from genesis_fn.primitives.linalg import (
     svd_p as svd_p,
     triangular_solve_p as triangular_solve_p,
 )
+from genesis_fn.primitives.ragged_dot import (
+    ragged_contraction_p as ragged_contraction_p,
+    ragged_dot_p as ragged_dot_p,
+)
 from genesis_fn.primitives.random_bits import (
     key_hash_p as key_hash_p,
     random_bits_p as random_bits_p,

@@ -105,10 +105,11 @@ def _dot_shape(
         *[x.shape[i] for i in free_dims(x.ndim, (*xc, *xb))],
         *[y.shape[i] for i in free_dims(y.ndim, (*yc, *yb))],
     )
-    return aval(shape, _dot_dtype(x, y, preferred_element_type))
+    return aval(shape, product_dtype(x, y, preferred_element_type))
 
 
-def _dot_dtype(x: Aval, y: Aval, preferred: DType | None) -> DType:
+def product_dtype(x: Aval, y: Aval, preferred: DType | None, name: str = "dot_general") -> DType:
+    """The dtype of sums of products of two operands; `name` is of the primitive, for errors."""
     if x.dtype == y.dtype:
         dtype = x.dtype
     elif dtypes.kind_rank(x.dtype) == dtypes.kind_rank(y.dtype) and not (
@@ -119,13 +120,13 @@ def _dot_dtype(x: Aval, y: Aval, preferred: DType | None) -> DType:
         dtype = dtypes.BF16  # e4m3 with e5m2: both fit
     else:
         raise errors.DTypeError(
-            f"dot_general: {x} and {y} differ in kind; convert one with .astype(...)"
+            f"{name}: {x} and {y} differ in kind; convert one with .astype(...)"
         )
     if preferred is None:
         return dtype
     if dtypes.kind_rank(preferred) < dtypes.kind_rank(dtype):
         raise errors.DTypeError(
-            f"dot_general of {x} and {y}: preferred_element_type {preferred.name} cannot hold "
+            f"{name} of {x} and {y}: preferred_element_type {preferred.name} cannot hold "
             f"products of {dtype.name}"
         )
     return preferred
@@ -239,7 +240,7 @@ dot_general_p = Primitive(
 )
 
 
-def _promote_operands(x: Any, y: Any) -> tuple[Any, Any]:
+def promote_operands(x: Any, y: Any) -> tuple[Any, Any]:
     """Convert integers to the floats of the other operand, real numbers to its complex ones."""
     a, b = typeof(x).dtype, typeof(y).dtype
     if dtypes.kind_rank(a) == dtypes.kind_rank(b):
@@ -264,7 +265,7 @@ def dot_general(
     `preferred_element_type`; integers wrap. Raises ShapeError, DTypeError.
     """
     (xc, yc), (xb, yb) = dimension_numbers
-    lhs, rhs = _promote_operands(lhs, rhs)
+    lhs, rhs = promote_operands(lhs, rhs)
     n, m = typeof(lhs).ndim, typeof(rhs).ndim
     at = lambda ds, n: tuple([d + n if -n <= d < 0 else int(d) for d in ds])
     return bind(

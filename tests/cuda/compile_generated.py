@@ -28,7 +28,7 @@ from genesis_fn.compiler.target import OF_ARCHITECTURE
 from genesis_fn.core import dtypes, errors
 from genesis_fn.core.aval import aval
 from genesis_fn.core.primitive import PRIMITIVES, bind
-from genesis_fn.nn.layers import linear
+from genesis_fn.nn.layers.dense import linear
 from genesis_fn.transforms.staging.stage_trace import stage
 from tests.kernels.compile_only import compile_launch
 from tests.kernels.planned import has_expression

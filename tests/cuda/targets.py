@@ -22,7 +22,7 @@ from genesis_fn.kernels.plan import Launch
 from genesis_fn.lax.fused.attention import dot_product_attention
 from genesis_fn.lax.fused.cross_entropy import cross_entropy_last, linear_cross_entropy
 from genesis_fn.lax.fused.norms import layer_norm, rms_norm
-from genesis_fn.nn.layers import linear
+from genesis_fn.nn.layers.dense import linear
 from genesis_fn.transforms.keys.words import physical
 from genesis_fn.transforms.staging.stage_trace import stage
 

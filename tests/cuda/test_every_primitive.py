@@ -366,6 +366,30 @@ def contractions() -> Iterator[Case]:
     yield [values((3, 4), BOOL), values((4, 2), BOOL)], {"dimension_numbers": plain, **base}
 
 
+def ragged() -> Iterator[Case]:
+    """Operands and parameters of `ragged_contraction`; its lhs and sizes suit `ragged_dot`, too."""
+    base = {"precision": "highest", "preferred_element_type": None}
+    sizes = np.array([3, 0, 7], np.int32)
+    for kind in (F32, BF16, F16, F64, I32, F8E4):
+        yield [values((12, 16), kind), values((12, 8), kind, 1), sizes], base
+    for other, out in ((F32, F32), (F32, BF16), (BF16, F32)):
+        mixed = [values((12, 5), BF16), values((12, 3), other, 1), sizes.astype(np.int64)]
+        yield mixed, {**base, "preferred_element_type": out}
+    batch = np.array([[3, 0, 7], [0, 20, 1]], np.int32)
+    yield [values((2, 12, 16), F32), values((2, 12, 8), F32, 1), batch], base
+    yield [values((0, 4), F32), values((0, 2), F32), sizes], base
+
+
+def ragged_dots() -> Iterator[Case]:
+    for (x, y, sizes), params in ragged():
+        n = y.shape[-1]
+        for turned in (False, True):
+            shape = (3, n, x.shape[-1]) if turned else (3, x.shape[-1], n)
+            yield [x, values(shape, y.dtype, 2), sizes], {**params, "rhs_transposed": turned}
+    batched = [values((2, 12, 16), F32), values((2, 3, 16, 8), F32), sizes[None].repeat(2, 0)]
+    yield batched, {**params, "rhs_transposed": False}
+
+
 def convolutions() -> Iterator[Case]:
     base = {
         "window_strides": (2, 1),
@@ -415,6 +439,12 @@ def windows() -> dict[str, list[Case]]:
         for w in (WINDOW, DILATED)
         for g in (True, False)
     ] + [([nan], {"window": WINDOW, "greatest": True})]
+    # Padding has the same value, and is no element of a window.
+    least, most = np.full((2, 7, 5), -np.inf, np.float32), np.full((2, 7, 5), 255, np.uint8)
+    for x, greatest in ((least, True), (-least, False), (most, False)):
+        found["window_offset"] += [
+            ([x], {"window": w, "greatest": greatest}) for w in (WINDOW, DILATED)
+        ]
     outputs = WINDOW.outputs((2, 7, 5), "", None)
     offset = np.random.default_rng(0).integers(0, 6, outputs).astype(np.int32)
     facts = {"window": WINDOW, "shape": (2, 7, 5)}
@@ -498,6 +528,8 @@ def cases() -> dict[str, list[Case]]:
         "argmin": list(positions()),
         "reduce_prod": list(products()),
         "dot_general": list(contractions()),
+        "ragged_dot": list(ragged_dots()),
+        "ragged_contraction": list(ragged()),
         "conv_general_dilated": list(convolutions()),
         "linear_recurrence": [
             ([values((3, 7, 4), k), values((3, 7, 4), k, 1)], {"axis": a, "reverse": r})
@@ -701,6 +733,20 @@ def fused_calls(kind: Any) -> dict[str, tuple[Any, tuple, dict[str, Any]]]:
         ((rows, table), np.asarray(2.0, wide)),
         {**options, "needs": (True, True)},
     )
+    del (options := dict(options))["reduction"]
+    flat, of_class = labels.reshape(-1), np.abs(normal(48, dtype=wide))
+    of_row = normal(15, dtype=wide)
+    for name in ("linear_cross_entropy_rows", "linear_cross_entropy_rows_forward"):
+        found[name] = ((rows, table, flat, of_class), options)
+    needs_two = {**options, "needs": (True, True, False)}
+    found["linear_cross_entropy_rows_backward"] = (
+        ((rows, table, flat, of_class), of_row), needs_two)  # fmt: skip
+    for name in ("linear_cross_entropy_weighted", "linear_cross_entropy_weighted_forward"):
+        found[name] = ((rows, table, flat, of_row, of_class), options)
+    found["linear_cross_entropy_weighted_backward"] = (
+        ((rows, table, of_row, (rows, table, flat, of_row)), np.asarray(2.0, wide)),
+        {**options, "needs": (True, True, True, True)},
+    )
 
     q, k, v = normal(2, 20, 4, 16), normal(2, 24, 2, 16), normal(2, 24, 2, 16)
     static = {"scale": 0.25, "causal": True, "window": None, "softcap": 0.0}
@@ -735,7 +781,9 @@ def special(op: Any, kind: Any) -> tuple:
 
 
 FUSED_TOLERANCE = {BF16: 3e-2, F16: 4e-3, F32: 2e-5, F64: 1e-10}
-NAMES_WITHOUT_KERNEL = {"linear_cross_entropy_backward"}
+NAMES_WITHOUT_KERNEL = {
+    "linear_cross_entropy_backward", "linear_cross_entropy_weighted_backward",
+}  # fmt: skip
 
 
 def every_fused() -> list[str]:
@@ -756,9 +804,9 @@ def test_fused(name):
         leaves, in_tree = tree.flatten(operands)
         avals = tuple([aval(x.shape, x.dtype) for x in map(np.asarray, leaves)])
         fixed = tuple(sorted(static.items()))
-        jaxpr = op.program(avals, in_tree, fixed)
-        prim, params = PRIMITIVES["fused"], {"op": op, "static": fixed, "jaxpr": jaxpr}
         with config.override(matmul_precision="highest"):
+            jaxpr = op.program(avals, in_tree, fixed)
+            prim, params = PRIMITIVES["fused"], {"op": op, "static": fixed, "jaxpr": jaxpr}
             lowered = plan_for(prim, avals, params, device_runtime(0).driver.info.target)
             reference_runs = elementwise or name in NAMES_WITHOUT_KERNEL
             if not reference_runs and not (kind == F64 and "attention" in name):

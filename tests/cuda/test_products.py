@@ -15,7 +15,7 @@ from genesis_fn.compiler.options import without
 from genesis_fn.kernels.plan import Launch
 from genesis_fn.lax.fused.norms import rms_norm
 from genesis_fn.nn.functions import silu
-from genesis_fn.nn.layers import linear
+from genesis_fn.nn.layers.dense import linear
 
 rng = np.random.default_rng(0)
 

@@ -36,14 +36,81 @@ LAYERS: dict[str, tuple[Module, tuple[int, ...], dict[tuple[int, ...], str]]] = 
     "Conv": (nn.Conv(3, 4), (2, 8, 8, 3), {
         (2, 3, 8, 8): "jnp.moveaxis(x, 1, -1)",
         (8, 8, 3): "the input is f32[8,8,3], but has to be [batch, H, W, 3]"}),
+    "Conv1d": (nn.Conv1d(3, 4), (2, 8, 3), {(2, 8, 8, 3): "but has to be [batch, W, 3]"}),
+    "Conv2d": (nn.Conv2d(3, 4), (2, 8, 8, 3), {(2, 8, 3): "but has to be [batch, H, W, 3]"}),
+    "Conv3d": (nn.Conv3d(3, 4), (2, 4, 4, 4, 3), {
+        (2, 8, 8, 3): "but has to be [batch, D, H, W, 3]"}),
+    "ConvTranspose": (nn.ConvTranspose(3, 4, strides=2, padding=4), (2, 8, 8, 3), {
+        (2, 3, 8, 8): "jnp.moveaxis(x, 1, -1)",
+        (1, 3, 8, 3): "of which the output has lengths [-1, 9]"}),
+    "ConvTranspose1d": (nn.ConvTranspose1d(3, 4), (2, 8, 3), {
+        (2, 8, 8, 3): "but has to be [batch, W, 3]"}),
+    "ConvTranspose2d": (nn.ConvTranspose2d(3, 4), (2, 8, 8, 3), {
+        (2, 8, 3): "but has to be [batch, H, W, 3]"}),
+    "ConvTranspose3d": (nn.ConvTranspose3d(3, 4), (2, 4, 4, 4, 3), {
+        (2, 8, 8, 3): "but has to be [batch, D, H, W, 3]"}),
+    "PatchEmbedding": (nn.PatchEmbedding(4, 3, 2), (2, 8, 8, 3), {
+        (2, 8, 3): "but has to be [batch, H, W, 3]",
+        (2, 8, 9, 3): "whose axes [8, 9] are no multiples of [4, 4]"}),
+    "GroupNorm": (nn.GroupNorm(2, 4), (3, 4), {
+        (3, 5): "but has to be [..., 4]", (4,): "but has to be [batch, ..., 4]"}),
+    "InstanceNorm": (nn.InstanceNorm(4), (3, 5, 4), {
+        (3, 5, 5): "but has to be [..., 4]", (3, 4): "but has to be [batch, *space, 4]",
+        (3, 1, 4): "1 element for each mean"}),
+    "AvgPool": (nn.AvgPool((2, 2)), (1, 4, 4, 3), {
+        (4, 4, 3): "but has to be [batch, H, W, features]",
+        (1, 4, 1, 3): "its window is 2 long along an axis of 1 of the input"}),
+    "MaxPool": (nn.MaxPool(2), (1, 4, 4, 3), {
+        (4, 3): "but has to be [batch, W, features]",
+        (1, 1, 4, 3): "its window is 2 long along an axis of 1 of the input"}),
+    "AdaptiveAvgPool": (nn.AdaptiveAvgPool((2, 2)), (1, 4, 5, 3), {
+        (4, 4, 3): "but has to be [batch, H, W, features]",
+        (1, 0, 4, 3): "bins of no elements"}),
+    "AdaptiveMaxPool": (nn.AdaptiveMaxPool(2), (1, 4, 5, 3), {
+        (4,): "but has to be [batch, W, features]", (1, 0, 4, 3): "bins of no elements"}),
+    "ChannelDropout": (nn.ChannelDropout(), (3, 4), {(4,): "[batch, *space, features]"}),
+    "FeatureAlphaDropout": (nn.FeatureAlphaDropout(), (3, 4), {(4,): "[batch, *space, features]"}),
+    "DropPath": (nn.DropPath(), (3, 4), {(): "but has to be [batch, ...]"}),
     "Embedding": (nn.Embedding(5, 2), (), {(3,): "the input is f32[3], but has to be integers"}),
     "Flatten": (nn.Flatten(), (2, 3), {(): "the input is f32[], but has to be [batch, ...]"}),
     "Sequential": (nn.Sequential(nn.relu, nn.Linear(4, 2)), (3, 4), {
         (3, 5): "Linear(4, 2): the input is f32[3,5]"}),
     "Residual": (nn.Residual(nn.Linear(4, 4)), (3, 4), {(3, 5): "Linear(4, 4): the input is f32"}),
+    "RNNCell": (nn.RNNCell(4, 2), (4,), {(5,): "the input is f32[5], but has to be [..., 4]"}),
+    "LSTMCell": (nn.LSTMCell(4, 2), (4,), {(): "the input is f32[], but has to be [..., 4]"}),
+    "GRUCell": (nn.GRUCell(4, 2), (4,), {
+        (3, 4): "state['hidden'] is f32[2], but has to be [3, 2]"}),
+    "RNN": (nn.RNN(nn.GRUCell(4, 2)), (3, 4), {(4,): "but has to be [batch, time, 4]"}),
+    "LSTM": (nn.LSTM(4, 2), (3, 4), {
+        (4,): "but has to be [batch, time, 4]", (3, 5): "but has to be [..., 4]",
+        (2, 3, 4): "state = layer.init_state(batch=2)"}),
+    "GRU": (nn.GRU(4, 2), (3, 4), {(3, 5): "the input is f32[3,5], but has to be [..., 4]"}),
+    "SelectiveSSM": (nn.SelectiveSSM(4, 2), (3, 4), {(4,): "has to be [batch, time, 4]"}),
+    "MLP": (nn.MLP(4, 2), (3, 4), {(3, 5): "the input is f32[3,5], but has to be [..., 4]"}),
+    "GatedMLP": (nn.GatedMLP(4, 2), (3, 4), {(3, 5): "but has to be [..., 4]"}),
+    "SwiGLU": (nn.SwiGLU(4, 2), (3, 4), {(3, 5): "but has to be [..., 4]"}),
+    "MoE": (nn.MoE(4, 2, 3, 2), (3, 4), {(3, 5): "but has to be [..., 4]"}),
+    "MultiHeadAttention": (nn.MultiHeadAttention(4, 2), (2, 3, 4), {
+        (2, 3, 5): "but has to be [..., 4]", (3, 4): "but has to be [batch, T, 4]"}),
+    "RotaryEmbedding": (nn.RotaryEmbedding(4), (3, 2, 4), {
+        (3, 2, 5): "but has to be [..., T, heads, 4]", (2, 4): "but has to be [..., T, heads, 4]"}),
+    "WeightNorm": (nn.WeightNorm(nn.Linear(4, 2)), (3, 4), {
+        (3, 5): "Linear(4, 2): the input is f32[3,5]"}),
+    "SpectralNorm": (nn.SpectralNorm(nn.Linear(4, 2)), (3, 4), {
+        (3, 5): "Linear(4, 2): the input is f32[3,5]"}),
+    "Tied": (
+        nn.Tied(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), {"1.weight": "0.weight"}), (3, 4),
+        {(3, 5): "Linear(4, 4): the input is f32[3,5]"}),
 }  # fmt: skip
 # Without parameters, and of any input.
-PLAIN = {"Dropout", "Activation", "Module"}
+PLAIN = {"Dropout", "AlphaDropout", "Activation", "Module"}
+# Their parameters are none, or those of other layers.
+OF_OTHERS = {
+    "Flatten", "InstanceNorm", "AvgPool", "MaxPool", "AdaptiveAvgPool", "AdaptiveMaxPool",
+    "ChannelDropout", "FeatureAlphaDropout", "DropPath", "Sequential", "Residual", "RNN", "LSTM",
+    "GRU", "SelectiveSSM", "WeightNorm", "SpectralNorm", "Tied", "MLP", "GatedMLP", "SwiGLU", "MoE",
+    "MultiHeadAttention", "RotaryEmbedding",
+}  # fmt: skip
 
 
 def test_every_layer_is_in_the_table() -> None:
@@ -60,7 +127,7 @@ def given(name: str) -> tuple[Module, Any, Any]:
 @pytest.mark.parametrize("name", sorted(LAYERS))
 def test_inputs(name: str) -> None:
     layer, params, x = given(name)
-    state = layer.init_state()
+    state = layer.init_state(batch=())
     call = lambda p, v: layer(p, v, state=state)
     call(params, x)
     for shape, words in LAYERS[name][2].items():
@@ -69,7 +136,7 @@ def test_inputs(name: str) -> None:
             assert words in text and f"{name}(" in text or "Linear(" in text, text
 
 
-@pytest.mark.parametrize("name", sorted(set(LAYERS) - {"Flatten", "Sequential", "Residual"}))
+@pytest.mark.parametrize("name", sorted(set(LAYERS) - OF_OTHERS))
 def test_parameters(name: str) -> None:
     layer, params, x = given(name)
     for key, value in params.items():

@@ -504,8 +504,8 @@ HABITS = {
     "x.std(unbiased=False)": "ddof=", "jnp.sum(x, dim=0)": "axis=", "nn.softmax(x, dim=-1)":
     "axis=", "jnp.stack([x, x], dim=0)": "axis=", "jnp.mean(x, 0, keepdim=True)": "keepdims=",
     "jnp.concatenate([x], dim=0)": "axis=", "nn.logsumexp(x, dim=0)": "axis=",
-    "nn.Dense(2, 3)": "Linear", "nn.ReLU()": "relu", "nn.CrossEntropyLoss()": "softmax_cross",
-    "nn.Conv2d(1, 2, 3)": "Conv", "optim.Adam(x)": "adam", "optim.SGD(x)": "sgd",
+    "nn.Dense(2, 3)": "Linear", "nn.ReLU()": "relu", "nn.CrossEntropyLoss()": "cross_entropy(",
+    "nn.BatchNorm2d(3)": "BatchNorm", "optim.Adam(x)": "adam", "optim.SGD(x)": "sgd",
     "jnp.cat([x, x])": "concatenate", "jnp.tensor([1])": "asarray", "gf.no_grad()": "lax.stop_grad",
     "gf.manual_seed(0)": "random.key", "jnp.randn(3)": "random.normal",
 }  # fmt: skip

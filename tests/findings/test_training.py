@@ -384,8 +384,12 @@ HOLDS = """
 import os, sys, time
 from genesis_fn.io.lock import exclusive
 with exclusive(sys.argv[1]):
+    ready, told = os.pipe()
     if os.fork() == 0:  # a child, as of a loader of data, that outlives its parent
+        os.write(told, b"!")
         time.sleep(30)
+        os._exit(0)
+    os.read(ready, 1)  # a child that has not started yet still holds its copy of the lock
     print("held", flush=True)
     time.sleep(60)
 """

@@ -72,6 +72,18 @@ def cases() -> dict[str, Plan]:
         if isinstance(step, Launch) and step.kernel.__name__ == "cross_entropy_looped_kernel"
     ]
     plans["linear cross-entropy"] = Plan(plan.inputs, plan.outputs, tuple(kept[:1]))
+    for classes in (151936, 1000):
+        loss = CrossEntropy(4096, classes, "bf16", class_weights=True, soft_cap=30.0, **options)
+        linear = LinearCrossEntropy(loss, 1024, "sum", row_weights=True)
+        plan = plan_linear_cross_entropy(linear, H200)
+        kept = [
+            step
+            for step in plan.steps
+            if isinstance(step, Launch) and "matmul" not in step.kernel.__name__
+        ]
+        plans[f"linear cross-entropy weighted {classes}"] = Plan(
+            plan.inputs, plan.outputs, tuple(kept)
+        )
 
     plans["random bits"] = plan_random_bits(RandomBits(1, 1 << 24), H200)
     plans["cumsum"] = plan_scan(Scan(1, 1 << 24, 1, "fp32"), H200)

@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 
 from genesis_fn.compiler.target import OF_ARCHITECTURE, Target
 from genesis_fn.kernels.attention.select import plan_attention, plan_attention_backward
 from genesis_fn.kernels.attention.spec import AttentionSpec
 from genesis_fn.kernels.matmul.matmul import MatmulSpec, plan_matmul
+from genesis_fn.kernels.matmul.ragged import RaggedSpec, plan_ragged_contraction, plan_ragged_dot
 from genesis_fn.kernels.plan import Launch, Plan
 from genesis_fn.kernels.rows.norm import Norm, plan_norm_forward
 from genesis_fn.kernels.rows.scan import Scan, plan_scan
@@ -37,6 +39,14 @@ def plans(target: Target) -> dict[str, Plan]:
         float8 = {"lhs_dtype": "fp8e4nv", "rhs_dtype": "fp8e4nv", "rhs_transposed": True}
         products["float8"] = MatmulSpec(1024, 1024, 1024, **float8)
     chosen = {name: plan_matmul(spec, target) for name, spec in products.items()}
+    experts = RaggedSpec(4096, 1024, 768, 16, rhs_transposed=True)
+    chosen["ragged dot"] = plan_ragged_dot(experts, target)
+    chosen["ragged dot, few rows"] = plan_ragged_dot(replace(experts, rows=64), target)
+    chosen["ragged contraction"] = plan_ragged_contraction(experts, target)
+    for dtype in ("fp32", "fp64"):
+        wide = replace(experts, lhs_dtype=dtype, rhs_dtype=dtype, out_dtype=dtype)
+        chosen[f"ragged dot, {dtype}"] = plan_ragged_dot(wide, target)
+        chosen[f"ragged contraction, {dtype}"] = plan_ragged_contraction(wide, target)
     chosen["sort"] = plan_sort(Sort(1, 1 << 16, ("fp32", "i32")), target)
     chosen["top k"] = plan_top_k(TopK(64, 151936, 50, "bf16"), target)
     chosen["norm"] = plan_norm_forward(Norm(4096, 1024, "bf16", 1e-6, "bf16"), target)

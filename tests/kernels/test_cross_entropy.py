@@ -21,7 +21,7 @@ TORCH = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp64": torch.float64}
 TOLERANCE = {"fp32": 3e-6, "bf16": 1e-2, "fp64": 1e-13}
 
 
-def reference(spec: CrossEntropy, logits, labels):
+def reference(spec: CrossEntropy, logits, labels, class_weights=None):
     """(each row's loss, which rows count)."""
     x = spec.soft_cap * torch.tanh(logits / spec.soft_cap) if spec.soft_cap else logits
     lse = torch.logsumexp(x, -1)
@@ -30,7 +30,10 @@ def reference(spec: CrossEntropy, logits, labels):
         valid = labels != spec.ignore_index
     target = x.gather(1, labels.clamp(0, spec.classes - 1)[:, None].long())[:, 0]
     s = spec.label_smoothing
-    loss = lse - (1 - s) * target - s * x.mean(-1) + spec.z_loss * lse**2
+    w = torch.ones(spec.classes) if class_weights is None else class_weights
+    own = w[labels.clamp(0, spec.classes - 1).long()]
+    loss = own * ((1 - s) * (lse - target) + spec.z_loss * lse**2)
+    loss = loss + s * (w * (lse[:, None] - x)).mean(-1)
     return torch.where(valid, loss, 0), valid
 
 

@@ -78,3 +78,59 @@ def test_forward_only_holds_one_chunk_of_logits():
     run_plan(plan, [x, weight, labels], [loss])
     want = torch.nn.functional.cross_entropy(x.double() @ weight.double().T, labels.long())
     assert abs(loss.item() - want.item()) < 1e-5
+
+
+OPTIONS = {"ignore_index": -1, "label_smoothing": 0.1, "z_loss": 1e-2, "soft_cap": 4.0}
+WEIGHTED = [
+    LinearCrossEntropy(
+        CrossEntropy(300, 75, "fp32", class_weights=True, **OPTIONS),
+        16, "sum", precision="ieee", chunk_rows=128, row_weights=True,
+    ),
+    LinearCrossEntropy(CrossEntropy(9, 75, "fp32"), 16, "sum", precision="ieee", row_weights=True),
+    LinearCrossEntropy(
+        CrossEntropy(300, 75, "fp32", class_weights=True, **OPTIONS),
+        16, "none", precision="ieee", chunk_rows=128, row_weights=True,
+    ),
+    LinearCrossEntropy(
+        CrossEntropy(3, 17000, "fp32", class_weights=True, **OPTIONS),
+        16, "none", precision="ieee", row_weights=True,
+    ),
+    LinearCrossEntropy(
+        CrossEntropy(3, 17000, "fp64", class_weights=True, label_smoothing=0.3),
+        16, "sum", precision="ieee", row_weights=True,
+    ),
+    LinearCrossEntropy(
+        CrossEntropy(300, 75, "fp32", class_weights=True, **OPTIONS),
+        16, "none", gradients=False, precision="ieee", chunk_rows=128,
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("spec", WEIGHTED, ids=range(len(WEIGHTED)))
+def test_weights_of_rows_and_classes(spec):
+    torch.manual_seed(0)
+    loss, kind = spec.loss, TORCH[spec.loss.dtype]
+    x = torch.randn(loss.rows, spec.features, dtype=kind)
+    weight = torch.randn(loss.classes, spec.features, dtype=kind)
+    labels = torch.randint(0, loss.classes, (loss.rows,), dtype=torch.int32)
+    if loss.ignore_index is not None:
+        labels[::3] = loss.ignore_index
+    row = torch.rand(loss.rows, dtype=kind) if spec.row_weights else torch.ones(loss.rows)
+    by_class = torch.rand(loss.classes, dtype=kind) if loss.class_weights else None
+    exact = [x.double().requires_grad_(), weight.double().requires_grad_()]
+    losses, _ = reference(
+        loss, exact[0] @ exact[1].T, labels, None if by_class is None else by_class.double()
+    )
+    total = (losses * row.double()).sum()
+    wanted = dict(zip(("dx", "dweight"), torch.autograd.grad(total, exact)))
+    wanted |= {"loss": total.detach().reshape(1), "losses": losses.detach()}
+    inputs = [x, weight, labels]
+    inputs += [row] if spec.row_weights else []
+    inputs += [by_class] if loss.class_weights else []
+    outs = [torch.full(wanted[name].shape, 7.0, dtype=kind) for name in spec.results]
+    run_plan(plan_linear_cross_entropy(spec, TARGET), inputs, outs)
+    for name, got in zip(spec.results, outs, strict=True):
+        scale = wanted[name].abs().max()
+        torch.testing.assert_close(
+            got.double() / scale, wanted[name] / scale, rtol=0, atol=2e-6, msg=name
+        )

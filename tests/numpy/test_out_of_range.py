@@ -113,7 +113,7 @@ def test_embeddings_have_no_rows_below_zero():
                 gf.block_until_ready(run(table, jnp.array([bad])))
             # The user's line, and the layer's behind it.
             assert "test_out_of_range.py" in str(error.value), error.value
-            assert "(in nn/layers.py:" in str(error.value)
+            assert "(in nn/layers/dense.py:" in str(error.value)
 
 
 def test_a_program_names_the_input_that_an_index_does_not_fit():

@@ -14,6 +14,7 @@ import numpy as np
 from jax import lax, numpy as jnp
 
 from genesis_fn.core import dtypes
+from genesis_fn.core.convert import as_array
 from genesis_fn.primitives import (
     conv,
     dot_general,
@@ -21,6 +22,7 @@ from genesis_fn.primitives import (
     factories,
     fft,
     linalg,
+    ragged_dot,
     random_bits,
     shape as shapes,
     sort,
@@ -359,6 +361,20 @@ row(
     lambda x, y: dot_general.dot_general(x, y, _dot),
     lambda x, y: lax.dot_general(x, y, _dot),
     (normal(2, 3, 4), normal(2, 4, 2)),
+)
+_sizes = np.array([2, 0, 3], np.int32)  # of six rows
+row(
+    "ragged_dot",
+    lambda x, w: ragged_dot.ragged_dot(x, w, as_array(_sizes)),
+    lambda x, w: lax.ragged_dot(x, w, _sizes),
+    (normal(6, 4), normal(3, 4, 2)),
+)
+_ragged_depth = lax.RaggedDotDimensionNumbers((((0,), (0,)), ((), ())), [0], [])
+row(
+    "ragged_contraction",
+    lambda x, y: ragged_dot.ragged_contraction(x, y, as_array(_sizes)),
+    lambda x, y: lax.ragged_dot_general(x, y, _sizes, _ragged_depth),
+    (normal(6, 4), normal(6, 2)),
 )
 row(
     "conv_general_dilated",

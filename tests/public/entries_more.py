@@ -16,6 +16,8 @@ from tests.public.entries_numpy import DEFINITE, INDEX, SORTED, P, U, V, X, each
 UNIT = Operand(low=0.1, high=0.9)
 LABELS = Operand((3,), "i", 0, 3)
 HEADS = Operand((2, 5, 2, 8), "s")
+PIXELS = Operand((1, 5, 6, 4), "s")
+_experts = nn.MoE(4, 5, experts=3, top_k=2).init(random.key(0))["experts"]
 LOG = Operand(low=-3.0, high=-0.5)
 SIGNS = Operand(values=lambda rng: rng.choice([-1.0, 1.0], (3, 4)))
 
@@ -28,16 +30,39 @@ NN: dict[str, list[Entry]] = {
     **each("linear", E(X, Operand((2, 4)))),
     **each("linear_cross_entropy", E(
         Operand((3, 4), "s"), Operand((5, 4), "s"), LABELS, same=False)),
+    **each("max_pool avg_pool", E(PIXELS, call=lambda f, x: f(x, (2, 3), (1, 2)))),
+    **each("top_k_routing", E(X, call=lambda f, x: f(x, 2))),
+    **each("expert_load", E(INDEX, call=lambda f, i: f(i[:, None], 4))),
+    **each("load_balancing_loss", E(X, call=lambda f, x: f(
+        nn.softmax(x, -1), np.array([[0, 1], [2, 1], [3, 1]]), 4))),
+    **each("router_z_loss", E(X)),
+    **each("expert_mlp", E(X, Operand((3, 2)), call=lambda f, x, w: f(
+        x, w, np.array([[0, 1], [2, 1], [0, 2]]), _experts))),
     **each("dot_product_attention", E(HEADS, HEADS, HEADS, call=lambda f, q, k, v: f(
         q, k, v, is_causal=True))),
+    **each("l1_loss mse_loss huber_loss smooth_l1_loss poisson_nll_loss", E(X, X)),
+    **each("binary_cross_entropy", E(UNIT, UNIT)),
+    **each("binary_cross_entropy_with_logits", E(X, UNIT)),
+    **each("gaussian_nll_loss", E(X, X, P)), **each("kl_div", E(LOG, UNIT)),
+    **each("cross_entropy nll_loss", E(X, LABELS, same=False)),
+    **each("margin_ranking_loss", E(X, X, SIGNS)),
+    **each("cosine_embedding_loss", E(X, X, Operand(values=lambda rng: rng.choice([-1, 1], 3)))),
+    **each("triplet_margin_loss", E(X, X, X)), **each("info_nce", E(X, X)),
+    **each("ctc_loss", E(Operand((6, 2, 4), "s"), call=lambda f, x: f(
+        x, np.array([[1, 2], [2, 3]], np.int32), np.array([6, 5], np.int32),
+        np.array([2, 1], np.int32)))),
+    **each("apply_rotary", E(HEADS, call=lambda f, x: f(
+        x, *nn.RotaryEmbedding(8).angles(np.arange(5))))),
+    # A count of operations: of no values, so that nothing is differentiated.
+    **each("summary", E(X, call=lambda f, x: jnp.float32(f(
+        lambda p, v: v * p["scale"], {"scale": x}, x).flops), peer=False, grad=False)),
 }  # fmt: skip
 
 
-_dropout = lambda: nn.Dropout(0.5)  # hands its input on
-
-
-def layer(make: Callable[[], Any], shape: tuple[int, ...], kinds: str = "s") -> Entry:
-    """A layer on drawn input, its parameters from one key."""
+def layer(
+    make: Callable[[], Any], shape: tuple[int, ...], kinds: str = "s", passes: bool = False
+) -> Entry:
+    """A layer on drawn input, its parameters from one key; `passes`: it hands its input on."""
 
     def call(kind: Any, x: Any) -> Any:
         module = make()
@@ -50,26 +75,63 @@ def layer(make: Callable[[], Any], shape: tuple[int, ...], kinds: str = "s") -> 
         return tree.leaves(result)
 
     return E(
-        Operand(shape, kinds, 0, 3),
-        call=call,
-        peer=False,
-        grad=kinds == "s",
-        numbers=make is not _dropout,
+        Operand(shape, kinds, 0, 3), call=call, peer=False, grad=kinds == "s", numbers=not passes
     )
 
 
 LAYERS: dict[str, list[Entry]] = {
     "Activation": [layer(lambda: nn.Activation(nn.relu), (3, 4))],
+    "AdaptiveAvgPool": [layer(lambda: nn.AdaptiveAvgPool(2), (1, 5, 6, 2))],
+    "AdaptiveMaxPool": [layer(lambda: nn.AdaptiveMaxPool(2), (1, 5, 6, 2))],
+    "AlphaDropout": [layer(lambda: nn.AlphaDropout(0.5), (3, 4), passes=True)],
+    "AvgPool": [layer(lambda: nn.AvgPool(2), (1, 6, 6, 2))],
     "BatchNorm": [layer(lambda: nn.BatchNorm(4), (3, 4))],
+    "ChannelDropout": [layer(lambda: nn.ChannelDropout(0.5), (3, 4), passes=True)],
     "Conv": [layer(lambda: nn.Conv(2, 3), (1, 6, 6, 2))],
-    "Dropout": [layer(_dropout, (3, 4))],
+    "Conv1d": [layer(lambda: nn.Conv1d(2, 3), (1, 6, 2))],
+    "Conv2d": [layer(lambda: nn.Conv2d(2, 3), (1, 6, 6, 2))],
+    "Conv3d": [layer(lambda: nn.Conv3d(2, 3), (1, 3, 4, 5, 2))],
+    "ConvTranspose": [layer(lambda: nn.ConvTranspose(2, 3), (1, 6, 6, 2))],
+    "ConvTranspose1d": [layer(lambda: nn.ConvTranspose1d(2, 3), (1, 6, 2))],
+    "ConvTranspose2d": [layer(lambda: nn.ConvTranspose2d(2, 3), (1, 6, 6, 2))],
+    "ConvTranspose3d": [layer(lambda: nn.ConvTranspose3d(2, 3), (1, 3, 4, 5, 2))],
+    "DropPath": [layer(lambda: nn.DropPath(0.5), (3, 4), passes=True)],
+    "Dropout": [layer(lambda: nn.Dropout(0.5), (3, 4), passes=True)],
     "Embedding": [layer(lambda: nn.Embedding(5, 4), (3,), "i")],
+    "FeatureAlphaDropout": [layer(lambda: nn.FeatureAlphaDropout(0.5), (3, 4), passes=True)],
     "Flatten": [layer(lambda: nn.Flatten(), (2, 3, 4))],
+    "GroupNorm": [layer(lambda: nn.GroupNorm(2, 4), (3, 5, 4))],
+    "InstanceNorm": [layer(lambda: nn.InstanceNorm(4), (3, 5, 4))],
+    "GRU": [layer(lambda: nn.GRU(4, 3), (3, 4))],
+    "GRUCell": [layer(lambda: nn.GRUCell(4, 3), (4,))],
+    "LSTM": [layer(lambda: nn.LSTM(4, 3), (3, 4))],
+    "LSTMCell": [layer(lambda: nn.LSTMCell(4, 3), (4,))],
     "LayerNorm": [layer(lambda: nn.LayerNorm(4), (3, 4))],
     "Linear": [layer(lambda: nn.Linear(4, 2), (3, 4))],
+    "MaxPool": [layer(lambda: nn.MaxPool(2), (1, 6, 6, 2))],
+    "MultiHeadAttention": [layer(lambda: nn.MultiHeadAttention(4, 2, causal=True), (2, 3, 4))],
+    "PatchEmbedding": [layer(lambda: nn.PatchEmbedding(3, 2, 4), (1, 6, 6, 2))],
+    "GatedMLP": [layer(lambda: nn.GatedMLP(4, 5), (3, 4))],
+    "MLP": [layer(lambda: nn.MLP(4, 5), (3, 4))],
+    "MoE": [layer(lambda: nn.MoE(4, 5, experts=3, top_k=2, shared_hidden=2), (3, 4))],
     "RMSNorm": [layer(lambda: nn.RMSNorm(4), (3, 4))],
+    "RNN": [layer(lambda: nn.RNN(nn.GRUCell(4, 3), reverse=True), (3, 4))],
+    "RNNCell": [layer(lambda: nn.RNNCell(4, 3), (4,))],
     "Residual": [layer(lambda: nn.Residual(nn.Linear(4, 4)), (3, 4))],
+    "RotaryEmbedding": [layer(lambda: nn.RotaryEmbedding(4), (3, 2, 4))],
+    "SelectiveSSM": [layer(lambda: nn.SelectiveSSM(4, state_size=2), (3, 4))],
     "Sequential": [layer(lambda: nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2)), (3, 4))],
+    "SpectralNorm": [layer(lambda: nn.SpectralNorm(nn.Linear(4, 3)), (3, 4))],
+    "Tied": [
+        layer(
+            lambda: nn.Tied(
+                nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), {"1.weight": "0.weight"}
+            ),
+            (3, 4),
+        )
+    ],
+    "WeightNorm": [layer(lambda: nn.WeightNorm(nn.Linear(4, 3)), (3, 4))],
+    "SwiGLU": [layer(lambda: nn.SwiGLU(4, 5), (3, 4))],
 }
 
 SPECIAL: dict[str, list[Entry]] = {

@@ -24,6 +24,7 @@ from genesis_fn.core.primitive import Primitive
 from genesis_fn.primitives.dot_general import dot_general_p, free_dims
 from genesis_fn.primitives.elementwise import add_n, convert_p
 from genesis_fn.primitives.factories import full_p
+from genesis_fn.primitives.ragged_dot import ragged_contraction_p
 from genesis_fn.primitives.shape import barrier_p, transpose_p
 from genesis_fn.transforms.custom.fused_functions import fused_p
 
@@ -286,7 +287,8 @@ def fold_transposes(eqns: list[Eqn], outs: Sequence[Var]) -> list[Eqn]:
     if not any([e.prim is transpose_p for e in eqns]):
         return eqns
     uses = use_counts(eqns, outs)
-    position = {e.outs[0]: n for n, e in enumerate(eqns) if e.prim in (dot_general_p, convert_p)}
+    followed = (*_WRITES_IN_ORDER, convert_p)
+    position = {e.outs[0]: n for n, e in enumerate(eqns) if e.prim in followed}
     result: list[Eqn | None] = [*eqns]
     for n, e in enumerate(eqns):
         if e.prim is not transpose_p:
@@ -297,39 +299,22 @@ def fold_transposes(eqns: list[Eqn], outs: Sequence[Var]) -> list[Eqn]:
             if x not in position or uses[x] != 1:
                 break
             path.append(position[x])
-            if eqns[path[-1]].prim is dot_general_p:
+            if eqns[path[-1]].prim in _WRITES_IN_ORDER:
                 _reorder(result, path)
                 break
     return [e for e in result if e is not None]
 
 
 def _reorder(eqns: list[Eqn | None], path: Sequence[int]) -> None:
-    """Fold the transpose at the start of `path` into the product at its end, if a product can write
-    in that order: batch dimensions first, then those of one operand and of the other.
-
-    A product of few rows is not swapped into one of few columns: it reads its right operand at the
-    memory's rate, which the other does not (4 rows of 4096 by 4096 on an H200: 12.2 and 18.8 us),
-    and its result is small.
-    """
+    """Fold the transpose at the start of `path` into the product at its end, if the product can
+    write in that order."""
     transpose, *casts, product = [eqns[n] for n in path]
     assert transpose is not None and product is not None
-    (x, y), order = product.ins, transpose.params["permutation"]
-    (xc, yc), (xb, yb) = product.params["dimension_numbers"]
-    batch, left = len(xb), len(free_dims(x.aval.ndim, (*xc, *xb)))
-    front, rest = order[:batch], [*order[batch:]]
-    straight = [*range(batch, len(order))]
-    swapped = straight[left:] + straight[:left]
-    if sorted(front) != [*range(batch)] or rest not in (straight, swapped):
+    order = transpose.params["permutation"]
+    reordered = _WRITES_IN_ORDER[product.prim](product, order)
+    if reordered is None:
         return
-    shape = product.outs[0].aval.shape[batch:]
-    rows, columns = math.prod(shape[:left]), math.prod(shape[left:])
-    if rest == swapped != straight and 1 < rows <= _FEW_ROWS < columns:
-        return
-    xb, yb = tuple([xb[d] for d in front]), tuple([yb[d] for d in front])
-    ins, numbers = [x, y], ((xc, yc), (xb, yb))
-    if rest == swapped:
-        ins, numbers = [y, x], ((yc, xc), (yb, xb))
-    params = {**product.params, "dimension_numbers": numbers}
+    ins, params = reordered
     eqns[path[0]] = None
     for n, e in zip(reversed(path[1:]), (product, *reversed(casts)), strict=True):
         assert e is not None
@@ -338,6 +323,50 @@ def _reorder(eqns: list[Eqn | None], path: Sequence[int]) -> None:
         made = transpose.outs if last else (Var(aval(tuple([shape[d] for d in order]), kind)),)
         eqns[n] = Eqn(e.prim, ins, params if e is product else e.params, made, e.where, e.backward)
         ins = [*made]
+
+
+def _product_in_order(
+    product: Eqn, order: Sequence[int]
+) -> tuple[list[Any], dict[str, Any]] | None:
+    """Operands and parameters of a product that writes in `order`, if it can: batch dimensions
+    first, then those of one operand and of the other.
+
+    A product of few rows is not swapped into one of few columns: it reads its right operand at the
+    memory's rate, which the other does not (4 rows of 4096 by 4096 on an H200: 12.2 and 18.8 us),
+    and its result is small.
+    """
+    x, y = product.ins
+    (xc, yc), (xb, yb) = product.params["dimension_numbers"]
+    batch, left = len(xb), len(free_dims(x.aval.ndim, (*xc, *xb)))
+    front, rest = order[:batch], [*order[batch:]]
+    straight = [*range(batch, len(order))]
+    swapped = straight[left:] + straight[:left]
+    if sorted(front) != [*range(batch)] or rest not in (straight, swapped):
+        return None
+    shape = product.outs[0].aval.shape[batch:]
+    rows, columns = math.prod(shape[:left]), math.prod(shape[left:])
+    if rest == swapped != straight and 1 < rows <= _FEW_ROWS < columns:
+        return None
+    xb, yb = tuple([xb[d] for d in front]), tuple([yb[d] for d in front])
+    ins, numbers = [x, y], ((xc, yc), (xb, yb))
+    if rest == swapped:
+        ins, numbers = [y, x], ((yc, xc), (yb, xb))
+    return ins, {**product.params, "dimension_numbers": numbers}
+
+
+def _contraction_in_order(
+    product: Eqn, order: Sequence[int]
+) -> tuple[list[Any], dict[str, Any]] | None:
+    """The same of a product of the rows of each group, which swaps with its operands."""
+    x, y, sizes = product.ins
+    last = len(order) - 1
+    if tuple(order) != (*range(last - 1), last, last - 1):
+        return None
+    return [y, x, sizes], product.params
+
+
+# How a product writes its result in another order: (operands, parameters), or None if it cannot.
+_WRITES_IN_ORDER = {dot_general_p: _product_in_order, ragged_contraction_p: _contraction_in_order}
 
 
 def use_counts(eqns: Sequence[Eqn], outs: Sequence[Var]) -> dict[Any, int]:

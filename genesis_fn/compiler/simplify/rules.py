@@ -21,6 +21,7 @@ from genesis_fn.core.primitive import Primitive
 from genesis_fn.primitives import elementwise as ew
 from genesis_fn.primitives.dot_general import dot_general_p, free_dims
 from genesis_fn.primitives.factories import full_p
+from genesis_fn.primitives.ragged_dot import ragged_dot_p
 from genesis_fn.primitives.shape import (
     broadcast_in_dim_p,
     concatenate_p,
@@ -446,6 +447,26 @@ def _before_transpose(
     if cast is not None:
         (source,) = r.apply(ew.convert_p, [source], cast.params, e)
     return source, tuple([order[d] for d in contracting]), tuple([order[d] for d in batch])
+
+
+@rule(ragged_dot_p)
+def _ragged_product_of_transposed(
+    r: Rewriter, e: Eqn, prim: Primitive, ins: list[Any], params: dict[Any, Any]
+) -> list[Any] | None:
+    """Fold a transpose of every group's matrix into the product, which reads either layout."""
+    x, w, sizes = ins
+    cast = r.defining_eqn(w, ew.convert_p)
+    inner = r.defining_eqn(w if cast is None else cast.ins[0], transpose_p)
+    if inner is None:
+        return None
+    (source,), order = inner.ins, inner.params["permutation"]
+    last = len(order) - 1
+    if tuple(order) != (*range(last - 1), last, last - 1):
+        return None
+    if cast is not None:
+        (source,) = r.apply(ew.convert_p, [source], cast.params, e)
+    turned = {**params, "rhs_transposed": not params["rhs_transposed"]}
+    return list(r.apply(prim, [x, source, sizes], turned, e))
 
 
 # ---- fused functions ----

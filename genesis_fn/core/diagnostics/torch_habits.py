@@ -80,7 +80,6 @@ ARGUMENTS = {
     "other": "pass it by position", "input": "pass it by position",
 }  # fmt: skip
 
-_LOSSES = "genesis_fn.optim has the losses: "
 # Names in the library's modules.
 MODULES = {
     "genesis_fn": {
@@ -111,26 +110,28 @@ MODULES = {
         "ModuleList": "a list of layers, or Sequential", "ModuleDict": "a dict of layers",
         "ReLU": "relu, or Activation(relu)",
         "GELU": "gelu, or Activation(gelu); torch's is gelu(x, approximate=False)",
-        "Identity": "identity, or Activation(identity)", "RNN": "lax.scan over a cell",
-        "LSTM": "lax.scan over a cell", "GRU": "lax.scan over a cell",
-        "ConvTranspose1d": "lax.conv_transpose", "ConvTranspose2d": "lax.conv_transpose",
+        "Identity": "identity, or Activation(identity)",
         "SiLU": "silu, or Activation(silu)", "Tanh": "tanh, or Activation(tanh)",
         "Sigmoid": "sigmoid, or Activation(sigmoid)", "Softmax": "softmax, or Activation(softmax)",
         "LogSoftmax": "log_softmax", "LeakyReLU": "leaky_relu", "ELU": "elu", "SELU": "selu",
-        "Softplus": "softplus", "Embed": "Embedding", "Conv1d": "Conv", "Conv2d": "Conv",
-        "Conv3d": "Conv", "Conv1D": "Conv", "Conv2D": "Conv", "BatchNorm1d": "BatchNorm",
-        "BatchNorm2d": "BatchNorm", "BatchNorm3d": "BatchNorm", "Dropout2d": "Dropout",
-        "MultiheadAttention": "dot_product_attention", "MaxPool2d": "lax.reduce_window",
-        "AvgPool2d": "lax.reduce_window", "CrossEntropyLoss":
-        _LOSSES + "softmax_cross_entropy_with_integer_labels", "MSELoss":
-        _LOSSES + "squared_error(predictions, targets).mean()", "L1Loss":
-        "jnp.abs(predictions - targets).mean()", "BCEWithLogitsLoss":
-        _LOSSES + "sigmoid_binary_cross_entropy", "NLLLoss":
-        _LOSSES + "softmax_cross_entropy_with_integer_labels", "KLDivLoss":
-        _LOSSES + "kl_divergence", "HuberLoss": _LOSSES + "huber_loss", "init": "initializers",
-        "scaled_dot_product_attention": "dot_product_attention", "utils": "optim for clipping",
-        "cross_entropy": _LOSSES + "softmax_cross_entropy_with_integer_labels",
-        "mse_loss": _LOSSES + "squared_error(predictions, targets).mean()",
+        "Softplus": "softplus", "Embed": "Embedding", "Conv1D": "Conv1d", "Conv2D": "Conv2d",
+        **{f"{kind}{n}d": kind for n in "123" for kind in (
+            "BatchNorm", "InstanceNorm", "MaxPool", "AvgPool", "AdaptiveAvgPool",
+            "AdaptiveMaxPool")},
+        **{f"Dropout{n}d": "ChannelDropout" for n in "123"},
+        "MultiheadAttention": "MultiHeadAttention(features, heads)",
+        "MultiHeadDotProductAttention": "MultiHeadAttention(features, heads)",
+        "TransformerEncoderLayer": "Residual of a Sequential of RMSNorm and MultiHeadAttention",
+        "CrossEntropyLoss": "cross_entropy(logits, labels)", "MSELoss": "mse_loss",
+        "L1Loss": "l1_loss", "SmoothL1Loss": "smooth_l1_loss", "HuberLoss": "huber_loss",
+        "BCELoss": "binary_cross_entropy", "BCEWithLogitsLoss": "binary_cross_entropy_with_logits",
+        "NLLLoss": "nll_loss", "KLDivLoss": "kl_div", "CTCLoss": "ctc_loss",
+        "CosineEmbeddingLoss": "cosine_embedding_loss", "TripletMarginLoss": "triplet_margin_loss",
+        "init": "initializers", "utils": "WeightNorm and SpectralNorm; optim for clipping",
+        "scaled_dot_product_attention": "dot_product_attention",
+        "max_pool2d": "max_pool(x, (2, 2))", "avg_pool2d": "avg_pool(x, (2, 2))",
+        "weight_norm": "WeightNorm(layer)",
+        "spectral_norm": "SpectralNorm(layer)",
         "dropout": "Dropout(rate)", "layer_norm": "LayerNorm(size)", "normalize": "standardize",
     },
     "genesis_fn.optim": {

@@ -30,9 +30,10 @@ from genesis_fn.kernels.rows.softmax import exponential, online_logsumexp, onlin
 class CrossEntropy:
     """loss = lse - (1 - s) x[label] - s mean(x) + z_loss lse^2 for each row x of the logits.
 
-    s is `label_smoothing` and x = cap tanh(logits / cap) if `soft_cap` is not 0. Rows labelled
-    `ignore_index` count for nothing. A label outside [0, classes) is clamped and, if `site` > 0,
-    reported in the error word.
+    With `class_weights` w it is w[label] ((1 - s) (lse - x[label]) + z_loss lse^2) plus s times the
+    mean of w (lse - x). s is `label_smoothing` and x = cap tanh(logits / cap) if `soft_cap` is not
+    0. Rows labelled `ignore_index` count for nothing. A label outside [0, classes) is clamped and,
+    if `site` > 0, reported in the error word.
     """
 
     rows: int
@@ -43,6 +44,7 @@ class CrossEntropy:
     label_smoothing: float = 0.0
     z_loss: float = 0.0
     soft_cap: float = 0.0
+    class_weights: bool = False
     site: int = 0
 
     def __post_init__(self) -> None:
@@ -62,41 +64,67 @@ def row_loss(lse, target, total, COLUMNS: tl.constexpr, SMOOTHING: tl.constexpr,
 
 
 @triton.jit
+def weighted_row_loss(
+    lse, target, total, own, mass, COLUMNS: tl.constexpr, SMOOTHING: tl.constexpr, Z: tl.constexpr
+):
+    """The loss of rows as `row_loss`, with the label's weight, and the sums of the weights and of
+    the weighted logits."""
+    loss = own * (1.0 - SMOOTHING) * (lse - target) + SMOOTHING / COLUMNS * (mass * lse - total)
+    if Z != 0.0:
+        loss += own * Z * lse * lse
+    return loss
+
+
+@triton.jit
 def logit_gradient(
     raw,
     is_label,
     lse,
     factor,
+    weight,
+    own,
+    mass,
     COLUMNS: tl.constexpr,
     SMOOTHING: tl.constexpr,
     Z: tl.constexpr,
     CAP: tl.constexpr,
+    WEIGHTED: tl.constexpr,
 ):
-    """factor * d(row_loss)/d(raw logit)."""
+    """factor * d(row_loss)/d(raw logit), or of weighted_row_loss: `weight` is that of the logit's
+    class."""
     # d lse / dx is the probability p, d (z lse^2) / dx is 2 z lse p, and the chain rule through the
     # soft cap, x = cap * tanh(raw / cap), multiplies by 1 - (x / cap)^2.
     x = soft_cap(raw, CAP)
     p = exponential(x - lse)
-    if Z != 0.0:
-        p = p * (1.0 + 2.0 * Z * lse)
-    d = tl.where(is_label, p - (1.0 - SMOOTHING), p)
-    if SMOOTHING != 0.0:
-        d -= SMOOTHING / COLUMNS
+    if WEIGHTED:
+        certain = own * (1.0 - SMOOTHING)
+        slope = certain + SMOOTHING / COLUMNS * mass
+        if Z != 0.0:
+            slope += 2.0 * Z * own * lse
+        d = p * slope - SMOOTHING / COLUMNS * weight
+        d = tl.where(is_label, d - certain, d)
+    else:
+        if Z != 0.0:
+            p = p * (1.0 + 2.0 * Z * lse)
+        d = tl.where(is_label, p - (1.0 - SMOOTHING), p)
+        if SMOOTHING != 0.0:
+            d -= SMOOTHING / COLUMNS
     if CAP != 0.0:
         d = d * (1.0 - (x / CAP) * (x / CAP))
     return d * factor
 
 
 @triton.jit
-def row_factor(scale, cotangent, row, valid, SCALE: tl.constexpr, LOSS: tl.constexpr):
-    """The factor of each row's gradient: the scale of the loss where that is computed as well, else
-    the row's cotangent; 0 if not valid."""
-    if not LOSS:
+def row_factor(scale, cotangent, row, valid, lse, SCALE: tl.constexpr, BY_ROW: tl.constexpr):
+    """The factor of each row's gradient: the row's cotangent if BY_ROW, else the scale of the loss;
+    0 if not valid."""
+    if BY_ROW:
         factor = tl.load(cotangent + row, valid, other=0.0)
     elif SCALE is None:
         factor = tl.load(scale)
     else:
-        factor = SCALE
+        # A number by itself would be one of float32, whatever it multiplies.
+        factor = tl.full((), SCALE, lse.dtype)
     return tl.where(valid, factor, 0.0)
 
 
@@ -106,6 +134,7 @@ def cross_entropy_kernel(
     labels,
     scale,
     cotangent,
+    class_weights,
     lse,
     losses,
     dlogits,
@@ -119,9 +148,11 @@ def cross_entropy_kernel(
     Z_LOSS: tl.constexpr,
     CAP: tl.constexpr,
     SITE: tl.constexpr,
+    WEIGHTED: tl.constexpr,
     LOSS: tl.constexpr,
     SAVE: tl.constexpr,
     GRADIENT: tl.constexpr,
+    BY_ROW: tl.constexpr,
     STRIDE: tl.constexpr,
     ROW_BLOCK: tl.constexpr,
     COLUMN_BLOCK: tl.constexpr,
@@ -144,21 +175,35 @@ def cross_entropy_kernel(
     raw = up(tl.load(logits + base + column, mask, other=float("-inf")))
     # The label's logit is selected from the registers: no second load.
     is_label = column == label[:, None]
+    weight, own, mass = 1.0, 1.0, 1.0
+    if WEIGHTED:
+        weight = tl.load(class_weights + column, inside, other=0.0)
+        own = tl.load(class_weights + label, exists, other=0.0)
+        mass = tl.sum(weight, 1)
     if LOSS:
         x = tl.where(inside, soft_cap(raw, CAP), float("-inf"))
         top = tl.max(x, 1)
         z = top + tl.log(tl.sum(exponential(x - top[:, None]), 1))
         target = tl.sum(tl.where(is_label, x, 0.0), 1)
-        total = tl.sum(tl.where(inside, x, 0.0), 1)
-        loss = row_loss(z, target, total, COLUMNS, SMOOTHING, Z_LOSS)
+        if WEIGHTED:
+            total = tl.sum(tl.where(weight != 0.0, weight * x, 0.0), 1)
+            loss = weighted_row_loss(z, target, total, own, mass, COLUMNS, SMOOTHING, Z_LOSS)
+        else:
+            total = tl.sum(tl.where(inside, x, 0.0), 1)
+            loss = row_loss(z, target, total, COLUMNS, SMOOTHING, Z_LOSS)
         tl.store(losses + row, tl.where(valid, loss, 0.0), exists)
         if SAVE:
             tl.store(lse + row, z, exists)
     else:
         z = tl.load(lse + row, exists, other=0.0)
     if GRADIENT:
-        factor = row_factor(scale, cotangent, row, valid, SCALE, LOSS)[:, None]
-        d = logit_gradient(raw, is_label, z[:, None], factor, COLUMNS, SMOOTHING, Z_LOSS, CAP)
+        factor = row_factor(scale, cotangent, row, valid, z, SCALE, BY_ROW)[:, None]
+        if WEIGHTED:
+            own, mass = own[:, None], mass[:, None]  # pyright: ignore[reportIndexIssue]  tensors where WEIGHTED
+        d = logit_gradient(
+            raw, is_label, z[:, None], factor, weight, own, mass,
+            COLUMNS, SMOOTHING, Z_LOSS, CAP, WEIGHTED,
+        )  # fmt: skip
         # Not 0 * d: an ignored row may hold inf or NaN.
         d = tl.where(valid[:, None], d, 0.0)
         tl.store(dlogits + base + column, cast(d, dlogits.dtype.element_ty), mask)
@@ -170,6 +215,7 @@ def cross_entropy_looped_kernel(
     labels,
     scale,
     cotangent,
+    class_weights,
     lse,
     losses,
     dlogits,
@@ -182,9 +228,11 @@ def cross_entropy_looped_kernel(
     Z_LOSS: tl.constexpr,
     CAP: tl.constexpr,
     SITE: tl.constexpr,
+    WEIGHTED: tl.constexpr,
     LOSS: tl.constexpr,
     SAVE: tl.constexpr,
     GRADIENT: tl.constexpr,
+    BY_ROW: tl.constexpr,
     STRIDE: tl.constexpr,
     LANES: tl.constexpr,
     VECTOR: tl.constexpr,
@@ -199,14 +247,20 @@ def cross_entropy_looped_kernel(
     flag_error_scalar(error, valid & ((label < 0) | (label >= COLUMNS)), label, SITE)
     label = tl.minimum(tl.maximum(label, 0), COLUMNS - 1).to(tl.int32)
     logits += row * STRIDE
+    own, mass = 1.0, 1.0
+    if WEIGHTED:
+        own = tl.load(class_weights + label)
     if LOSS:
         # Before the gradient overwrites it.
         target = soft_cap(up(tl.load(logits + label)), CAP)
-        top, sum_exp, total = online_logsumexp(
-            logits, COLUMNS, CAP, LANES, VECTOR, DOUBLE, SMOOTHING != 0.0
+        top, sum_exp, total, mass = online_logsumexp(
+            logits, COLUMNS, CAP, LANES, VECTOR, DOUBLE, SMOOTHING != 0.0, class_weights, WEIGHTED
         )
         z = top + tl.log(sum_exp)
-        loss = row_loss(z, target, total, COLUMNS, SMOOTHING, Z_LOSS)
+        if WEIGHTED:
+            loss = weighted_row_loss(z, target, total, own, mass, COLUMNS, SMOOTHING, Z_LOSS)
+        else:
+            loss = row_loss(z, target, total, COLUMNS, SMOOTHING, Z_LOSS)
         tl.store(losses + row, tl.where(valid, loss, 0.0))
         if SAVE:
             tl.store(lse + row, z)
@@ -214,7 +268,7 @@ def cross_entropy_looped_kernel(
         z = tl.load(lse + row)
     if GRADIENT:
         dlogits += row * STRIDE
-        factor = row_factor(scale, cotangent, row, valid, SCALE, LOSS)
+        factor = row_factor(scale, cotangent, row, valid, z, SCALE, BY_ROW)
         lane = tl.arange(0, LANES * VECTOR)
         # The label's logit was read above by every thread: no element may be overwritten before.
         tl.debug_barrier()
@@ -222,7 +276,13 @@ def cross_entropy_looped_kernel(
             column = start + lane
             inside = column < COLUMNS
             raw = up(tl.load(logits + column, inside, other=0.0, eviction_policy="evict_first"))
-            d = logit_gradient(raw, column == label, z, factor, COLUMNS, SMOOTHING, Z_LOSS, CAP)
+            weight = 1.0
+            if WEIGHTED:
+                weight = tl.load(class_weights + column, inside, other=0.0)
+            d = logit_gradient(
+                raw, column == label, z, factor, weight, own, mass,
+                COLUMNS, SMOOTHING, Z_LOSS, CAP, WEIGHTED,
+            )  # fmt: skip
             d = tl.where(valid, d, 0.0)
             tl.store(dlogits + column, cast(d, dlogits.dtype.element_ty), inside)
 
@@ -240,13 +300,17 @@ def add_row_losses(
 
     `logits` and `labels` are always read. With `losses` it writes these, with `lse` also each row's
     log-sum-exp, and with `dlogits` also the gradient of their sum times `scale` (None: times the
-    number in the buffer `scale`). Without `losses` it writes `dlogits`, from `lse` and a
-    `cotangent` of each row. `error` is needed if `spec.site` > 0. Rows of logits are `stride`
-    elements apart, by default `classes`.
+    number in the buffer `scale`), or with a `cotangent` of each row that of their sum times these.
+    Without `losses` it writes `dlogits`, from `lse` and `cotangent`, without class weights.
+    `class_weights` are read if the spec has them, `error` is needed if `spec.site` > 0. Rows of
+    logits are `stride` elements apart, by default `classes`.
     """
     # A pointer that a variant does not use must still be some buffer's.
     unused = buffers["logits"]
-    names = ("logits", "labels", "scale", "cotangent", "lse", "losses", "dlogits", "error")
+    names = (
+        "logits", "labels", "scale", "cotangent", "class_weights", "lse", "losses", "dlogits",
+        "error",
+    )  # fmt: skip
     loss, gradient = "losses" in buffers, "dlogits" in buffers
     stride = stride or spec.classes
     constants = {
@@ -258,9 +322,11 @@ def add_row_losses(
         "Z_LOSS": spec.z_loss,
         "CAP": spec.soft_cap,
         "SITE": spec.site,
+        "WEIGHTED": spec.class_weights,
         "LOSS": loss,
         "SAVE": loss and "lse" in buffers,
         "GRADIENT": gradient,
+        "BY_ROW": "cotangent" in buffers,
         "STRIDE": stride,
     }
     # With a gradient, few rows at a time: the second read of a row then finds it in the cache.

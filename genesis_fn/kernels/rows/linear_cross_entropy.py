@@ -23,7 +23,7 @@ from genesis_fn.kernels.plan_builder import PlanBuilder, accumulator, cdiv
 from genesis_fn.kernels.rows.cross_entropy import CrossEntropy, add_row_losses
 
 LOGITS_BYTES = 1 << 30  # of one chunk's logits
-REDUCTIONS = ("mean", "sum")
+REDUCTIONS = ("mean", "sum", "none")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,9 @@ class LinearCrossEntropy:
     """The reduced `loss` of the rows of x @ weight.T, and with `gradients` its gradients.
 
     x is [rows, features] and weight [classes, features], both of the type of the loss's logits.
-    "mean" divides by the number of rows that are not ignored, or by 1 if there is none.
+    "mean" divides by the number of rows that are not ignored, or by 1 if there is none. "none" is
+    the loss of each row; its gradients are those of the sum of the losses times cotangents.
+    `row_weights` are these cotangents, and with "sum" weights of the losses in it.
     `chunk_rows` is chosen for about 1 GiB of logits, and at least 4096 rows, if None.
     """
 
@@ -41,17 +43,40 @@ class LinearCrossEntropy:
     gradients: bool = True
     precision: str = "default"
     chunk_rows: int | None = None
+    row_weights: bool = False
 
     def __post_init__(self) -> None:
         if self.reduction not in REDUCTIONS:
             raise ValueError(f"reduction is one of {REDUCTIONS}, not {self.reduction!r}")
         if self.loss.rows < 1:
             raise ValueError("linear cross-entropy needs at least one row")
+        if self.row_weights != (self.reduction == "none" and self.gradients) and (
+            self.reduction != "sum"
+        ):
+            raise ValueError(
+                'weights of rows are for reduction="sum", and the gradients of "none" need them'
+            )
+
+    @property
+    def operands(self) -> tuple[str, ...]:
+        """What the plan reads."""
+        optional = {"row_weights": self.row_weights, "class_weights": self.loss.class_weights}
+        return ("x", "weight", "labels", *[name for name, read in optional.items() if read])
+
+    @property
+    def results(self) -> tuple[str, ...]:
+        """What the plan writes: with weights of rows and gradients also each row's loss, which is
+        the gradient by its weight."""
+        gradients = ("dx", "dweight") if self.gradients else ()
+        if self.reduction == "none":
+            return gradients or ("losses",)
+        rows = ("losses",) if self.gradients and self.row_weights else ()
+        return ("loss", *gradients, *rows)
 
     @property
     def scale(self) -> float | None:
         """The factor of every row's loss, or None where the labels decide it."""
-        if self.reduction == "sum":
+        if self.reduction != "mean":
             return 1.0
         return 1.0 / self.loss.rows if self.loss.ignore_index is None else None
 
@@ -91,38 +116,50 @@ def count_labels_kernel(
 
 @triton.jit
 def sum_losses_kernel(
-    losses, scale, loss, ROWS: tl.constexpr, SCALE: tl.constexpr, BLOCK: tl.constexpr
+    losses,
+    scale,
+    row_weights,
+    loss,
+    ROWS: tl.constexpr,
+    SCALE: tl.constexpr,
+    BY_ROW: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):
-    """loss = scale * the sum of the rows' losses, in a fixed order."""
+    """loss = scale * the sum of the rows' losses, times their weights if BY_ROW, in a fixed
+    order."""
     lane = tl.arange(0, BLOCK)
     total = tl.zeros((BLOCK,), losses.dtype.element_ty)
     for start in range(0, ROWS, BLOCK):
         at = start + lane
-        total += tl.load(losses + at, at < ROWS, other=0.0)
-    factor = tl.load(scale) if SCALE is None else SCALE
-    tl.store(loss, tl.sum(total, 0) * factor)
+        each = tl.load(losses + at, at < ROWS, other=0.0)
+        if BY_ROW:
+            each *= tl.load(row_weights + at, at < ROWS, other=0.0)
+        total += each
+    total = tl.sum(total, 0)
+    # Not through a variable: a number by itself would be one of float32, whatever it multiplies.
+    tl.store(loss, total * tl.load(scale) if SCALE is None else total * SCALE)
 
 
 def plan_linear_cross_entropy(spec: LinearCrossEntropy, target: Target) -> Plan:
-    """x, weight, labels -> loss[, dx, dweight][, error].
+    """x, weight, labels[, row_weights][, class_weights] -> `spec.results`[, error].
 
-    loss is one element, fp32 (fp64 for fp64 logits); dx and dweight have the type of x and weight.
-    The error word is there if `loss.site` > 0.
+    loss is one element, fp32 (fp64 for fp64 logits), as are losses and the weights; dx and dweight
+    have the type of x and weight. The error word is there if `loss.site` > 0.
     """
     loss_spec, dtype, statistic = spec.loss, spec.loss.dtype, accumulator(spec.loss.dtype)
-    builder = PlanBuilder(3, 1 + 2 * spec.gradients + (loss_spec.site > 0))
-    x, weight, labels = (
-        BufferArg(0, dtype),
-        BufferArg(1, dtype),
-        BufferArg(2, loss_spec.label_dtype),
-    )
-    loss, dx, dweight = BufferArg(3, statistic), BufferArg(4, dtype), BufferArg(5, dtype)
-    error = BufferArg(4 + 2 * spec.gradients, "i64")
+    kinds = {"x": dtype, "weight": dtype, "labels": loss_spec.label_dtype}
+    kinds |= {"dx": dtype, "dweight": dtype}
+    names = (*spec.operands, *spec.results)
+    given = {name: BufferArg(i, kinds.get(name, statistic)) for i, name in enumerate(names)}
+    builder = PlanBuilder(len(spec.operands), len(spec.results) + (loss_spec.site > 0))
+    x, weight, labels = (given[name] for name in ("x", "weight", "labels"))
+    error = BufferArg(len(names), "i64")
 
     chunks = spec.chunks
     logits = builder.workspace(chunks[0][1] * spec.stride, dtype)
-    losses = builder.workspace(loss_spec.rows, statistic)
+    losses = given.get("losses") or builder.workspace(loss_spec.rows, statistic)
     # Sums over chunks are kept in float32: rounding after each would add up.
+    dx, dweight = given.get("dx", x), given.get("dweight", weight)
     dweight_sum = dweight
     if spec.gradients and len(chunks) > 1 and dtype != statistic:
         dweight_sum = builder.workspace(loss_spec.classes * spec.features, statistic)
@@ -150,9 +187,13 @@ def plan_linear_cross_entropy(spec: LinearCrossEntropy, target: Target) -> Plan:
             "scale": scale,
             "losses": _advance(losses, start),
         }
+        if loss_spec.class_weights:
+            buffers["class_weights"] = given["class_weights"]
         # In place: a chunk's logits are not needed after their gradient.
         if spec.gradients:
             buffers["dlogits"] = logits
+            if spec.row_weights:
+                buffers["cotangent"] = _advance(given["row_weights"], start)
         if loss_spec.site:
             buffers["error"] = error
         add_row_losses(builder, loss_spec, rows, buffers, scale=spec.scale, stride=spec.stride)
@@ -166,11 +207,14 @@ def plan_linear_cross_entropy(spec: LinearCrossEntropy, target: Target) -> Plan:
             buffers_of_sum = (logits, x_rows, dweight_sum, dweight)
             options = {"out_dtype": dtype, "residual": dweight_sum.dtype}
         add_product("dweight", buffers_of_sum, rows, **options)
+    if "loss" not in given:
+        return builder.build()
+    weights = given.get("row_weights", labels)
     builder.launch(
         sum_losses_kernel,
         (1,),
-        {"losses": losses, "scale": scale, "loss": loss},
-        {"ROWS": loss_spec.rows, "SCALE": spec.scale, "BLOCK": 4096},
+        {"losses": losses, "scale": scale, "row_weights": weights, "loss": given["loss"]},
+        {"ROWS": loss_spec.rows, "SCALE": spec.scale, "BY_ROW": spec.row_weights, "BLOCK": 4096},
         num_warps=8,
     )
     return builder.build()

@@ -76,8 +76,11 @@ def online_logsumexp(
     VECTOR: tl.constexpr,
     DOUBLE: tl.constexpr,
     SUM: tl.constexpr,
+    weights,
+    WEIGHTED: tl.constexpr,
 ):
-    """(maximum, sum of exp(x - maximum), sum of x if SUM) of one row in one read.
+    """(maximum, sum of exp(x - maximum), sum of x if SUM, sum of the weights) of one row in one
+    read. If WEIGHTED, x is multiplied by weights in its sum, where they are not 0.
 
     Each lane keeps its own pair and rescales its sum once per vector of VECTOR elements.
     """
@@ -86,12 +89,17 @@ def online_logsumexp(
     top = tl.full((LANES,), -3.0e38, ACC)
     total = tl.zeros((LANES,), ACC)
     plain = tl.zeros((LANES,), ACC)
+    mass = tl.zeros((LANES,), ACC)
     position = tl.arange(0, LANES)[:, None] * VECTOR + tl.arange(0, VECTOR)[None, :]
     for start in range(0, COLUMNS, LANES * VECTOR):
         inside = start + position < COLUMNS
         v = up(tl.load(x + start + position, inside, other=float("-inf")))
         v = tl.where(inside, soft_cap(v, CAP), float("-inf"))
-        if SUM:
+        if WEIGHTED:
+            w = tl.load(weights + start + position, inside, other=0.0)
+            mass += tl.sum(w, 1)
+            plain += tl.sum(tl.where(w != 0.0, w * v, 0.0), 1)
+        elif SUM:
             plain += tl.sum(tl.where(inside, v, 0.0), 1)
         # Capped below inf, so that a +inf element makes the sum inf and not NaN.
         higher = tl.minimum(tl.maximum(top, tl.max(v, 1)), 3.0e38)
@@ -99,7 +107,8 @@ def online_logsumexp(
         top = higher
     # The lanes' pairs (maximum, sum) combine like those of blocks: rescale, then add.
     highest = tl.max(top, 0)
-    return highest, tl.sum(total * exponential(top - highest), 0), tl.sum(plain, 0)
+    sum_exp = tl.sum(total * exponential(top - highest), 0)
+    return highest, sum_exp, tl.sum(plain, 0), tl.sum(mass, 0)
 
 
 @triton.jit
@@ -148,7 +157,7 @@ def softmax_forward_looped_kernel(
     """`softmax_forward_kernel` for rows too long for registers: a row a program, read in blocks."""
     row = tl.program_id(0).to(tl.int64)
     x += row * COLUMNS
-    top, total, _ = online_logsumexp(x, COLUMNS, 0.0, LANES, VECTOR, DOUBLE, False)
+    top, total, _, _ = online_logsumexp(x, COLUMNS, 0.0, LANES, VECTOR, DOUBLE, False, x, False)
     if KIND == "logsumexp":
         tl.store(y + row, cast(top + tl.log(total), y.dtype.element_ty))
     else:

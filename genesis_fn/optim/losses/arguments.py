@@ -5,20 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 import genesis_fn.numpy as jnp
-from genesis_fn import Array, ArrayLike, dtypes
-from genesis_fn.errors import DTypeError, ShapeError
+from genesis_fn import Array, ArrayLike
+from genesis_fn.errors import ShapeError
 from genesis_fn.extend import as_array, typeof
 
 Axis = int | tuple[int, ...] | None
-
-
-def floats(name: str, *arrays: ArrayLike) -> list[Array]:
-    """Converts the arguments to arrays. Raises DTypeError where one is not floating."""
-    converted = [as_array(x) for x in arrays]
-    for x in converted:
-        if not dtypes.is_float(x.dtype):
-            raise DTypeError(f"{name} takes floats, got {x.aval}")
-    return converted
 
 
 def check_broadcast(name: str, **arguments: ArrayLike | None) -> None:
@@ -33,16 +24,6 @@ def check_broadcast(name: str, **arguments: ArrayLike | None) -> None:
             f"{name}: the shapes of {avals} do not fit together\n"
             f"  give {' and '.join(others)} the shape of {first}, or one that broadcasts to it"
         ) from None
-
-
-def check_same_shape(name: str, **arguments: Array) -> None:
-    """Raises ShapeError naming two arguments where their shapes differ."""
-    (a, x), (b, y) = arguments.items()
-    if x.shape != y.shape:
-        raise ShapeError(
-            f"{name}: {a} {typeof(x)} and {b} {typeof(y)} differ in shape\n"
-            f"  reshape or index one of them: {b} of another shape would be broadcast to pairs"
-        )
 
 
 def one_hot(labels: ArrayLike, scores: Array, name: str = "") -> Array:

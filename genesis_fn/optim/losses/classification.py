@@ -12,12 +12,13 @@ from genesis_fn.extend import (
     canonical_axis,
     class_labels,
     cross_entropy_last,
+    floats,
     log_softmax_last,
     logsumexp_last,
     wide,
 )
 from genesis_fn.optim.annotations import Number
-from genesis_fn.optim.losses.arguments import Axis, check_broadcast, floats, masked
+from genesis_fn.optim.losses.arguments import Axis, check_broadcast, masked
 
 
 def _log_sigmoid(x: Array) -> Array:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import genesis_fn.numpy as jnp
 from genesis_fn import Array, ArrayLike, dtypes
-from genesis_fn.extend import wide
-from genesis_fn.optim.losses.arguments import Axis, check_broadcast, floats
+from genesis_fn.extend import floats, wide
+from genesis_fn.optim.losses.arguments import Axis, check_broadcast
 
 
 @wide

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import genesis_fn.numpy as jnp
 from genesis_fn import Array, ArrayLike
-from genesis_fn.extend import as_array, wide
-from genesis_fn.optim.losses.arguments import check_broadcast, check_same_shape, floats, one_hot
+from genesis_fn.extend import as_array, check_same_shape, floats, wide
+from genesis_fn.optim.losses.arguments import check_broadcast, one_hot
 
 
 @wide

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import genesis_fn.numpy as jnp
 from genesis_fn import Array, ArrayLike
-from genesis_fn.extend import as_array, log_softmax_last, wide
-from genesis_fn.optim.losses.arguments import check_broadcast, floats, masked
+from genesis_fn.extend import as_array, floats, log_softmax_last, wide
+from genesis_fn.optim.losses.arguments import check_broadcast, masked
 
 
 @wide

@@ -6,9 +6,9 @@ import math
 
 import genesis_fn.numpy as jnp
 from genesis_fn import Array, ArrayLike
-from genesis_fn.extend import as_array, wide
+from genesis_fn.extend import as_array, check_same_shape, floats, wide
 from genesis_fn.optim.annotations import Number
-from genesis_fn.optim.losses.arguments import Axis, check_broadcast, check_same_shape, floats
+from genesis_fn.optim.losses.arguments import Axis, check_broadcast
 
 
 def _errors(name: str, predictions: ArrayLike, targets: ArrayLike | None) -> Array:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import genesis_fn.numpy as jnp
 from genesis_fn import Array, ArrayLike, dtypes
 from genesis_fn.errors import ShapeError
-from genesis_fn.extend import as_array, wide
+from genesis_fn.extend import as_array, floats, wide
 from genesis_fn.lax import stop_gradient
 from genesis_fn.optim.annotations import Number
-from genesis_fn.optim.losses.arguments import check_broadcast, floats
+from genesis_fn.optim.losses.arguments import check_broadcast
 from genesis_fn.optim.losses.regression import cosine_similarity
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import genesis_fn.numpy as jnp
 from genesis_fn import Array, ArrayLike, PyTree
 from genesis_fn.errors import ShapeError
-from genesis_fn.extend import as_array, log_softmax_last, wide
+from genesis_fn.extend import as_array, floats, log_softmax_last, wide
 from genesis_fn.lax import scan
-from genesis_fn.optim.losses.arguments import floats, one_hot
+from genesis_fn.optim.losses.arguments import one_hot
 from genesis_fn.optim.tree_map_updates import I32
 
 

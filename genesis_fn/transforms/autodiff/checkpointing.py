@@ -22,6 +22,7 @@ from genesis_fn.core.primitive import LinearOperand, Primitive, bind, ctx, runni
 from genesis_fn.primitives.conv import conv_p
 from genesis_fn.primitives.dot_general import dot_general_p
 from genesis_fn.primitives.factories import instantiate, linear_rule
+from genesis_fn.primitives.ragged_dot import ragged_contraction_p, ragged_dot_p
 from genesis_fn.primitives.shape import optimization_barrier
 from genesis_fn.transforms.autodiff.linearize import LinearizeTrace, LinearizeTracer
 from genesis_fn.transforms.autodiff.transpose import transpose_flat
@@ -347,7 +348,7 @@ class checkpoint_policies:
     @staticmethod
     def dots_saveable(prim: Primitive, *_: object, **__: object) -> bool:
         """Save the results of matrix products and convolutions."""
-        return prim in (dot_general_p, conv_p)
+        return prim in (dot_general_p, ragged_dot_p, ragged_contraction_p, conv_p)
 
     checkpoint_dots = dots_saveable
 
@@ -355,6 +356,8 @@ class checkpoint_policies:
     def dots_with_no_batch_dims_saveable(prim: Primitive, *_: object, **params: Any) -> bool:
         """Save the results of matrix products without batch dimensions: weights times
         activations."""
+        if prim is ragged_dot_p:
+            return True
         return prim is dot_general_p and not params["dimension_numbers"][1][0]
 
     checkpoint_dots_with_no_batch_dims = dots_with_no_batch_dims_saveable

@@ -41,7 +41,8 @@ class Fused(Generic[P, R]):
     * `vjp = (forward, backward)`: fused functions. forward(*args) returns (outputs, residuals), as
       tuples; backward(residuals, cts, *, needs, **static) a cotangent per differentiable argument
       (what it returns where `needs` is False is ignored), or one per argument.
-    * `precision`: the amp class of the whole.
+    * `precision`: the amp class of the whole; `exact`: positions of operands that keep their
+      dtypes.
     """
 
     def __init__(
@@ -52,6 +53,7 @@ class Fused(Generic[P, R]):
         rows: Sequence[bool] | None,
         precision: str,
         batch: Callable[..., Any] | None,
+        exact: Sequence[int] = (),
     ) -> None:
         if name in FUSED:
             raise ValueError(f"fused function {name!r} is defined twice")
@@ -59,6 +61,7 @@ class Fused(Generic[P, R]):
         functools.update_wrapper(self, reference)
         self.name, self.reference, self.static_names = name, reference, frozenset(static)
         self.rows, self.precision, self.batch = rows, precision, batch
+        self.exact = frozenset(exact)
         self.vjp: tuple[Fused[..., Any], Fused[..., Any]] | None = None
         self.programs: dict[Any, Jaxpr] = {}
 
@@ -121,6 +124,7 @@ def fused(
     rows: Sequence[bool] | None = None,
     precision: str = "follow",
     batch: Callable[..., Any] | None = None,
+    exact: Sequence[int] = (),
 ) -> Callable[[Callable[P, R]], Fused[P, R]]:
     """Decorator that makes one operation of a function, for which backends may have a kernel.
 
@@ -136,6 +140,8 @@ def fused(
         precision: the class of the operation under `amp`: "low", "high" or "follow".
         batch: batching rule `batch(size, xs, dims, **static)` that returns (outputs, out dims), or
             None to leave the case to the others.
+        exact: positions of the arrays, in the flattened arguments, that `amp` leaves in their
+            dtype whatever the class, such as weights of a sum.
 
     Returns:
         The decorator, which gives a `Fused` function of the reference's signature.
@@ -151,7 +157,7 @@ def fused(
     """
 
     def decorate(reference: Callable[P, R]) -> Fused[P, R]:
-        return Fused(name, reference, static, rows, precision, batch)
+        return Fused(name, reference, static, rows, precision, batch, exact)
 
     return decorate
 

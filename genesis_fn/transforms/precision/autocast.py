@@ -41,6 +41,7 @@ from genesis_fn.core.primitive import (
 from genesis_fn.core.types.annotations import Array, DTypeLike
 from genesis_fn.primitives.dot_general import dot_general_p
 from genesis_fn.primitives.elementwise import convert
+from genesis_fn.primitives.ragged_dot import ragged_contraction_p, ragged_dot_p
 from genesis_fn.transforms.autodiff.checkpointing import checkpoint_p
 from genesis_fn.transforms.control_flow.conditionals import cond_p
 from genesis_fn.transforms.control_flow.loops import while_p
@@ -341,7 +342,10 @@ def _rewrite_fused(
     policy: AutocastPolicy,
 ) -> Any:
     op = params["op"]
-    xs = _operands(xs, policy.of(prim, params), policy.compute)
+    exact = {i: _cast(x, avals[i].dtype) for i, x in enumerate(xs) if i in op.exact}
+    others = [x for i, x in enumerate(xs) if i not in exact]
+    cast = iter(_operands(others, policy.of(prim, params), policy.compute))
+    xs = [exact[i] if i in exact else next(cast) for i in range(len(xs))]
     return op.bind(xs, params["jaxpr"].cache["in_tree"], params["static"])[0]
 
 
@@ -372,6 +376,8 @@ _RULES: Mapping[
     cond_p: _rewrite_cond,
     fused_p: _rewrite_fused,
     dot_general_p: _rewrite_dot,
+    ragged_dot_p: _rewrite_dot,
+    ragged_contraction_p: _rewrite_dot,
 }
 
 

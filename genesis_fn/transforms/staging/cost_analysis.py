@@ -21,7 +21,7 @@ def _bytes(atoms: Sequence[Any]) -> int:
     return sum(a.nbytes for a in _avals(atoms))
 
 
-def _flops(e: Eqn) -> float:
+def equation_flops(e: Eqn) -> float:
     """The floating-point operations of a first-order equation (2 for a multiply-add)."""
     ins, outs = _avals(e.ins), _avals(e.outs)
     if e.prim.flops is not None:
@@ -31,7 +31,7 @@ def _flops(e: Eqn) -> float:
     return sum(o.size for o in outs)
 
 
-def _shares(e: Eqn) -> bool:
+def shares_memory(e: Eqn) -> bool:
     """Whether the results are memory of the first operand."""
     return type(e.prim.lowering) is View and e.prim.lowering.shares
 
@@ -50,22 +50,29 @@ class _Count:
         self.unbounded += other.unbounded
 
 
+def counted_programs(e: Eqn) -> list[tuple[Jaxpr, int]]:
+    """The sub-programs of an equation that count, with how often each: of a cond the most expensive
+    branch, of a scan its body as often as it runs, of a while loop one step."""
+    inner = list(e_jaxprs(e))
+    if e.prim is cond_p:
+        return [(max(inner, key=lambda j: (_count(j).flops, _count(j).moved)), 1)]
+    return [(j, e.params["length"] if e.prim is scan_p else 1) for j in inner]
+
+
 @memoized
 def _count(jaxpr: Jaxpr) -> _Count:
     total = _Count()
     for e in jaxpr.eqns:
-        inner = [_count(j) for j in e_jaxprs(e)]
-        if e.prim is cond_p:
-            total.add(max(inner, key=lambda c: (c.flops, c.moved)), 1)
-        elif inner:
-            for c in inner:
-                total.add(c, e.params["length"] if e.prim is scan_p else 1)
+        inner = counted_programs(e)
+        if inner:
+            for j, times in inner:
+                total.add(_count(j), times)
             total.unbounded += e.prim is while_p
         else:
-            n = _flops(e)
+            n = equation_flops(e)
             total.flops += n
             total.transcendentals += n if e.prim.transcendental else 0
-            if not _shares(e):
+            if not shares_memory(e):
                 total.moved += _bytes(e.ins) + _bytes(e.outs)
     return total
 
@@ -96,7 +103,7 @@ def _temporary(jaxpr: Jaxpr) -> int:
     owner: dict[Var, Var] = {v: v for v in jaxpr.invars}
     for e in jaxpr.eqns:
         for o in e.outs:
-            source = e.ins[0] if e.ins and _shares(e) else None
+            source = e.ins[0] if e.ins and shares_memory(e) else None
             owner[o] = owner[source] if type(source) is Var else o
     last: dict[Var, int] = {}
     for n, e in enumerate(jaxpr.eqns):

@@ -14,6 +14,7 @@ from genesis_fn.backends.cpu.lowerings import (
     host as host,
     indexing as indexing,
     linalg as linalg,
+    ragged as ragged,
     random as random,
     reductions as reductions,
     scans as scans,

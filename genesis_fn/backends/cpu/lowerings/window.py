@@ -116,6 +116,23 @@ def _places(x: torch.Tensor, window: Window, outputs: Sequence[int]) -> list[tor
     return views
 
 
+def _inside(
+    shape: Sequence[int], window: Window, outputs: Sequence[int]
+) -> list[torch.Tensor] | None:
+    """Where the windows have an element of the operand at each tap; None: everywhere.
+
+    Padding equals the least element, but takes no part: a derivative would be lost there.
+    """
+    if not any([low > 0 or high > 0 for low, high in window.padding]) and set(
+        window.base_dilation
+    ) == {1}:
+        return None
+    # One element along axes that the windows do not move over, to which it broadcasts.
+    whole = [(k, s, pair, a) == (1, 1, (0, 0), 1) for k, s, pair, a, _ in zip(*window)]
+    ones = torch.ones([1 if w else n for n, w in zip(shape, whole)], dtype=torch.bool)
+    return _places(_prepared(ones, window, False), window, outputs)
+
+
 @lowers(windows.window_offset_p)
 def _offset(avals: Sequence[Any], *, window: Window, greatest: bool) -> Callable[..., Any]:
     x = avals[0]
@@ -125,6 +142,7 @@ def _offset(avals: Sequence[Any], *, window: Window, greatest: bool) -> Callable
     load, _ = ordered(x.dtype)
     fill = _stored_extreme(x.dtype, greatest)
     reduce = _separable(torch.maximum if greatest else torch.minimum, window, outputs)
+    inside = _inside(x.shape, window, outputs)
 
     def run(v: torch.Tensor) -> torch.Tensor:
         v = _prepared(load(v), window, fill)
@@ -138,6 +156,8 @@ def _offset(avals: Sequence[Any], *, window: Window, greatest: bool) -> Callable
             wins = part == best
             if lost is not None:
                 wins |= lost & part.isnan()
+            if inside is not None:
+                wins &= inside[j]
             offset.masked_fill_(wins, j)
         return offset
 

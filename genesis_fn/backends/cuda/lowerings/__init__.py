@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 _MODULES = (
     "assertions",
     "elementwise", "shape", "reductions", "scans", "sorting", "indexing", "random", "window",
-    "conv", "contraction", "host", "fused",
+    "conv", "contraction", "ragged", "host", "fused",
 )  # fmt: skip
 
 

@@ -334,35 +334,30 @@ def _cross_entropy_backward(call: Call, results: Sequence[Aval], *, needs: Any) 
     return builder.build()
 
 
-@fused_kernel(
-    "linear_cross_entropy", "linear_cross_entropy_forward",
-    classes=lambda call: call.operands[1].shape[0],
-)  # fmt: skip
-def _linear_cross_entropy(
+def _linear_cross_entropy_plan(
     call: Call,
-    results: Sequence[Aval],
+    options: dict[str, Any],
     *,
-    ignore_index: int | None,
-    label_smoothing: float,
-    z_loss: float,
-    softcap: float,
     reduction: str,
+    gradients: bool,
+    row_weights: bool = False,
+    class_weights: bool = False,
+    site: int = 0,
 ) -> Plan | None:
-    x, weight, labels = call.operands
+    x, weight, labels, *_ = call.operands
     if x.dtype not in _WIDE_ENOUGH or weight.dtype != x.dtype or not _labelled(labels):
-        return None
-    if reduction == "none":
         return None
     loss = CrossEntropy(
         x.shape[0],
         weight.shape[0],
         NAMES[x.dtype],
         NAMES[labels.dtype],
-        ignore_index=ignore_index,
-        label_smoothing=label_smoothing,
-        z_loss=z_loss,
-        soft_cap=softcap,
-        site=call.site * SITES,
+        ignore_index=options["ignore_index"],
+        label_smoothing=options["label_smoothing"],
+        z_loss=options["z_loss"],
+        soft_cap=options["softcap"],
+        class_weights=class_weights,
+        site=site,
     )
     precision = config.current().matmul_precision
     return plan_linear_cross_entropy(
@@ -370,10 +365,79 @@ def _linear_cross_entropy(
             loss,
             x.shape[1],
             reduction,
-            len(results) > 1,
+            gradients,
             precision={"highest": "ieee"}.get(precision, precision),
+            row_weights=row_weights,
         ),
         call.target,
+    )
+
+
+@fused_kernel(
+    "linear_cross_entropy", "linear_cross_entropy_forward",
+    classes=lambda call: call.operands[1].shape[0],
+)  # fmt: skip
+def _linear_cross_entropy(
+    call: Call, results: Sequence[Aval], *, reduction: str, **options: Any
+) -> Plan | None:
+    return _linear_cross_entropy_plan(
+        call, options, reduction=reduction, gradients=len(results) > 1, site=call.site * SITES
+    )
+
+
+@fused_kernel(
+    "linear_cross_entropy_rows", "linear_cross_entropy_rows_forward",
+    classes=lambda call: call.operands[1].shape[0],
+)  # fmt: skip
+def _linear_cross_entropy_rows(call: Call, results: Sequence[Aval], **options: Any) -> Plan | None:
+    return _linear_cross_entropy_plan(
+        call,
+        options,
+        reduction="none",
+        gradients=False,
+        class_weights=len(call.operands) > 3,
+        site=call.site * SITES,
+    )
+
+
+@fused_kernel("linear_cross_entropy_rows_backward", classes=lambda call: call.operands[1].shape[0])
+def _linear_cross_entropy_rows_backward(
+    call: Call, results: Sequence[Aval], *, needs: Any, **options: Any
+) -> Plan | None:
+    *operands, ct = range(len(call.operands))
+    class_weights = len(operands) > 3
+    statistic = dtypes.F64 if call.operands[0].dtype == dtypes.F64 else dtypes.F32
+    if (class_weights and needs[2]) or call.operands[ct].dtype != statistic:
+        return None  # nothing but the reference has the gradient by class weights
+    plan = _linear_cross_entropy_plan(
+        call,
+        options,
+        reduction="none",
+        gradients=True,
+        row_weights=True,
+        class_weights=class_weights,
+        # A gradient alone leaves the forward pass out, which would check the labels.
+        site=call.site * SITES,
+    )
+    order = [*operands[:3], ct, *operands[3:]]
+    return plan and _ordered(plan, order, range(plan.outputs))
+
+
+@fused_kernel(
+    "linear_cross_entropy_weighted", "linear_cross_entropy_weighted_forward",
+    classes=lambda call: call.operands[1].shape[0],
+)  # fmt: skip
+def _linear_cross_entropy_weighted(
+    call: Call, results: Sequence[Aval], **options: Any
+) -> Plan | None:
+    return _linear_cross_entropy_plan(
+        call,
+        options,
+        reduction="sum",
+        gradients=len(results) > 1,
+        row_weights=True,
+        class_weights=len(call.operands) > 4,
+        site=call.site * SITES,
     )
 
 

@@ -131,6 +131,8 @@ def _window_offset(call: Call) -> Lowered:
     if dtypes.is_float(kind):
         # The first NaN wins, and nothing after it.
         better = f"(best == best) & ({better} | (v != v))"
+    # Padding equals the least value, but takes no part: a derivative would be lost there.
+    better = f"real & ({better})"
     load = loaded("tl.load(x + at, real)", kind)
     lines, index = coordinates("i", call.out.shape, "c")
     lines += [
@@ -141,12 +143,11 @@ def _window_offset(call: Call) -> Lowered:
             window,
             [
                 *_source_lines(window, x.shape, index, _tap_names(window)),
-                # Padding takes part with the least value, as it does on the CPU.
                 f"v = tl.where(real, ({load}).to({acc}), {start})",
                 f"better = {better}",
                 "best = tl.where(better, v, best)",
                 "where = tl.where(better, j, where)",
-                "found = found | 1",
+                "found = tl.where(real, 1, found)",
             ],
         ),
         "tl.store(y + i, where, inside)",

@@ -1,0 +1,1 @@
+"""Layers, a family in each module."""
