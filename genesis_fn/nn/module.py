@@ -117,6 +117,33 @@ def lookup(layer: Module, tree: PyTree, name: str, shape: tuple[int, ...], init:
     return x
 
 
+def part(layer: Module, params: PyTree, path: Sequence[str]) -> PyTree:
+    """`params` of a part of a layer, at the end of `path`; raises ArgumentError if it lacks one."""
+    at = ""
+    for name in path:
+        try:
+            params = params[name]
+        except (KeyError, TypeError, IndexError):
+            found = (
+                f"has the keys {list(params)}"
+                if isinstance(params, dict)
+                else f"is of type {type(params).__name__}"
+            )
+            text = f"params[{name!r}] is wanted, but params{at} {found}"
+            raise layer_error(layer, at, f"{text}\n  params = layer.init(key) makes them") from None
+        at += f"[{name!r}]"
+    return params
+
+
+def call_part(layer: Module, part_layer: Module, params: PyTree, name: str, x: ArrayLike) -> Array:
+    """The output of the part `name` of a layer; its errors name its path in the parameters."""
+    own = part(layer, params, [name])
+    try:
+        return part_layer(own, x)
+    except ArgumentError as error:
+        raise at_path(f"[{name!r}]", error) from error.__cause__
+
+
 def require_state(layer: Module, state: PyTree) -> None:
     """Raise ArgumentError where a layer with running state is called without it, which would drop
     the statistics of all earlier calls."""

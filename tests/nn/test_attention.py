@@ -306,7 +306,7 @@ def test_refused_arguments():
         (lambda: layer(params, x[0]), r"\[batch, T, 32\]"),
         (lambda: layer(params, x[..., :5]), r"\[..., 32\]"),
         (lambda: layer(params, x, context=x), "context= is for cross-attention"),
-        (lambda: layer({}, x), r"params\['q_proj'\]\['weight'\]"),
+        (lambda: layer({}, x), r"params\['q_proj'\] is wanted"),
         (lambda: layer(params, x, state={"k": 1}), "cache of keys and values"),
         (lambda: layer(params, x, state=layer.init_state(batch=1, capacity=4)), "a batch of 2"),
         (lambda: layer(params, x, state=layer.init_state(batch=2, capacity=2)), "fewer than the 3"),

@@ -18,10 +18,12 @@ from genesis_fn.nn.layers.rotary import RotaryEmbedding, apply_rotary
 from genesis_fn.nn.module import (
     Module,
     at_path,
+    call_part,
     check_fields,
     checked_input,
     layer_error,
     lookup,
+    part,
     shown,
 )
 from genesis_fn.transforms import assert_
@@ -262,7 +264,8 @@ class MultiHeadAttention(Module):
             y = _attend_with_dropout(q, k, v, **visible)
         else:
             y = dot_product_attention(q, k, v, softcap=self.softcap, **visible)
-        y = self._project(params, "o_proj", jnp.reshape(y, (*y.shape[:2], -1)))
+        y = jnp.reshape(y, (*y.shape[:2], -1))
+        y = call_part(self, self._projections()["o_proj"], params, "o_proj", y)
         return y if state is None else (y, state)
 
     def _checked(self, x: ArrayLike, context: ArrayLike | None, state: PyTree) -> Array:
@@ -284,21 +287,14 @@ class MultiHeadAttention(Module):
             raise layer_error(self, "", text)
         return jnp.asarray(x)
 
-    def _project(self, params: PyTree, name: str, x: ArrayLike) -> Array:
-        own = params.get(name) if isinstance(params, dict) else None
-        try:
-            return self._projections()[name](own, x)
-        except ArgumentError as error:
-            raise at_path(f"[{name!r}]", error) from error.__cause__
-
     def _heads_of(self, params: PyTree, name: str, x: ArrayLike, heads: int) -> Array:
         """A projection split into heads, [B, T, heads, head_dim], and normalised if it is to be."""
-        y = self._project(params, name, x)
+        y = call_part(self, self._projections()[name], params, name, x)
         y = jnp.reshape(y, (*y.shape[:2], heads, self._head_dim))
         norm = {"q_proj": "q_norm", "k_proj": "k_norm"}.get(name)
         if not self.qk_norm or norm is None:
             return y
-        own = params.get(norm) if isinstance(params, dict) else None
+        own = part(self, params, [norm])
         try:
             weight = lookup(self, own, "weight", (self._head_dim,), "init(key)")
         except ArgumentError as error:

@@ -14,13 +14,15 @@ from genesis_fn.extend import segment_sum, take_rows, wide
 from genesis_fn.lax import ragged_dot, stop_gradient, top_k as greatest
 from genesis_fn.nn.functions import logsumexp, sigmoid, silu, softmax
 from genesis_fn.nn.layers.dense import Linear
-from genesis_fn.nn.layers.feed_forward import GatedMLP, call_part, check_activation, part
+from genesis_fn.nn.layers.feed_forward import GatedMLP, check_activation
 from genesis_fn.nn.module import (
     Module,
     at_path,
+    call_part,
     check_fields,
     checked_input,
     lookup,
+    part,
     shown,
     uniform_fan_in,
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import genesis_fn.numpy as jnp
 import genesis_fn.random as random
@@ -12,7 +12,7 @@ from genesis_fn.errors import ArgumentError
 from genesis_fn.nn.functions import gelu, silu
 from genesis_fn.nn.layers.dense import Linear
 from genesis_fn.nn.layers.dropout import Dropout
-from genesis_fn.nn.module import Module, at_path, check_fields, checked_input, layer_error
+from genesis_fn.nn.module import Module, call_part, check_fields, checked_input
 
 
 def check_activation(layer: Module, activation: Callable[..., Array]) -> None:
@@ -22,33 +22,6 @@ def check_activation(layer: Module, activation: Callable[..., Array]) -> None:
             f"{type(layer).__name__}: activation is {activation!r:.60}, but is a function of an "
             "array\n  give the function itself: activation=nn.silu"
         )
-
-
-def part(layer: Module, params: PyTree, path: Sequence[str]) -> PyTree:
-    """`params` of a part of a layer, at the end of `path`; raises ArgumentError if it lacks one."""
-    at = ""
-    for name in path:
-        try:
-            params = params[name]
-        except (KeyError, TypeError, IndexError):
-            found = (
-                f"has the keys {list(params)}"
-                if isinstance(params, dict)
-                else f"is of type {type(params).__name__}"
-            )
-            text = f"params[{name!r}] is wanted, but params{at} {found}"
-            raise layer_error(layer, at, f"{text}\n  params = layer.init(key) makes them") from None
-        at += f"[{name!r}]"
-    return params
-
-
-def call_part(layer: Module, part_layer: Module, params: PyTree, name: str, x: ArrayLike) -> Array:
-    """The output of the part `name` of a layer; its errors name its path in the parameters."""
-    own = part(layer, params, [name])
-    try:
-        return part_layer(own, x)
-    except ArgumentError as error:
-        raise at_path(f"[{name!r}]", error) from error.__cause__
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,7 +15,7 @@ from genesis_fn.nn.functions import softplus
 from genesis_fn.nn.layers.dense import Linear
 from genesis_fn.nn.module import (
     Module,
-    at_path,
+    call_part,
     check_fields,
     checked_input,
     is_count,
@@ -134,10 +134,12 @@ class SelectiveSSM(Module):
             text = f"the input is {shown(x)}, but has to be [batch, time, {self.features}]"
             raise layer_error(self, "", f"{text}\n  one step is [batch, 1, {self.features}]")
         size, rank = self.state_size, self._rank()
+        parts = self._projections()
+        projected = lambda name, v: call_part(self, parts[name], params, name, v)
         a_log = lookup(self, params, "A_log", (self.features, size), "init(key)")
         skip = lookup(self, params, "D", (self.features,), "init(key)")
-        d, b, c = jnp.split(self._projected("x_proj", params, x), [rank, rank + size], -1)
-        dt = softplus(self._projected("dt_proj", params, d))
+        d, b, c = jnp.split(projected("x_proj", x), [rank, rank + size], -1)
+        dt = softplus(projected("dt_proj", d))
         wide = jnp.result_type(x, a_log, jnp.float32)
         rate = -jnp.exp(jnp.astype(a_log, wide))
         carry = self._carry(state, x.shape[:-2], wide)
@@ -154,13 +156,6 @@ class SelectiveSSM(Module):
         last, y = scan(step, carry, tuple(steps))
         y = jnp.astype(jnp.moveaxis(y, 0, -2) + skip * x, jnp.result_type(x, self.dtype))
         return y if state is None else (y, {"ssm": last})
-
-    def _projected(self, name: str, params: PyTree, x: Array) -> Array:
-        own = params.get(name) if isinstance(params, dict) else params[name]
-        try:
-            return self._projections()[name](own, x)
-        except ArgumentError as error:
-            raise at_path(f"[{name!r}]", error) from error.__cause__
 
     def _carry(self, state: PyTree, lead: tuple[int, ...], dtype: DTypeLike) -> Array:
         shape = (*lead, self.features, self.state_size)
