@@ -119,7 +119,7 @@ def head_weight(params: PyTree) -> Array:
     """The weight of the output layer: its own, or the embedding's where they are tied.
 
     Args:
-        params: parameters, from `init` or `io.load_qwen`.
+        params: parameters, from `init` or `io.load_model`.
 
     Returns:
         An array [vocabulary, hidden].
@@ -279,7 +279,7 @@ def hidden(
     """The activations after the last norm, which the output layer multiplies.
 
     Args:
-        params: parameters, from `init` or `io.load_qwen`.
+        params: parameters, from `init` or `io.load_model`.
         tokens: int tokens [B, T].
         config: the hyperparameters.
         positions: rotary positions, integers [B, T] or [1, T]; None means 0 ... T - 1.
@@ -313,7 +313,7 @@ def forward(
     """Logits of the next token at every position.
 
     Args:
-        params: parameters, from `init` or `io.load_qwen`.
+        params: parameters, from `init` or `io.load_model`.
         tokens: int tokens [B, T], or [T] without a batch.
         config: the hyperparameters.
         positions: rotary positions, integers [B, T] or [1, T]; None means 0 ... T - 1.
@@ -355,7 +355,7 @@ def loss(
     is added, times `config.router_aux_loss_coef`; every token counts in it.
 
     Args:
-        params: parameters, from `init` or `io.load_qwen`.
+        params: parameters, from `init` or `io.load_model`.
         tokens: int tokens [B, T].
         labels: int labels [B, T]; the label of a position is the token that follows it.
         config: the hyperparameters.
@@ -432,7 +432,7 @@ def extend(
     """Logits after tokens that follow the cache's, and the cache with them.
 
     Args:
-        params: parameters, from `init` or `io.load_qwen`.
+        params: parameters, from `init` or `io.load_model`.
         tokens: int tokens [B, T] that follow what the cache holds: the prompt in a prefill, one
             token in a decoding step.
         cache: from `init_cache` or an earlier call.
@@ -479,7 +479,7 @@ def extend_within(
     """`extend` for a caller who knows that the cache has room: nothing is checked.
 
     Args:
-        params: parameters, from `init` or `io.load_qwen`.
+        params: parameters, from `init` or `io.load_model`.
         tokens: int tokens [B, T] that follow what the cache holds: the prompt in a prefill, one
             token in a decoding step.
         cache: from `init_cache` or an earlier call.
@@ -558,7 +558,7 @@ def decode_step(
     """Logits after one more token per row, and the cache with it.
 
     Args:
-        params: parameters, from `init` or `io.load_qwen`.
+        params: parameters, from `init` or `io.load_model`.
         token: int tokens [B].
         cache: from `init_cache` or an earlier call.
         config: the hyperparameters.

@@ -241,7 +241,7 @@ _CHECKS: dict[str, check.Check] = {
     "initializer_range": check.number, "attention_bias": check.boolean, "qk_norm": check.boolean,
     "hidden_act": _activation, "output_bias": check.optional(check.boolean),
     "mlp_bias": check.boolean, "sliding_window": check.optional(check.positive_int),
-    "num_experts": check.count, "num_experts_per_tok": check.positive_int,
+    "num_experts": check.expert_count, "num_experts_per_tok": check.positive_int,
     "moe_intermediate_size": check.positive_int, "norm_topk_prob": check.boolean,
     "decoder_sparse_step": check.positive_int, "output_router_logits": check.boolean,
     "router_aux_loss_coef": check.number, "model_type": check.optional(_family),
