@@ -515,7 +515,9 @@ def extend_within(
     for (p, window), kept in zip(_layers(params, config), cache["layers"], strict=True):
         x, new, _ = _layer(p, x, angles, config, visible[window], kept, lengths)
         layers.append(new)
-    if last:
+    if last and counts is None:
+        x = x[:, -1:]
+    elif last:
         # Clipped, so that a row without real tokens has logits that mean nothing, and no error.
         x = jnp.take_along_axis(x, (added - 1)[:, None, None], axis=1, mode="clip")
     x = rms_norm(x, params["norm"]["weight"], eps=config.rms_norm_eps)

@@ -32,7 +32,8 @@ class DecoderConfig:
         rope_theta: base of the rotary frequencies.
         rms_norm_eps: added to mean squares in the norms.
         tie_word_embeddings: whether the output layer shares the embedding's weight.
-        max_position_embeddings: the longest sequence that the model is meant for; nothing reads it.
+        max_position_embeddings: the longest sequence that the model is meant for; no computation
+            reads it, a file's scaling of positions does.
         initializer_range: standard deviation of random weights.
         attention_bias: whether queries, keys and values have biases.
         qk_norm: whether queries and keys are normalised, as in Qwen3.
