@@ -26,10 +26,14 @@ TOKENS = (
     "mask_token",
 )
 # What transformers' tokenizers have where tokenizer_config.json says nothing; null means none.
-_GPT2 = dict.fromkeys(("bos_token", "eos_token", "unk_token"), "<|endoftext|>")
+_GPT2: dict[str, str] = dict.fromkeys(("bos_token", "eos_token", "unk_token"), "<|endoftext|>")
 _LLAMA = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
-_QWEN2 = dict.fromkeys(("eos_token", "unk_token", "pad_token"), "<|endoftext|>")
-_DEFAULTS = {"GPT2Tokenizer": _GPT2, "LlamaTokenizer": _LLAMA, "Qwen2Tokenizer": _QWEN2}
+_QWEN2: dict[str, str] = dict.fromkeys(("eos_token", "unk_token", "pad_token"), "<|endoftext|>")
+_DEFAULTS: dict[str, dict[str, str]] = {
+    "GPT2Tokenizer": _GPT2,
+    "LlamaTokenizer": _LLAMA,
+    "Qwen2Tokenizer": _QWEN2,
+}
 
 
 class TemplateText(NamedTuple):

@@ -105,10 +105,11 @@ class ChatTemplate:
                 f"ChatTemplate.render: messages is {brief(messages)}, expected a list of at least "
                 'one dict, such as {"role": "user", "content": "Hello!"}'
             )
-        for tool in tools or ():
+        listed: list[Any] = [] if tools is None else list(tools)
+        for tool in listed:
             if not isinstance(tool, Mapping):
                 raise ArgumentError(
-                    f"ChatTemplate.render: a tool is {brief(tool)}, expected its JSON schema as dict"
+                    f"ChatTemplate.render: a tool is {brief(tool)}, expected a dict: its schema"
                 )
         text, place = self._chosen(tools is not None)
         values = {
@@ -116,7 +117,7 @@ class ChatTemplate:
             **self.special_tokens,
             **variables,
             "messages": [_message(m, f"messages[{i}]") for i, m in enumerate(messages)],
-            "tools": None if tools is None else list(tools),
+            "tools": None if tools is None else listed,
             "add_generation_prompt": add_generation_prompt,
         }
         try:

@@ -19,7 +19,7 @@ import signal
 import struct
 import sys
 from types import TracebackType
-from typing import Any, BinaryIO
+from typing import IO, Any
 
 SECONDS = 2.0  # of the processor, for a template
 MEMORY = 1 << 30  # bytes
@@ -34,14 +34,14 @@ class Refused(Exception):
     """What `raise_exception(message)` of a template raises."""
 
 
-def send(out: BinaryIO, value: dict[str, Any]) -> None:
+def send(out: IO[bytes], value: dict[str, Any]) -> None:
     """Write a message."""
     text = json.dumps(value).encode()
     out.write(struct.pack("<Q", len(text)) + text)
     out.flush()
 
 
-def receive(source: BinaryIO) -> dict[str, Any] | None:
+def receive(source: IO[bytes]) -> dict[str, Any] | None:
     """Read a message; None at the end."""
     head = source.read(8)
     if len(head) < 8:
@@ -111,7 +111,8 @@ def compiled(template: str) -> Any:
         trim_blocks=True, lstrip_blocks=True, extensions=[Generation, jinja2.ext.loopcontrols]
     )
     environment.filters["tojson"] = tojson
-    environment.globals.update(
+    known: dict[str, Any] = environment.globals
+    known.update(
         raise_exception=raise_exception,
         strftime_now=lambda form: datetime.datetime.now().strftime(form),
         dict=make_dict,
