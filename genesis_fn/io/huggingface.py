@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from genesis_fn.core import dtypes
 from genesis_fn.core.types.annotations import PyTree
-from genesis_fn.models import QwenConfig, qwen
+from genesis_fn.models import DecoderConfig, decoder
 from genesis_fn.random import key
 from genesis_fn.transforms.jitting import jit
 
@@ -38,9 +38,9 @@ class Part(NamedTuple):
     shares: int = 1
 
 
-def parameter_shapes(config: QwenConfig) -> PyTree:
+def parameter_shapes(config: DecoderConfig) -> PyTree:
     """The parameters of a config, as shapes."""
-    return jit(lambda: qwen.init(key(0), config)).eval_shape()
+    return jit(lambda: decoder.init(key(0), config)).eval_shape()
 
 
 def hf_name(path: str) -> str:

@@ -28,7 +28,7 @@ from genesis_fn.io.mismatches import Mismatches
 from genesis_fn.io.read_ahead import Source, read_ahead, same_bytes
 from genesis_fn.io.safetensors import Entry, Span, flat_names
 from genesis_fn.io.shards import read_folder
-from genesis_fn.models import QwenConfig
+from genesis_fn.models import DecoderConfig
 
 _LAYER = re.compile(r"model\.layers\.(\d+)\.")
 
@@ -37,7 +37,7 @@ def load_model(
     folder: str | os.PathLike[str],
     dtype: DTypeLike | None = None,
     device: Device | str | None = None,
-) -> tuple[PyTree, QwenConfig]:
+) -> tuple[PyTree, DecoderConfig]:
     """Read the folder of a Hugging Face model.
 
     The model computes what transformers computes from the folder, or loading fails. Weights are
@@ -58,9 +58,9 @@ def load_model(
             that are missing, unexpected, of the wrong shape or quantized.
 
     >>> import tempfile
-    >>> config = gf.models.QwenConfig(64, 32, 64, 2, 4, 2, 8)
+    >>> config = gf.models.DecoderConfig(64, 32, 64, 2, 4, 2, 8)
     >>> folder = os.path.join(tempfile.mkdtemp(), "tiny")
-    >>> gf.io.save_model(folder, gf.models.qwen.init(random.key(0), config), config)
+    >>> gf.io.save_model(folder, gf.models.decoder.init(random.key(0), config), config)
     >>> params, loaded = load_model(folder, dtype="bfloat16")
     >>> loaded == config, params["norm"]["weight"].dtype
     (True, dtype(bfloat16))
@@ -72,7 +72,7 @@ def load_model(
             f"load_model: dtype is {wanted}, expected float16, bfloat16, float32 or float64"
         )
     place = device_of(device) or default_device()
-    config = QwenConfig.from_file(folder)
+    config = DecoderConfig.from_file(folder)
     entries = read_folder(folder)
     _check_layers(entries, config, folder)
     if config.tie_word_embeddings and "lm_head.weight" in entries:
@@ -88,7 +88,7 @@ def load_model(
 
 def load_qwen(
     folder: str | os.PathLike[str], dtype: DTypeLike | None = None
-) -> tuple[PyTree, QwenConfig]:
+) -> tuple[PyTree, DecoderConfig]:
     """`load_model` by an earlier name.
 
     Args:
@@ -102,9 +102,9 @@ def load_qwen(
         ArgumentError, FileError: as there.
 
     >>> import tempfile
-    >>> config = gf.models.QwenConfig(64, 32, 64, 2, 4, 2, 8)
+    >>> config = gf.models.DecoderConfig(64, 32, 64, 2, 4, 2, 8)
     >>> folder = os.path.join(tempfile.mkdtemp(), "tiny")
-    >>> gf.io.save_model(folder, gf.models.qwen.init(random.key(0), config), config)
+    >>> gf.io.save_model(folder, gf.models.decoder.init(random.key(0), config), config)
     >>> params, loaded = load_qwen(folder)
     >>> loaded == config
     True
@@ -125,7 +125,7 @@ def _placed(x: np.ndarray, dtype: dtypes.DType | None, device: Device) -> Array:
 # ---- what the folder holds ----
 
 
-def _check_layers(entries: dict[str, Entry], config: QwenConfig, folder: str) -> None:
+def _check_layers(entries: dict[str, Entry], config: DecoderConfig, folder: str) -> None:
     """Before the shapes are computed, which takes a time for each layer."""
     layers = {m.group(1) for m in map(_LAYER.match, entries) if m}
     if len(layers) != config.num_hidden_layers:

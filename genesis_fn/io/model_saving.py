@@ -33,7 +33,7 @@ from genesis_fn.io.lock import folder_locked
 from genesis_fn.io.mismatches import Mismatches
 from genesis_fn.io.safetensors import atomic_write, flat_names, sync_folder, write_arrays
 from genesis_fn.io.shards import INDEX, SHARD, SINGLE, shard_name
-from genesis_fn.models import QwenConfig
+from genesis_fn.models import DecoderConfig
 
 _CONFIG = "config.json"
 _LARGEST_CONFIG = 1 << 20  # bytes
@@ -52,7 +52,7 @@ _SIZE = re.compile(r"(\d+(?:\.\d+)?) ?([KMGT]?)(i?)B", re.I)
 def save_model(
     folder: str | os.PathLike[str],
     params: PyTree,
-    config: QwenConfig,
+    config: DecoderConfig,
     *,
     max_shard_size: int | str = "5GB",
     source: str | os.PathLike[str] | None = None,
@@ -65,8 +65,8 @@ def save_model(
     Args:
         folder: made if it is missing; gets config.json and model.safetensors, or several files
             and their index.
-        params: parameters, as `models.qwen.init` makes them; on a GPU they are copied to the host
-            one by one.
+        params: parameters, as `models.decoder.init` makes them; those on a GPU are copied to the
+            host one by one.
         config: the hyperparameters.
         max_shard_size: most bytes of the arrays in a file, as a number or as "5GB", "500MB",
             "2GiB"; an array that is larger has a file of its own.
@@ -81,9 +81,9 @@ def save_model(
         ValueError: no config.json describes the config.
 
     >>> import tempfile
-    >>> config = gf.models.QwenConfig(64, 32, 64, 2, 4, 2, 8)
+    >>> config = gf.models.DecoderConfig(64, 32, 64, 2, 4, 2, 8)
     >>> folder = os.path.join(tempfile.mkdtemp(), "tiny")
-    >>> params = gf.models.qwen.init(random.key(0), config)
+    >>> params = gf.models.decoder.init(random.key(0), config)
     >>> save_model(folder, params, config, max_shard_size="50KB")
     >>> for name in sorted(os.listdir(folder)):
     ...     print(name)
@@ -103,7 +103,7 @@ def save_model(
     if source is not None:
         source = os.path.abspath(os.fspath(source))
         kept = _kept_files(source)
-        fields = {**_kept_fields(source, fields, config), **fields}
+        fields = {**_kept_fields(source, fields, type(config)), **fields}
     os.makedirs(folder, exist_ok=True)
     with folder_locked(folder):
         for name in os.listdir(folder):
@@ -120,7 +120,7 @@ def save_model(
             shutil.rmtree(temporary, ignore_errors=True)
 
 
-def save_qwen(folder: str | os.PathLike[str], params: PyTree, config: QwenConfig) -> None:
+def save_qwen(folder: str | os.PathLike[str], params: PyTree, config: DecoderConfig) -> None:
     """`save_model` by an earlier name.
 
     Args:
@@ -132,9 +132,9 @@ def save_qwen(folder: str | os.PathLike[str], params: PyTree, config: QwenConfig
         ArgumentError, OSError, ValueError: as there.
 
     >>> import tempfile
-    >>> config = gf.models.QwenConfig(64, 32, 64, 2, 4, 2, 8)
+    >>> config = gf.models.DecoderConfig(64, 32, 64, 2, 4, 2, 8)
     >>> folder = os.path.join(tempfile.mkdtemp(), "tiny")
-    >>> save_qwen(folder, gf.models.qwen.init(random.key(0), config), config)
+    >>> save_qwen(folder, gf.models.decoder.init(random.key(0), config), config)
     >>> sorted(os.listdir(folder))
     ['config.json', 'model.safetensors']
     """
@@ -174,7 +174,7 @@ class _Array(NamedTuple):
         return int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
 
 
-def _arrays(params: PyTree, config: QwenConfig) -> list[_Array]:
+def _arrays(params: PyTree, config: DecoderConfig) -> list[_Array]:
     """The arrays of the files. Raises ArgumentError for parameters that are not the config's."""
     expected = flat_names(parameter_shapes(config))
     leaves = flat_names(params)
@@ -282,18 +282,19 @@ def _copy_files(source: str, folder: str, names: list[str]) -> None:
             shutil.copyfileobj(f, copy)
 
 
-def _kept_fields(source: str, fields: dict[str, Any], config: QwenConfig) -> dict[str, Any]:
+def _kept_fields(source: str, fields: dict[str, Any], kind: type[DecoderConfig]) -> dict[str, Any]:
     """The fields of the source's config.json beside the config's own that do not change the model:
     with them it is read as the same config."""
     path = os.path.join(source, _CONFIG)
     if not os.path.lexists(path):
         return {}
+    config = kind.from_dict(fields)
     kept: dict[str, Any] = {}
     for name, value in read_json(path, _LARGEST_CONFIG).items():
         if name in fields or name in ("dtype", "torch_dtype"):
             continue
         try:
-            if type(config).from_dict({**kept, name: value, **fields}) == config:
+            if kind.from_dict({**kept, name: value, **fields}) == config:
                 kept[name] = value
         except ValueError:
             continue
