@@ -111,7 +111,7 @@ def read_special_tokens(folder: str) -> dict[str, str]:
     if "added_tokens_decoder" not in config and os.path.lexists(table):
         values = read_json(table, _LARGEST_JSON)
         found |= {n: _token(values[n], n, table) for n in TOKENS if n in values}
-    return {n: token for n, token in found.items() if token is not None}
+    return {n: found[n] for n in TOKENS if found.get(n) is not None}
 
 
 def _token(value: Any, name: str, path: str) -> str | None:
