@@ -135,7 +135,7 @@ def head_weight(params: PyTree) -> Array:
 # ---- the network ----
 
 
-def _angles(positions: Array, config: DecoderConfig) -> tuple[Array, Array]:
+def _angles(positions: ArrayLike, config: DecoderConfig) -> tuple[Array, Array]:
     """Cosines and sines of the rotary positions."""
     c = config
     return RotaryEmbedding(c.head_dim, c.rope_theta, scaling=c.rope_scaling).angles(positions)
@@ -332,9 +332,9 @@ def forward(
     """
     if tokens.ndim == 1:
         counts = None if counts is None else jnp.asarray(counts)[None]
-        tokens, options = tokens[None], {"positions": positions, "mask": mask, "remat": remat}
-        return forward(params, tokens, config, counts=counts, **options)[0]
-    x = _trunk(params, tokens, config, positions, mask, remat, counts)[0]
+        x = _trunk(params, tokens[None], config, positions, mask, remat, counts)[0][0]
+    else:
+        x = _trunk(params, tokens, config, positions, mask, remat, counts)[0]
     return linear(x, head_weight(params))
 
 

@@ -126,7 +126,7 @@ def _scaling(
         return DynamicScaling(float(fields["factor"]), original)
     if rope_type == "yarn":
         fields.setdefault("factor", max_position_embeddings / original)
-        numbers = {n: v if n == "truncate" else float(v) for n, v in fields.items()}
+        numbers: dict[str, Any] = {n: v if n == "truncate" else float(v) for n, v in fields.items()}
         return YarnScaling(original_max_position_embeddings=original, **numbers)
     for field in ("low_freq_factor", "high_freq_factor"):
         if field not in fields:
