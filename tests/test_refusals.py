@@ -12,7 +12,7 @@ import genesis_fn as gf
 import genesis_fn.numpy as jnp
 from genesis_fn import lax, nn, optim, random, tree_util
 from genesis_fn.data.tokens import TokenWindows
-from genesis_fn.models.qwen_config import QwenConfig
+from genesis_fn.models import QwenConfig
 from genesis_fn.optim import losses
 from genesis_fn.optim.state import tree_math
 from genesis_fn.transforms.debugging.nan_tracing import nan_trace

@@ -205,7 +205,7 @@ def train(
     state = init_state(config, recipe)
     checkpoints = os.path.join(folder, "checkpoints")
     identity = {
-        "config": dataclasses.asdict(config),
+        "config": config.to_dict(),
         "recipe": _lasting(recipe),
         "data": {"tokens": int(train_tokens.size), "crc32": zlib.crc32(train_tokens.tobytes())},
     }

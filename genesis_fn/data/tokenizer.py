@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from genesis_fn.core.errors import FileError
 from genesis_fn.core.files import read_plain
+from genesis_fn.data.byte_level import LARGEST_FILE, add_tokens, read_byte_level
 from genesis_fn.data.corpus import refuse_one_text
 from genesis_fn.io.safetensors import atomic_write
 
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 END = "<|endoftext|>"
-_LARGEST_FILE = 100_000_000  # bytes; those of vocabularies of 250,000 entries have 20 million
 
 
 _LONGEST_RUN = 128
@@ -118,16 +118,25 @@ def save_tokenizer(tokenizer: Tokenizer, path: str | os.PathLike[str]) -> None:
 
 
 def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
-    """Read a tokenizer.json.
+    """Read the tokenizer of a model's folder.
+
+    It is that of tokenizer.json, or of vocab.json and merges.txt where the folder's
+    tokenizer_config.json names Qwen2's class or GPT-2's. Tokens that the other files of the folder
+    add are added. Texts are neither cut nor filled up, whatever tokenizer.json says.
+
+    Special tokens that a text holds are found in it. A tokenizer may add more, such as one of the
+    beginning: `encode(text, add_special_tokens=False)` does not, as is right for the text of a
+    `ChatTemplate`.
 
     Args:
-        path: path of the file, or of a folder that holds it.
+        path: path of the folder, or of a tokenizer.json alone.
 
     Returns:
         A tokenizer of Hugging Face's `tokenizers`.
 
     Raises:
-        FileError: the file is no tokenizer, or has more than 100 million bytes.
+        FileError: a file is malformed, contradicts another, or has more than 100 million bytes; or
+            the folder has a tokenizer of another kind, and what to do.
         FileNotFoundError: there is no such file.
 
     >>> import tempfile
@@ -137,15 +146,25 @@ def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
     ...     gf.data.load_tokenizer(folder).get_vocab_size()
     257
     """
+    path = os.fspath(path)
+    if not os.path.isdir(path):
+        return _read(path)
+    file = os.path.join(path, "tokenizer.json")
+    tokenizer = _read(file) if os.path.lexists(file) else read_byte_level(path)
+    add_tokens(tokenizer, path)
+    return tokenizer
+
+
+def _read(path: str) -> Tokenizer:
     from tokenizers import Tokenizer
 
-    path = os.fspath(path)
-    if os.path.isdir(path):
-        path = os.path.join(path, "tokenizer.json")
-    content = read_plain(path, _LARGEST_FILE)
+    content = read_plain(path, LARGEST_FILE)
     try:
-        return Tokenizer.from_str(content.decode("utf-8"))
+        tokenizer = Tokenizer.from_str(content.decode("utf-8"))
     except (KeyboardInterrupt, MemoryError):
         raise
     except BaseException as error:
         raise FileError(f"{path} is not a tokenizer: {str(error)[:200]}") from None
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer

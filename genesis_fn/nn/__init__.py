@@ -47,7 +47,10 @@ from genesis_fn.nn.functions import (
     tanh as tanh,
 )
 from genesis_fn.nn.inspection.model_summary import summary as summary
-from genesis_fn.nn.layers.attention import MultiHeadAttention as MultiHeadAttention
+from genesis_fn.nn.layers.attention import (
+    MultiHeadAttention as MultiHeadAttention,
+    write_cache as write_cache,
+)
 from genesis_fn.nn.layers.convolution import (
     Conv as Conv,
     Conv1d as Conv1d,
@@ -76,6 +79,7 @@ from genesis_fn.nn.layers.experts import (
     expert_load as expert_load,
     expert_mlp as expert_mlp,
     load_balancing_loss as load_balancing_loss,
+    router_logits as router_logits,
     router_z_loss as router_z_loss,
     top_k_routing as top_k_routing,
 )

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import genesis_fn.numpy as jnp
-from genesis_fn import debug, io, models, random
+from genesis_fn import debug, io, models, nn, random
 from genesis_fn.lax.fused.attention import dot_product_attention
 from genesis_fn.models import qwen
 from genesis_fn.models.sampling import generate, sample
@@ -84,25 +84,36 @@ def folder(request, saved, tmp_path):
 # ---- fields that are not honoured, and those that are absent ----
 
 WINDOWS = dict(use_sliding_window=True, sliding_window=4, max_window_layers=0)
+YARN = {"factor": 4.0, "original_max_position_embeddings": 8}
+LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 REFUSED = {
-    "dynamic": (dict(rope_parameters={"rope_type": "dynamic", "factor": 2.0}), "rope_parameters"),
-    "dynamic, older": (
-        dict(rope_parameters=None, rope_theta=1e4, rope_scaling={"type": "dynamic", "factor": 2.0}),
-        "rope_scaling is of type 'dynamic'",
+    "longrope": (
+        dict(rope_parameters={"rope_type": "longrope", "short_factor": [1], "long_factor": [2]}),
+        "rope_parameters is of type 'longrope'",
     ),
-    "yarn": (dict(rope_parameters={
-        "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 8,
-        "rope_theta": 1e4,
-    }), "rope_parameters is of type 'yarn'"),
-    "yarn, older": (dict(rope_parameters=None, rope_scaling={
-        "type": "yarn", "factor": 4.0, "original_max_position_embeddings": 8,
-    }), "rope_scaling is of type 'yarn'"),
-    "llama3": (dict(rope_scaling={
-        "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-        "original_max_position_embeddings": 8,
-    }), "rope_scaling is of type 'llama3'"),
+    "longrope, older": (
+        dict(rope_parameters=None, rope_theta=1e4, rope_scaling={"type": "longrope"}),
+        "rope_scaling is of type 'longrope'",
+    ),
+    "yarn without a factor": (
+        dict(rope_parameters={"rope_type": "yarn"}), "rope_parameters.factor is missing",
+    ),
+    "yarn of more": (
+        dict(rope_parameters={"rope_type": "yarn", **YARN, "short_factor": [1.0]}),
+        "rope_parameters.short_factor is",
+    ),
+    "llama3 upside down": (
+        dict(rope_parameters={"rope_type": "llama3", **LLAMA3, "high_freq_factor": 0.5}),
+        "rope_parameters.high_freq_factor is 0.5",
+    ),
+    "dynamic from another length": (
+        dict(rope_parameters={
+            "rope_type": "dynamic", "factor": 2.0, "original_max_position_embeddings": 8,
+        }), "original_max_position_embeddings of rope_parameters is 8",
+    ),
     "two kinds": (
-        dict(rope_scaling={"type": "yarn", "rope_type": "default"}), "rope_scaling is of type 'y"
+        dict(rope_scaling={"type": "yarn", "rope_type": "default"}),
+        "rope_scaling is of type 'default' and of type 'yarn'",
     ),
     "two thetas": (dict(rope_theta=5e5), "rope_theta and rope_parameters.rope_theta.* disagree"),
     "two scalings": (
@@ -112,9 +123,12 @@ REFUSED = {
         dict(rope_parameters={"full_attention": {"rope_type": "default", "rope_theta": 1e4}}),
         "rope_parameters.full_attention",
     ),
-    "windows": ({**WINDOWS, "layer_types": None}, "use_sliding_window is True"),
+    "windows that are off": (
+        dict(layer_types=["full_attention", "sliding_attention"]),
+        "layer_types has 'sliding_attention' for layer 1",
+    ),
     "layer types": (
-        dict(layer_types=["full_attention", "sliding_attention"]), "layer_types has 'sliding_att",
+        dict(layer_types=["full_attention", "chunked_attention"]), "layer_types has 'chunked_att",
     ),
     "partly rotary": (dict(partial_rotary_factor=0.5), "partial_rotary_factor is 0.5"),
     "partly rotary inside": (
@@ -124,7 +138,7 @@ REFUSED = {
     "mlp biases": (dict(mlp_bias=True), "mlp_bias is True"),
     "quantized": (dict(quantization_config={"bits": 4}), "quantization_config"),
     "dropout": (dict(attention_dropout=0.1), "attention_dropout is 0.1"),
-    "an activation": (dict(hidden_act="mish"), "hidden_act is 'mish'"),
+    "an activation": (dict(hidden_act="prelu"), "hidden_act is 'prelu'"),
     "another field": (dict(logits_soft_cap=30.0), "logits_soft_cap is 30.0"),
     "another model": (dict(model_type="qwen2_moe"), "model_type is 'qwen2_moe'"),
 }  # fmt: skip
@@ -146,12 +160,20 @@ HONOURED = {
         rope_parameters=None, rope_theta=2e4, rope_scaling={"type": "linear", "factor": 2.5}
     ),
     "both names": dict(rope_theta=1e4, rope_scaling={"type": "default", "rope_theta": 1e4}),
+    "dynamic": dict(rope_parameters={"rope_type": "dynamic", "factor": 2.0}),
+    "yarn": dict(rope_parameters={"rope_type": "yarn", **YARN, "rope_theta": 1e4}),
+    "yarn, older": dict(rope_parameters=None, rope_scaling={"type": "yarn", **YARN}),
+    "llama3": dict(rope_parameters=None, rope_scaling={
+        "rope_type": "llama3", **LLAMA3, "original_max_position_embeddings": 8,
+    }),
+    "windows": {**WINDOWS, "layer_types": None},
+    "layer types": {**WINDOWS, "layer_types": ["full_attention", "sliding_attention"]},
     "gelu": dict(hidden_act="gelu"),
     "gelu by tanh": dict(hidden_act="gelu_pytorch_tanh"),
     "relu": dict(hidden_act="relu"),
     "windows that are off": {**WINDOWS, "use_sliding_window": False, "layer_types": None},
     "eps": dict(rms_norm_eps=0.5),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", HONOURED)
@@ -175,17 +197,18 @@ def test_r02_biases_of_qwen3(tmp_path):
 
 def test_r02_what_is_saved_is_what_was_computed(tmp_path):
     config = models.QwenConfig(
-        **SIZES, head_dim=8, rope_factor=3.0, rope_theta=1e3, hidden_act="gelu", rms_norm_eps=0.1
-    )
+        **SIZES, head_dim=8, rope_scaling=nn.LinearScaling(3.0), rope_theta=1e3, hidden_act="gelu",
+        rms_norm_eps=0.1,
+    )  # fmt: skip
     params = qwen.init(random.key(0), config)
     io.save_qwen(tmp_path / "a", params, config)
     expected = np.asarray(qwen.forward(params, jnp.asarray(TOKENS), config))
     np.testing.assert_allclose(logits_there(tmp_path / "a"), expected, atol=1e-5)
     again, same = io.load_qwen(tmp_path / "a")
     assert same == config
-    neither = models.QwenConfig(**SIZES, head_dim=8, qk_norm=False)
-    with pytest.raises(ValueError, match="neither Qwen2 nor Qwen3"):
-        io.save_qwen(tmp_path / "b", qwen.init(random.key(0), neither), neither)
+    none = models.QwenConfig(**SIZES, head_dim=8, mlp_bias=True)
+    with pytest.raises(ValueError, match=r"no config.json describes this.*llama: qk_norm is False"):
+        io.save_qwen(tmp_path / "b", qwen.init(random.key(0), none), none)
     assert not (tmp_path / "b").exists()
 
 

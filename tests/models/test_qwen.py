@@ -168,8 +168,8 @@ def test_bad_folders(tmp_path):
     io.save_file({**arrays, name: arrays[name][:3]}, tmp_path / "model.safetensors")
     with pytest.raises(io.FileError, match="up_proj.weight has shape"):
         io.load_qwen(tmp_path)
-    with pytest.raises(ValueError, match="model_type is 'llama'"):
-        qwen.QwenConfig.from_dict({"model_type": "llama"})
+    with pytest.raises(ValueError, match="model_type is 'gpt2'"):
+        qwen.QwenConfig.from_dict({"model_type": "gpt2"})
     with pytest.raises(ValueError, match="multiple"):
         qwen.QwenConfig(num_attention_heads=3, num_key_value_heads=2)
 

@@ -35,7 +35,9 @@ NN: dict[str, list[Entry]] = {
     **each("expert_load", E(INDEX, call=lambda f, i: f(i[:, None], 4))),
     **each("load_balancing_loss", E(X, call=lambda f, x: f(
         nn.softmax(x, -1), np.array([[0, 1], [2, 1], [3, 1]]), 4))),
-    **each("router_z_loss", E(X)),
+    **each("router_z_loss", E(X)), **each("router_logits", E(X, Operand((2, 4)))),
+    **each("write_cache", E(X, Operand((3, 2)), call=lambda f, x, y: f(
+        x, y, np.array([0, 2, 1])))),
     **each("expert_mlp", E(X, Operand((3, 2)), call=lambda f, x, w: f(
         x, w, np.array([[0, 1], [2, 1], [0, 2]]), _experts))),
     **each("dot_product_attention", E(HEADS, HEADS, HEADS, call=lambda f, q, k, v: f(

@@ -30,7 +30,21 @@ from genesis_fn.transforms import assert_
 
 
 def write_cache(buffer: Array, new: Array, lengths: ArrayLike) -> Array:
-    """`buffer` [B, capacity, ...] with `new` [B, T, ...] written at each row's own length."""
+    """A cache with new entries behind each row's own length.
+
+    Args:
+        buffer: array [B, capacity, ...].
+        new: array [B, T, ...], which is cast to the dtype of `buffer`.
+        lengths: the positions at which rows of `new` begin, integers [B]; one above capacity - T
+            counts as that.
+
+    Returns:
+        An array of the shape and dtype of `buffer`.
+
+    >>> nn.write_cache(jnp.zeros((2, 4)), jnp.ones((2, 1)), jnp.array([0, 2]))
+    Array([[1., 0., 0., 0.],
+           [0., 0., 1., 0.]], dtype=float32)
+    """
     zeros = (0,) * (buffer.ndim - 2)
     return vmap(lambda b, n, at: dynamic_update_slice(b, n, (at, *zeros)))(
         buffer, jnp.astype(new, buffer.dtype), lengths

@@ -44,9 +44,20 @@ def _single(x: ArrayLike) -> Array:
 
 
 @wide
-def router_logits(x: Array, weight: Array) -> Array:
+def router_logits(x: ArrayLike, weight: ArrayLike) -> Array:
     """x @ weight.T in float32, whatever the dtypes and under `amp`: a rounded logit chooses another
-    expert."""
+    expert.
+
+    Args:
+        x: array [..., features].
+        weight: array [E, features], a row for each expert.
+
+    Returns:
+        An array [..., E], float32 (float64 of float64), for `top_k_routing`.
+
+    >>> nn.router_logits(jnp.ones((5, 3), jnp.bfloat16), jnp.ones((4, 3), jnp.bfloat16)).dtype
+    dtype('float32')
+    """
     dtype = jnp.promote_types(jnp.result_type(x, weight), jnp.float32)
     return jnp.einsum("...i,oi->...o", x, weight, preferred_element_type=dtype)
 

@@ -1,0 +1,581 @@
+"""A decoder of tokens: Qwen2, Qwen3, Qwen3-MoE, Llama and Mistral as `init` and `forward` over a
+pytree of parameters.
+
+RMSNorm before each block, rotary positions, grouped-query attention, a gated feed-forward network
+or a mixture of such: which layers have a sliding window, biases, norms of queries and keys, or
+experts is what the config says. Parameter paths are Hugging Face's names:
+`params["layers"][0]["self_attn"]["q_proj"]["weight"]` is `model.layers.0.self_attn.q_proj.weight`;
+the experts of a layer are stacked.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+import genesis_fn.numpy as jnp
+import genesis_fn.random as random
+from genesis_fn import Array, ArrayLike, DTypeLike, Key, PyTree, checkpoint, dtypes, errors
+from genesis_fn.extend import take_rows, typeof
+from genesis_fn.lax import dot_product_attention, linear_cross_entropy, rms_norm
+from genesis_fn.models.activations import ACTIVATIONS
+from genesis_fn.models.decoder_config import DecoderConfig
+from genesis_fn.nn import (
+    RotaryEmbedding,
+    apply_rotary,
+    expert_mlp,
+    linear,
+    load_balancing_loss,
+    router_logits,
+    top_k_routing,
+    write_cache,
+)
+from genesis_fn.random import fold_in
+from genesis_fn.transforms import assert_
+
+# ---- parameters ----
+
+
+def init(key: Key, config: DecoderConfig, dtype: DTypeLike = jnp.float32) -> dict[str, Any]:
+    """Random parameters: normal weights, unit norms, zero biases.
+
+    Args:
+        key: random key, of which each weight derives its own; or raw words.
+        config: the hyperparameters; weights have standard deviation `initializer_range`.
+        dtype: floating dtype of all parameters.
+
+    Returns:
+        A pytree under Hugging Face's names: `embed_tokens`, `layers` (a list), `norm`, and
+        `lm_head` unless embeddings are tied.
+
+    >>> config = DecoderConfig(64, 32, 64, 2, 4, 2, 8)
+    >>> params = init(random.key(0), config)
+    >>> params["layers"][0]["self_attn"]["q_proj"]["weight"].shape
+    (32, 32)
+    """
+    c, d = config, config.head_dim
+    q, kv = c.num_attention_heads * d, c.num_key_value_heads * d
+
+    def weight(k: Key, *shape: int) -> dict[str, Any]:
+        return {"weight": random.normal(k, shape, dtype) * c.initializer_range}
+
+    def projection(k: Key, rows: int, columns: int, biased: bool) -> dict[str, Any]:
+        p = weight(k, rows, columns)
+        return {**p, "bias": jnp.zeros((rows,), dtype)} if biased else p
+
+    def norm(n: int) -> dict[str, Any]:
+        return {"weight": jnp.ones((n,), dtype)}
+
+    def dense(k: Key) -> dict[str, Any]:
+        inner, outer = c.intermediate_size, c.hidden_size
+        return {
+            "gate_proj": projection(fold_in(k, "gate_proj"), inner, outer, c.mlp_bias),
+            "up_proj": projection(fold_in(k, "up_proj"), inner, outer, c.mlp_bias),
+            "down_proj": projection(fold_in(k, "down_proj"), outer, inner, c.mlp_bias),
+        }
+
+    def sparse(k: Key) -> dict[str, Any]:
+        number, inner, outer = c.num_experts, c.moe_intermediate_size, c.hidden_size
+        return {
+            "gate": weight(fold_in(k, "gate"), number, outer),
+            "experts": {
+                "gate_proj": weight(fold_in(k, "gate_proj"), number, inner, outer),
+                "up_proj": weight(fold_in(k, "up_proj"), number, inner, outer),
+                "down_proj": weight(fold_in(k, "down_proj"), number, outer, inner),
+            },
+        }
+
+    def layer(k: Key, has_experts: bool) -> dict[str, Any]:
+        attention = {
+            "q_proj": projection(fold_in(k, "q_proj"), q, c.hidden_size, c.attention_bias),
+            "k_proj": projection(fold_in(k, "k_proj"), kv, c.hidden_size, c.attention_bias),
+            "v_proj": projection(fold_in(k, "v_proj"), kv, c.hidden_size, c.attention_bias),
+            "o_proj": projection(fold_in(k, "o_proj"), c.hidden_size, q, c.has_output_bias),
+        }
+        if c.qk_norm:
+            attention |= {"q_norm": norm(d), "k_norm": norm(d)}
+        return {
+            "input_layernorm": norm(c.hidden_size),
+            "self_attn": attention,
+            "post_attention_layernorm": norm(c.hidden_size),
+            "mlp": sparse(k) if has_experts else dense(k),
+        }
+
+    params = {
+        "embed_tokens": weight(fold_in(key, "embed_tokens"), c.vocab_size, c.hidden_size),
+        "layers": [
+            layer(fold_in(fold_in(key, "layers"), i), has_experts)
+            for i, has_experts in enumerate(c.sparse_layers)
+        ],
+        "norm": norm(c.hidden_size),
+    }
+    if not c.tie_word_embeddings:
+        params["lm_head"] = weight(fold_in(key, "lm_head"), c.vocab_size, c.hidden_size)
+    return params
+
+
+def head_weight(params: PyTree) -> Array:
+    """The weight of the output layer: its own, or the embedding's where they are tied.
+
+    Args:
+        params: parameters, from `init` or `io.load_model`.
+
+    Returns:
+        An array [vocabulary, hidden].
+
+    >>> config = DecoderConfig(64, 32, 64, 2, 4, 2, 8)
+    >>> params = init(random.key(0), config)
+    >>> head_weight(params).shape
+    (64, 32)
+    """
+    return params["lm_head" if "lm_head" in params else "embed_tokens"]["weight"]
+
+
+# ---- the network ----
+
+
+def _angles(positions: ArrayLike, config: DecoderConfig) -> tuple[Array, Array]:
+    """Cosines and sines of the rotary positions."""
+    c = config
+    return RotaryEmbedding(c.head_dim, c.rope_theta, scaling=c.rope_scaling).angles(positions)
+
+
+def _project(p: dict[str, Any], x: Array) -> Array:
+    y = linear(x, p["weight"])
+    return y + p["bias"] if "bias" in p else y
+
+
+def _attention(
+    p: dict[str, Any],
+    x: Array,
+    angles: tuple[Array, Array],
+    config: DecoderConfig,
+    cache: PyTree,
+    lengths: Any,
+    visible: dict[str, Any],
+) -> tuple[Array, PyTree]:
+    c = config
+    lead = x.shape[:-1]
+    q = jnp.reshape(_project(p["q_proj"], x), (*lead, c.num_attention_heads, c.head_dim))
+    k = jnp.reshape(_project(p["k_proj"], x), (*lead, c.num_key_value_heads, c.head_dim))
+    v = jnp.reshape(_project(p["v_proj"], x), (*lead, c.num_key_value_heads, c.head_dim))
+    if c.qk_norm:
+        q = rms_norm(q, p["q_norm"]["weight"], eps=c.rms_norm_eps)
+        k = rms_norm(k, p["k_norm"]["weight"], eps=c.rms_norm_eps)
+    q, k = apply_rotary(q, *angles), apply_rotary(k, *angles)
+    if cache is not None:
+        cache = {"k": write_cache(cache["k"], k, lengths), "v": write_cache(cache["v"], v, lengths)}
+        k, v = jnp.astype(cache["k"], q.dtype), jnp.astype(cache["v"], q.dtype)
+    out = dot_product_attention(q, k, v, **visible)
+    return _project(p["o_proj"], jnp.reshape(out, (*lead, -1))), cache
+
+
+def _feed_forward(p: dict[str, Any], x: Array, config: DecoderConfig) -> Array:
+    activation = ACTIVATIONS[config.hidden_act]
+    return _project(
+        p["down_proj"], activation(_project(p["gate_proj"], x)) * _project(p["up_proj"], x)
+    )
+
+
+def _experts(
+    p: dict[str, Any], x: Array, config: DecoderConfig
+) -> tuple[Array, tuple[Array, Array]]:
+    """(the mixture's output, each token's probabilities of all experts and its chosen ones)."""
+    rows = jnp.reshape(x, (-1, x.shape[-1]))
+    logits = router_logits(rows, p["gate"]["weight"])
+    weights, experts, probabilities = top_k_routing(
+        logits, config.num_experts_per_tok, normalize=config.norm_topk_prob
+    )
+    y = expert_mlp(rows, weights, experts, p["experts"], ACTIVATIONS[config.hidden_act])
+    return jnp.reshape(y, x.shape), (probabilities, experts)
+
+
+def _layer(
+    p: dict[str, Any],
+    x: Array,
+    angles: tuple[Array, Array],
+    config: DecoderConfig,
+    visible: dict[str, Any],
+    cache: PyTree = None,
+    lengths: Any = None,
+) -> tuple[Array, PyTree, tuple[Array, Array] | None]:
+    """(activations after one layer, its cache, its routing if it has experts). `visible` holds the
+    arguments of attention that say which keys a query may attend to."""
+    eps = config.rms_norm_eps
+    h = rms_norm(x, p["input_layernorm"]["weight"], eps=eps)
+    a, cache = _attention(p["self_attn"], h, angles, config, cache, lengths, visible)
+    x = x + a
+    h = rms_norm(x, p["post_attention_layernorm"]["weight"], eps=eps)
+    if "experts" not in p["mlp"]:
+        return x + _feed_forward(p["mlp"], h, config), cache, None
+    y, routing = _experts(p["mlp"], h, config)
+    return x + y, cache, routing
+
+
+def _layers(params: PyTree, config: DecoderConfig) -> Iterator[tuple[dict[str, Any], int | None]]:
+    """Each layer's parameters and window. Raises ShapeError for parameters of another config."""
+    found = len(params["layers"])
+    if found != config.num_hidden_layers:
+        raise errors.ShapeError(
+            f"the parameters are of {found} layers, but the config has num_hidden_layers "
+            f"{config.num_hidden_layers}"
+        )
+    return zip(params["layers"], config.windows)
+
+
+def _block(
+    p: dict[str, Any],
+    x: Array,
+    angles: tuple[Array, Array],
+    *,
+    config: DecoderConfig,
+    visible: dict[str, Any],
+) -> tuple[Array, tuple[Array, Array] | None]:
+    """A layer without a cache."""
+    x, _, routing = _layer(p, x, angles, config, visible)
+    return x, routing
+
+
+def _trunk(
+    params: PyTree,
+    tokens: Array,
+    config: DecoderConfig,
+    positions: ArrayLike | None,
+    mask: ArrayLike | None,
+    remat: bool,
+    counts: ArrayLike | None = None,
+) -> tuple[Array, list[tuple[Array, Array]]]:
+    """(the activations after the last norm, the routing of each layer with experts)."""
+    t = tokens.shape[-1]
+    places = jnp.arange(t)[None, :]
+    if counts is not None:
+        start = jnp.zeros(tokens.shape[:1], jnp.int32)
+        tokens, places = _without_padding(tokens, start, counts)
+    x = take_rows(params["embed_tokens"]["weight"], tokens)
+    angles = _angles(places if positions is None else positions, config)
+    routings = []
+    for p, window in _layers(params, config):
+        visible: dict[str, Any] = {"is_causal": True, "mask": mask}
+        if window is not None and window < t:
+            visible["local_window_size"] = (window - 1, 0)
+        block = functools.partial(_block, config=config, visible=visible)
+        x, routing = (checkpoint(block) if remat else block)(p, x, angles)
+        if routing is not None:
+            routings.append(routing)
+    return rms_norm(x, params["norm"]["weight"], eps=config.rms_norm_eps), routings
+
+
+def hidden(
+    params: PyTree,
+    tokens: Array,
+    config: DecoderConfig,
+    *,
+    positions: ArrayLike | None = None,
+    mask: ArrayLike | None = None,
+    remat: bool = False,
+    counts: ArrayLike | None = None,
+) -> Array:
+    """The activations after the last norm, which the output layer multiplies.
+
+    Args:
+        params: parameters, from `init` or `io.load_model`.
+        tokens: int tokens [B, T].
+        config: the hyperparameters.
+        positions: rotary positions, integers [B, T] or [1, T]; None means 0 ... T - 1.
+        mask: booleans that broadcast to [B, heads, T, T]: True where a query may attend to a key
+            that is not after it; None masks nothing.
+        remat: recompute each layer in the backward pass instead of keeping its activations.
+        counts: how many of the T tokens are real in each row, integers [B]; padding comes behind
+            them, may hold anything and has activations that mean nothing. None means all.
+
+    Returns:
+        An array [B, T, hidden].
+
+    >>> config = DecoderConfig(64, 32, 64, 2, 4, 2, 8)
+    >>> params = init(random.key(0), config)
+    >>> hidden(params, jnp.array([[1, 2, 3]]), config).shape
+    (1, 3, 32)
+    """
+    return _trunk(params, tokens, config, positions, mask, remat, counts)[0]
+
+
+def forward(
+    params: PyTree,
+    tokens: Array,
+    config: DecoderConfig,
+    *,
+    positions: ArrayLike | None = None,
+    mask: ArrayLike | None = None,
+    remat: bool = False,
+    counts: ArrayLike | None = None,
+) -> Array:
+    """Logits of the next token at every position.
+
+    Args:
+        params: parameters, from `init` or `io.load_model`.
+        tokens: int tokens [B, T], or [T] without a batch.
+        config: the hyperparameters.
+        positions: rotary positions, integers [B, T] or [1, T]; None means 0 ... T - 1.
+        mask: booleans that broadcast to [B, heads, T, T]: True where a query may attend to a key
+            that is not after it; None masks nothing.
+        remat: recompute each layer in the backward pass instead of keeping its activations.
+        counts: as in `hidden`; of tokens [T] a scalar.
+
+    Returns:
+        An array [B, T, vocabulary], or [T, vocabulary].
+
+    >>> config = DecoderConfig(64, 32, 64, 2, 4, 2, 8)
+    >>> params = init(random.key(0), config)
+    >>> forward(params, jnp.array([1, 2, 3]), config).shape
+    (3, 64)
+    """
+    if tokens.ndim == 1:
+        counts = None if counts is None else jnp.asarray(counts)[None]
+        x = _trunk(params, tokens[None], config, positions, mask, remat, counts)[0][0]
+    else:
+        x = _trunk(params, tokens, config, positions, mask, remat, counts)[0]
+    return linear(x, head_weight(params))
+
+
+def loss(
+    params: PyTree,
+    tokens: Array,
+    labels: Array,
+    config: DecoderConfig,
+    *,
+    ignore_index: int | None = None,
+    z_loss: float = 0.0,
+    remat: bool = False,
+    mask: ArrayLike | None = None,
+) -> Array:
+    """Mean cross-entropy in nats, without keeping the logits.
+
+    With `config.output_router_logits` the load-balancing loss of the experts of all layers together
+    is added, times `config.router_aux_loss_coef`; every token counts in it.
+
+    Args:
+        params: parameters, from `init` or `io.load_model`.
+        tokens: int tokens [B, T].
+        labels: int labels [B, T]; the label of a position is the token that follows it.
+        config: the hyperparameters.
+        ignore_index: label of positions that do not count.
+        z_loss: weight of the penalty logsumexp(logits)**2 per position.
+        remat: recompute each layer in the backward pass instead of keeping its activations.
+        mask: as in `hidden`.
+
+    Returns:
+        A scalar.
+
+    >>> config = DecoderConfig(64, 32, 64, 2, 4, 2, 8)
+    >>> params = init(random.key(0), config)
+    >>> tokens = jnp.array([[1, 2, 3, 4]])
+    >>> loss(params, tokens[:, :-1], tokens[:, 1:], config).shape
+    ()
+    """
+    x, routings = _trunk(params, tokens, config, None, mask, remat)
+    mean = linear_cross_entropy(
+        x, head_weight(params), labels, ignore_index=ignore_index, z_loss=z_loss
+    )
+    if not config.output_router_logits or not routings:
+        return mean
+    probabilities, experts = [jnp.stack(of_layers) for of_layers in zip(*routings)]
+    balance = load_balancing_loss(probabilities, experts, config.num_experts)
+    return mean + config.router_aux_loss_coef * balance
+
+
+# ---- generation: the cache ----
+
+
+def init_cache(
+    config: DecoderConfig, batch: int, capacity: int, dtype: DTypeLike = jnp.float32
+) -> dict[str, Any]:
+    """An empty cache of keys and values for decoding.
+
+    Args:
+        config: the hyperparameters.
+        batch: number of rows, B.
+        capacity: number of positions, prompt and continuation together.
+        dtype: floating dtype of keys and values.
+
+    Returns:
+        {"layers": [{"k", "v"}: [B, capacity, kv heads, head_dim]], "lengths": int32 [B]}, with
+        `lengths` the number of positions that are filled.
+
+    Raises:
+        DTypeError: `dtype` is not floating.
+
+    >>> init_cache(DecoderConfig(64, 32, 64, 2, 4, 2, 8), 1, 16)["layers"][0]["k"].shape
+    (1, 16, 2, 8)
+    """
+    if not jnp.issubdtype(dtype, jnp.floating):
+        raise errors.DTypeError(f"init_cache: keys and values are floats, not {dtype}")
+    shape = (batch, capacity, config.num_key_value_heads, config.head_dim)
+    return {
+        "layers": [
+            {"k": jnp.zeros(shape, dtype), "v": jnp.zeros(shape, dtype)}
+            for _ in range(config.num_hidden_layers)
+        ],
+        "lengths": jnp.zeros((batch,), jnp.int32),
+    }
+
+
+def extend(
+    params: PyTree,
+    tokens: Array,
+    cache: PyTree,
+    config: DecoderConfig,
+    counts: ArrayLike | None = None,
+    *,
+    last: bool = False,
+) -> tuple[Array, PyTree]:
+    """Logits after tokens that follow the cache's, and the cache with them.
+
+    Args:
+        params: parameters, from `init` or `io.load_model`.
+        tokens: int tokens [B, T] that follow what the cache holds: the prompt in a prefill, one
+            token in a decoding step.
+        cache: from `init_cache` or an earlier call.
+        config: the hyperparameters.
+        counts: how many of the T tokens are real in each row, integers [B]; padding comes behind
+            them, may hold anything and has logits that mean nothing. None means all.
+        last: whether the logits of each row's last real token alone are computed, as is enough
+            after a prompt.
+
+    Returns:
+        (logits [B, T, vocabulary], or [B, vocabulary] with `last`; the cache with the tokens).
+
+    Raises:
+        ShapeError: the cache has fewer than T positions, or `counts` are not [B] integers.
+        AssertionFailed: a row has fewer than T positions left, or counts are not from 0 to T, when
+            the program runs.
+
+    >>> config = DecoderConfig(64, 32, 64, 2, 4, 2, 8)
+    >>> params = init(random.key(0), config)
+    >>> logits, cache = extend(params, jnp.array([[1, 2, 3]]), init_cache(config, 1, 16), config)
+    >>> logits.shape, cache["lengths"].tolist()
+    ((1, 3, 64), [3])
+    """
+    capacity, t = cache["layers"][0]["k"].shape[1], tokens.shape[-1]
+    message = f"extend: of the cache's {capacity} positions fewer than the {t} that follow are left"
+    if t > capacity:
+        raise errors.ShapeError(message)
+    assert_(cache["lengths"] <= capacity - t, message)
+    if counts is not None:
+        real = jnp.asarray(counts)
+        assert_((real >= 0) & (real <= t), f"extend: counts must lie in 0 to {t}")
+    return extend_within(params, tokens, cache, config, counts, last=last)
+
+
+def extend_within(
+    params: PyTree,
+    tokens: Array,
+    cache: PyTree,
+    config: DecoderConfig,
+    counts: ArrayLike | None = None,
+    *,
+    last: bool = False,
+) -> tuple[Array, PyTree]:
+    """`extend` for a caller who knows that the cache has room: nothing is checked.
+
+    Args:
+        params: parameters, from `init` or `io.load_model`.
+        tokens: int tokens [B, T] that follow what the cache holds: the prompt in a prefill, one
+            token in a decoding step.
+        cache: from `init_cache` or an earlier call.
+        config: the hyperparameters.
+        counts: how many of the T tokens are real in each row, integers [B]; padding comes behind
+            them, may hold anything and has logits that mean nothing. None means all.
+        last: whether the logits of each row's last real token alone are computed, as is enough
+            after a prompt.
+
+    Returns:
+        (logits [B, T, vocabulary], or [B, vocabulary] with `last`; the cache with the tokens).
+
+    >>> config = DecoderConfig(64, 32, 64, 2, 4, 2, 8)
+    >>> params = init(random.key(0), config)
+    >>> cache = init_cache(config, 1, 16)
+    >>> logits, cache = extend_within(params, jnp.array([[1, 2, 3]]), cache, config)
+    >>> logits.shape
+    (1, 3, 64)
+    """
+    b, t = tokens.shape
+    lengths = cache["lengths"]
+    capacity = cache["layers"][0]["k"].shape[1]
+    positions = lengths[:, None] + jnp.arange(t)[None, :]
+    visible = {w: _visible_in_cache(positions, lengths, capacity, w) for w in {*config.windows}}
+    if counts is None:
+        added = jnp.full((b,), t, jnp.int32)
+    else:
+        tokens, positions = _without_padding(tokens, lengths, counts)
+        added = jnp.astype(counts, jnp.int32)
+    x = take_rows(params["embed_tokens"]["weight"], tokens)
+    angles = _angles(positions, config)
+    layers = []
+    for (p, window), kept in zip(_layers(params, config), cache["layers"], strict=True):
+        x, new, _ = _layer(p, x, angles, config, visible[window], kept, lengths)
+        layers.append(new)
+    if last and counts is None:
+        x = x[:, -1:]
+    elif last:
+        # Clipped, so that a row without real tokens has logits that mean nothing, and no error.
+        x = jnp.take_along_axis(x, (added - 1)[:, None, None], axis=1, mode="clip")
+    x = rms_norm(x, params["norm"]["weight"], eps=config.rms_norm_eps)
+    logits = linear(x, head_weight(params))
+    return logits[:, 0] if last else logits, {"layers": layers, "lengths": lengths + added}
+
+
+def _visible_in_cache(
+    positions: Array, lengths: Array, capacity: int, window: int | None
+) -> dict[str, Any]:
+    """The arguments of attention that say which keys of a cache each query attends to: those up to
+    its own position, at most `window` of them. Later ones are empty or padding."""
+    keys, places = jnp.arange(capacity)[None, None, None, :], positions[:, None, :, None]
+    near = None if window is None or window >= capacity else keys > places - window
+    if positions.shape[1] == 1:
+        return {"key_value_seq_lengths": lengths + 1, "mask": near}
+    seen = keys <= places
+    return {"mask": seen if near is None else seen & near}
+
+
+def _without_padding(tokens: Array, start: Array, counts: ArrayLike) -> tuple[Array, Array]:
+    """Tokens [B, T] and their positions, counted from `start`, without what padding would do: it
+    becomes token 0, which has an embedding, and makes no sequence longer."""
+    b, t = tokens.shape
+    aval = typeof(jnp.asarray(counts))
+    if aval.shape != (b,) or not dtypes.is_integer(aval.dtype):
+        raise errors.ShapeError(f"counts {aval} must be [{b}] integers")
+    counts = jnp.astype(counts, jnp.int32)[:, None]
+    places = jnp.arange(t)[None, :]
+    tokens = jnp.where(places < counts, tokens, 0)
+    return tokens, start[:, None] + jnp.minimum(places, counts - 1)
+
+
+prefill = extend
+
+
+def decode_step(
+    params: PyTree, token: Array, cache: PyTree, config: DecoderConfig
+) -> tuple[Array, PyTree]:
+    """Logits after one more token per row, and the cache with it.
+
+    Args:
+        params: parameters, from `init` or `io.load_model`.
+        token: int tokens [B].
+        cache: from `init_cache` or an earlier call.
+        config: the hyperparameters.
+
+    Returns:
+        (logits [B, vocabulary], the cache with the tokens).
+
+    Raises:
+        AssertionFailed: a row's cache is full, when the program runs.
+
+    >>> config = DecoderConfig(64, 32, 64, 2, 4, 2, 8)
+    >>> params = init(random.key(0), config)
+    >>> logits, cache = decode_step(params, jnp.array([1]), init_cache(config, 1, 16), config)
+    >>> logits.shape
+    (1, 64)
+    """
+    logits, cache = extend(params, token[:, None], cache, config)
+    return logits[:, 0], cache
