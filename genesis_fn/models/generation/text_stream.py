@@ -96,8 +96,8 @@ class TextStream:
         # Of a run of marks none is certain: with the rest of their bytes they become characters.
         certain = len(text.rstrip(_BROKEN))
         self._waiting = 0 if certain > self._given or certain == len(text) else self._waiting + 1
-        if self._waiting >= _LONGEST:  # no character has so many bytes: these are none
-            certain, self._waiting = len(text), 0
+        if self._waiting >= _LONGEST:  # no character has so many bytes: the first are none
+            certain, self._waiting = max(certain, len(text) - _LONGEST + 1), 0
         new = text[self._given : certain]
         self._given = max(self._given, certain)
         if len(self._window) > self._next_cut:
