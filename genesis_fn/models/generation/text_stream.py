@@ -36,14 +36,14 @@ class TextStream:
     >>> tokenizer = gf.data.train_tokenizer(["hello hello world"], vocab_size=270)
     >>> text = gf.models.TextStream(tokenizer, stop=["wo"])
     >>> [text.push(token) for token in tokenizer.encode("hello world").ids], text.stopped
-    (['h', 'ello', ' ', '', ''], True)
+    (['hello', ' '], True)
     """
 
     def __init__(
         self, tokenizer: Any, stop: Sequence[str] = (), prompt: Sequence[int] = ()
     ) -> None:
         self._stop = (stop,) if isinstance(stop, str) else tuple(stop)
-        if not all(isinstance(s, str) and s for s in self._stop):
+        if not all(self._stop):
             raise ValueError(f"TextStream: stop strings {self._stop!r} must not be empty")
         self._tokenizer = tokenizer
         self._special: dict[int, str] = {}
