@@ -119,7 +119,8 @@ def beam_search(
     how = dataclasses.replace(base, **{n: v for n, v in given.items() if v is not None})
     prompts = prompts_of("beam_search", tokens, lengths)
     request = requested(
-        "beam_search", config.vocab_size, prompts.width, generation, max_new_tokens=max_new_tokens,
+        "beam_search", params, config.vocab_size, prompts.width, generation,
+        max_new_tokens=max_new_tokens,
         repetition_penalty=repetition_penalty, presence_penalty=presence_penalty,
         frequency_penalty=frequency_penalty, min_new_tokens=min_new_tokens, eos=eos,
     )  # fmt: skip

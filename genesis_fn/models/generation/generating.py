@@ -140,9 +140,9 @@ def generate(  # pyright: ignore[reportInconsistentOverload] - `options` are tho
         "generate", tokens, lengths, 1 if generation is None else _rows(generation)
     )
     request = requested(
-        "generate", config.vocab_size, prompts.width, generation, max_new_tokens=max_new_tokens,
-        key=key, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p,
-        typical_p=typical_p, repetition_penalty=repetition_penalty,
+        "generate", params, config.vocab_size, prompts.width, generation,
+        max_new_tokens=max_new_tokens, key=key, temperature=temperature, top_k=top_k, top_p=top_p,
+        min_p=min_p, typical_p=typical_p, repetition_penalty=repetition_penalty,
         presence_penalty=presence_penalty, frequency_penalty=frequency_penalty,
         min_new_tokens=min_new_tokens, eos=eos, stop_strings=stop_strings,
     )  # fmt: skip

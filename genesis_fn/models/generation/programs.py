@@ -1,7 +1,7 @@
 """The two programs of generation: a prefill that draws the first token, and a loop for the others.
 
-Each is compiled once for what a `GenerationPlan` holds, shapes included. Numbers that differ between
-calls (the lengths of prompts, how many tokens follow) are data.
+Each is compiled once for what a `GenerationPlan` holds, shapes included. Numbers that differ
+between calls (the lengths of prompts, how many tokens follow) are data.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def first_token(
         "step": step + 1,
         "token": token,
         "new": _put(buffer, token, step),
-        "count": jnp.where(none, 0, 1),
+        "count": jnp.astype(~none, jnp.int32),
         "done": none | is_one_of(token, plan.penalties.eos),
         "uses": more_uses(uses, token),
         "cache": cache,

@@ -7,7 +7,8 @@ import operator
 from collections.abc import Sequence
 from typing import Any
 
-from genesis_fn import Key, random
+from genesis_fn import Key, PyTree, random, tree
+from genesis_fn.extend import default_device_of
 from genesis_fn.models.generation.generation_config import GenerationConfig
 from genesis_fn.models.generation.penalties import Penalties
 from genesis_fn.models.generation.sampling import Sampling
@@ -28,6 +29,7 @@ class Request:
 
 def requested(
     caller: str,
+    params: PyTree,
     vocabulary: int,
     prompt_length: int,
     generation: GenerationConfig | None,
@@ -46,7 +48,8 @@ def requested(
     eos: int | Sequence[int] | None = None,
     stop_strings: str | Sequence[str] | None = None,
 ) -> Request:
-    """The request of a call, whose arguments count before `generation`; checked."""
+    """The request of a call, whose arguments count before `generation`; checked. The key of a seed
+    lies where `params` do."""
     # Without a `generation` all of the vocabulary is kept, and nothing is drawn by itself.
     base = GenerationConfig(top_k=None) if generation is None else generation
     if max_new_tokens is None:
@@ -80,7 +83,8 @@ def requested(
         ends,
     )
     if key is None and base.seed is not None:
-        key = random.key(base.seed)
+        with default_device_of(tree.leaves(params)):
+            key = random.key(base.seed)
     stop = base.stop_strings
     if stop_strings is not None:
         stop = GenerationConfig(stop_strings=stop_strings).stop_strings  # pyright: ignore[reportArgumentType]

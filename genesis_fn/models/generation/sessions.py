@@ -135,7 +135,8 @@ class Session:
                 or another stream of the session has begun since.
             AssertionFailed: logits are NaN, when they are read.
         """
-        history = _history("Session.stream", tokens, self.config.vocab_size)
+        vocabulary = self.config.vocab_size
+        history = _history("Session.stream", tokens, vocabulary)
         if len(history) > self.capacity:
             raise errors.ArgumentError(
                 f"Session.stream: the history has {len(history)} tokens, more than the session's "
@@ -148,7 +149,9 @@ class Session:
                 f"Session.stream: num_beams {how.num_beams} and num_return_sequences "
                 f"{how.num_return_sequences} must be 1; beam_search and generate take others"
             )
-        request = requested("Session.stream", self.config.vocab_size, len(history), how, key=key)
+        request = requested(
+            "Session.stream", self.params, self.config.vocab_size, len(history), how, key=key
+        )
         if request.stop and tokenizer is None:
             raise errors.ArgumentError(
                 f"Session.stream: stop_strings {request.stop} need a tokenizer"
