@@ -81,6 +81,8 @@ class GenerationConfig:
             value = getattr(self, field.name)
             if value is not None or "None" not in str(field.type):
                 object.__setattr__(self, field.name, CHECKS[field.name](field.name, value))
+        if self.top_k == 0:
+            object.__setattr__(self, "top_k", None)
         if self.num_return_sequences > 1:
             if self.num_beams == 1 and not self.do_sample:
                 raise ValueError(
@@ -135,12 +137,11 @@ class GenerationConfig:
             raise FileError(f"{path}: {error}") from None
 
     def to_dict(self) -> dict[str, Any]:
-        """The contents of a generation_config.json: the fields that are set, as transformers reads
-        them."""
+        """The contents of a generation_config.json, as `from_dict` and transformers read them."""
         values: dict[str, Any] = {}
         for name, value in dataclasses.asdict(self).items():
             if name == "top_k" and value is None:
-                value = 0  # where nothing stands, transformers keeps 50
+                value = 0  # where nothing stands, the default is kept
             own = name in ("presence_penalty", "frequency_penalty") and value == 0
             if value is not None and value != () and not own:
                 values[name] = list(value) if isinstance(value, tuple) else value

@@ -66,7 +66,7 @@ def requested(
         temperature = base.temperature if base.do_sample else 0.0
     sampling = Sampling(
         temperature,
-        (base.top_k or None) if top_k is None else top_k,
+        base.top_k if top_k is None else top_k,
         base.top_p if top_p is None else top_p,
         base.min_p if min_p is None else min_p,
         base.typical_p if typical_p is None else typical_p,

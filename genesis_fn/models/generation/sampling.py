@@ -33,12 +33,14 @@ class Sampling:
             object.__setattr__(self, "top_k", operator.index(self.top_k))
             if self.top_k < 1:
                 raise ValueError(f"sample: top_k {self.top_k} must not be below 1")
-        for name in ("top_p", "typical_p"):
-            share = getattr(self, name)
-            if share is not None and not 0 < share <= 1:
-                raise ValueError(f"sample: {name} must lie in (0, 1], got {share}")
-        if self.min_p is not None and not 0 <= self.min_p <= 1:
-            raise ValueError(f"sample: min_p must lie in [0, 1], got {self.min_p}")
+        for name in ("top_p", "min_p", "typical_p"):
+            if getattr(self, name) is not None:
+                share = float(getattr(self, name))
+                object.__setattr__(self, name, share)
+                if name == "min_p" and not 0 <= share <= 1:
+                    raise ValueError(f"sample: min_p must lie in [0, 1], got {share}")
+                if name != "min_p" and not 0 < share <= 1:
+                    raise ValueError(f"sample: {name} must lie in (0, 1], got {share}")
         # What has no effect is None, so that equal ways of drawing are one program.
         for name, value in (("top_p", 1), ("typical_p", 1), ("min_p", 0)):
             if temperature == 0 or getattr(self, name) == value:

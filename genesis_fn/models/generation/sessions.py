@@ -180,8 +180,8 @@ class Session:
         given, until = 0, 1
         while True:
             # Copies: the next call writes into the state's memory.
-            new, logprobs = np.array(state["new"][0]), np.array(state["logprobs"][0])
-            count = int(state["count"][0])
+            new, logprobs = np.array(state["new"])[0], np.array(state["logprobs"])[0]
+            count = int(np.asarray(state["count"])[0])
             # The cache lacks the token that was drawn last.
             self._cached = np.concatenate([history, new[: count - 1]])
             self._cache = state["cache"]
