@@ -498,6 +498,15 @@ def test_text_holds_back_what_may_begin_a_stop_string(texts):
             assert text.push(tokens[0]) == ("" if text.stopped else tokenizer.decode(tokens[:1]))
 
 
+def test_a_stop_string_of_the_prompt_alone_stops_nothing(texts):
+    tokenizer = texts[-1]
+    ids = lambda text: [t for c in text for t in tokenizer.encode(c).ids]
+    text = TextStream(tokenizer, ["t", "ttt"], prompt=ids("att"))
+    assert text.push(ids("e")[0]) == "e" and not text.stopped
+    text = TextStream(tokenizer, ["tte"], prompt=ids("att"))
+    assert text.push(ids("e")[0]) == "" and text.stopped
+
+
 def test_a_special_token_may_stop_and_is_not_shown(texts):
     tokenizer = texts[-1]
     end = tokenizer.token_to_id(data.END)

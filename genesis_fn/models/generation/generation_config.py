@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from collections.abc import Sequence
 from typing import Any
 
 from genesis_fn.errors import FileError
@@ -66,10 +67,10 @@ class GenerationConfig:
     repetition_penalty: float = 1.0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
-    eos_token_id: int | tuple[int, ...] | None = None
+    eos_token_id: int | Sequence[int] | None = None
     pad_token_id: int | None = None
     bos_token_id: int | None = None
-    stop_strings: tuple[str, ...] = ()
+    stop_strings: str | Sequence[str] | None = None
     num_beams: int = 1
     length_penalty: float = 1.0
     early_stopping: bool | str = False
@@ -143,19 +144,11 @@ class GenerationConfig:
             if name == "top_k" and value is None:
                 value = 0  # where nothing stands, the default is kept
             own = name in ("presence_penalty", "frequency_penalty") and value == 0
-            if value is not None and value != () and not own:
+            if value is not None and not own:
                 values[name] = list(value) if isinstance(value, tuple) else value
         return values
 
     # ---- what programs are made for ----
-
-    @property
-    def ends(self) -> tuple[int, ...]:
-        """The tokens that end a row, ascending."""
-        several = self.eos_token_id
-        if several is None:
-            return ()
-        return tuple(sorted({several} if isinstance(several, int) else set(several)))
 
     def least_tokens(self, prompt_length: int) -> int:
         """How many tokens a prompt of this length gains before an end may come."""

@@ -18,8 +18,8 @@ _LEAST = 16
 def bucket(length: int) -> int:
     """The least of 16, 24, 32, 48, 64, 96 ... (2**k and 3 * 2**k) that is not below `length`.
 
-    Above 16 padding is at most a third of it, where powers of two alone waste up to a half, and there are
-    two programs for each doubling: prompts of up to 32,768 tokens meet 23.
+    Above 16 padding is at most a third of it, where powers of two alone waste up to a half, and
+    there are two programs for each doubling: prompts of up to 32,768 tokens meet 23.
     """
     power = max(_LEAST, 1 << (length - 1).bit_length())
     smaller = power * 3 // 4

@@ -9,6 +9,7 @@ from typing import Any
 
 from genesis_fn import Key, PyTree, random, tree
 from genesis_fn.extend import default_device_of
+from genesis_fn.models.generation.config_fields import CHECKS
 from genesis_fn.models.generation.generation_config import GenerationConfig
 from genesis_fn.models.generation.penalties import Penalties
 from genesis_fn.models.generation.sampling import Sampling
@@ -85,9 +86,8 @@ def requested(
     if key is None and base.seed is not None:
         with default_device_of(tree.leaves(params)):
             key = random.key(base.seed)
-    stop = base.stop_strings
-    if stop_strings is not None:
-        stop = GenerationConfig(stop_strings=stop_strings).stop_strings  # pyright: ignore[reportArgumentType]
+    stop = base.stop_strings if stop_strings is None else stop_strings
+    stop = () if stop is None else CHECKS["stop_strings"](f"{caller}: stop_strings", stop)
     pad = base.pad_token_id or 0
     return Request(sampling, penalties, limit, least, key, stop, pad)
 

@@ -125,10 +125,13 @@ class TextStream:
         """Take more text in, and give what can no longer begin a stop string."""
         if not self._stop:
             return text if shown else ""
+        before = len(self._held)
         self._held += text
         self._shown += [shown] * len(text)
         if seek:
-            ends = [(self._held.find(s) + len(s), -len(s)) for s in self._stop if s in self._held]
+            # One that was whole before is of the prompt alone.
+            found = [(self._held.find(s, max(before + 1 - len(s), 0)), len(s)) for s in self._stop]
+            ends = [(at + length, -length) for at, length in found if at >= 0]
             if ends:  # the first to be complete, whatever the tokens were
                 end, length = min(ends)
                 self.stopped = True
