@@ -17,8 +17,7 @@ from genesis_fn.backends.cpu.lowerings.contraction import native_bfloat16
 from genesis_fn.cli.training import Recipe, train
 from genesis_fn.core.convert import as_array
 from genesis_fn.io.lock import exclusive
-from genesis_fn.models import qwen
-from genesis_fn.models.sampling import generate
+from genesis_fn.models import generate, qwen
 
 # What `atomic_write` leaves of a file where its process is killed.
 _HALF_WRITTEN = re.compile(r"\.(log\.jsonl|loss\.png|tokenizer\.json)\.[a-z0-9_]{8}")
