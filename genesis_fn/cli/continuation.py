@@ -1,0 +1,83 @@
+"""A prompt continued, token by token, as text that can be shown at once."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import time
+from collections.abc import Generator
+
+from genesis_fn.cli.language_model import LanguageModel
+from genesis_fn.core.types.annotations import Key
+from genesis_fn.models import GenerationConfig, Session, TextStream
+
+
+class Continuation:
+    """The text behind a prompt; iterating generates it and gives it piece by piece, "" for a token
+    of which nothing is certain yet.
+
+    What has been generated so far is in `tokens`, `logprobs` and `text`. `finish` is "stop" after
+    an end token or a stop string, which `text` leaves out, "length" where there is no more room,
+    and "interrupted" before. `first` and `seconds` are seconds up to the first token and the last.
+
+    Args:
+        model: the model.
+        session: of the same model; what its cache holds of the prompt is not computed again.
+        prompt: tokens, at least one.
+        generation: settings; `max_new_tokens` is one of them.
+        key: random key of the draws.
+
+    Raises:
+        ValueError: the prompt is empty, or leaves no room in the cache.
+    """
+
+    def __init__(
+        self,
+        model: LanguageModel,
+        session: Session,
+        prompt: list[int],
+        generation: GenerationConfig,
+        key: Key,
+    ) -> None:
+        room = session.capacity - len(prompt)
+        if not prompt:
+            raise ValueError("the prompt is empty")
+        if room < 1:
+            raise ValueError(
+                f"the prompt is {len(prompt)} tokens, and prompt and answer may have "
+                f"{session.capacity} together: shorten it, or give a larger --capacity"
+            )
+        self.model, self.session, self.prompt, self.key = model, session, prompt, key
+        longest = min(generation.max_new_tokens or room, room)
+        self.generation = dataclasses.replace(generation, max_new_tokens=longest)
+        self.tokens: list[int] = []
+        self.logprobs: list[float] = []
+        self.text, self.finish = "", "interrupted"
+        self.reused, self.first, self.seconds = 0, 0.0, 0.0
+
+    def __iter__(self) -> Generator[str]:
+        began = time.perf_counter()
+        text = TextStream(self.model.tokenizer, self.generation.stop_strings or ())
+        stream = self.session.stream(self.prompt, self.generation, key=self.key)
+        ended = False
+        with contextlib.closing(stream):
+            for token in stream:
+                self.seconds = time.perf_counter() - began
+                if not self.tokens:
+                    self.first, self.reused = self.seconds, self.session.reused
+                self.tokens.append(token.token)
+                self.logprobs.append(token.logprob)
+                ended = token.token in self.ends
+                if not ended:
+                    yield self._more(text.push(token.token))
+                if text.stopped:
+                    ended = True
+                    break
+        last = self._more("" if text.stopped else text.finish())
+        self.finish = "stop" if ended or text.stopped else "length"
+        if last:
+            yield last
+
+    def _more(self, piece: str) -> str:
+        self.text += piece
+        return piece
