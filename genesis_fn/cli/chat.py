@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import datetime
 import sys
 from typing import Any
@@ -109,8 +110,11 @@ def run(arguments: argparse.Namespace) -> int:
     model = language_model.load(arguments.model, arguments.dtype)
     template = language_model.load_template(arguments.model, arguments.template)
     generation = sampling.chosen(arguments, model.generation, _LONGEST)
+    if generation.num_beams > 1:
+        screen.notice(f"[num_beams {generation.num_beams} of the model's settings is left out]")
+        generation = dataclasses.replace(generation, num_beams=1, num_return_sequences=1)
     capacity = language_model.capacity(arguments.capacity, model)
-    speaker = _Speaker(model, template, capacity, arguments.seed)
+    speaker = _Speaker(model, template, capacity, generation.seed or 0)
     conversation = Conversation(arguments.system)
     speaker.encode(conversation.messages("?"))  # what a template refuses is said now
     with contextlib.ExitStack() as stack:
@@ -125,8 +129,8 @@ def run(arguments: argparse.Namespace) -> int:
         if sys.stdin.isatty():
             source = stack.enter_context(Keyboard(list(COMMANDS)))
             screen.notice(
-                f"[{arguments.model}: {model.config.size:,} parameters; room for {capacity} tokens; "
-                "/help lists the commands]"
+                f"[{arguments.model}: {model.config.size:,} parameters, room for {capacity} "
+                "tokens; /help lists the commands]"
             )
         else:
             source = Lines(sys.stdin)

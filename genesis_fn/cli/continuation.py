@@ -49,7 +49,8 @@ class Continuation:
             )
         self.model, self.session, self.prompt, self.key = model, session, prompt, key
         longest = min(generation.max_new_tokens or room, room)
-        self.generation = dataclasses.replace(generation, max_new_tokens=longest)
+        self.generation = dataclasses.replace(generation, max_new_tokens=longest, stop_strings=())
+        self.stop, self.ends = generation.stop_strings, generation.ends
         self.tokens: list[int] = []
         self.logprobs: list[float] = []
         self.text, self.finish = "", "interrupted"
@@ -57,7 +58,7 @@ class Continuation:
 
     def __iter__(self) -> Generator[str]:
         began = time.perf_counter()
-        text = TextStream(self.model.tokenizer, self.generation.stop_strings or ())
+        text = TextStream(self.model.tokenizer, self.stop, self.prompt)
         stream = self.session.stream(self.prompt, self.generation, key=self.key)
         ended = False
         with contextlib.closing(stream):

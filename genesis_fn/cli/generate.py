@@ -56,11 +56,7 @@ def add(commands: Any) -> None:
         shown="stdin",
     )
     option(
-        prompt,
-        "--prompt-file",
-        metavar="FILE",
-        help="a file with what to continue",
-        shown="stdin",
+        prompt, "--prompt-file", metavar="FILE", help="a file with what to continue", shown="stdin"
     )
     option(
         parser,
@@ -90,19 +86,14 @@ def add(commands: Any) -> None:
         action="store_true",
         help="a continuation is a line for each token: logprob, token and its text, with tabs",
     )
-    option(
-        form,
-        "--stream",
-        action="store_true",
-        help="write the text while it is generated",
-    )
+    option(form, "--stream", action="store_true", help="write the text while it is generated")
     option(
         parser,
         "--num-beams",
         type=options.count,
-        default=1,
         metavar="N",
         help="search the likeliest continuation with N beams, where N is not 1",
+        shown="generation_config.json's, else 1",
     )
     sampling.add_sampling(parser, _LONGEST)
     parser.set_defaults(usage_error=parser.error)
@@ -141,14 +132,16 @@ def _check(arguments: argparse.Namespace) -> None:
             arguments.usage_error(f"argument --{name}: needs --chat")
     if arguments.num_beams > 1:
         if arguments.stream:
-            arguments.usage_error("argument --stream: not allowed with --num-beams, whose result "
-                                  "is known at the end")
+            arguments.usage_error(
+                "argument --stream: not allowed with --num-beams, whose result is known at the end"
+            )
         if arguments.count > arguments.num_beams:
             arguments.usage_error("argument --count: above --num-beams")
     given = arguments.prompt is not None or arguments.prompt_file is not None
     if not given and sys.stdin.isatty():
-        arguments.usage_error("one of --prompt and --prompt-file is required where stdin is a "
-                              "terminal")
+        arguments.usage_error(
+            "one of --prompt and --prompt-file is required where stdin is a terminal"
+        )
 
 
 def _prompt(arguments: argparse.Namespace) -> str:

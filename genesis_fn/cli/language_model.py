@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import os
 from typing import TYPE_CHECKING, Any
@@ -68,8 +67,8 @@ def add_model(parser: Any) -> None:
         "--dtype",
         choices=_DTYPES,
         default="auto",
-        help="dtype of the parameters; auto is that of the files, but float32 for the 16-bit floats "
-        "that a CPU computes slowly",
+        help="dtype of the parameters; auto is that of the files, but float32 on a CPU that is "
+        "slow in bfloat16",
     )
     option(
         parser,

@@ -18,8 +18,8 @@ from genesis_fn.cli.interrupt import Interrupted
 _COMMANDS = (demo, chat, generate, info)
 _DESCRIPTION = """Train small language models, chat with them, continue text.
 
-A command ends with 0, with 1 after an error, which is one line on stderr, with 2 where it was called
-wrongly, and with 130 after Ctrl-C. Output that goes to no terminal is plain lines."""
+A command ends with 0, with 1 after an error, which is one line on stderr, with 2 where it was
+called wrongly, and with 130 after Ctrl-C. Output that goes to no terminal is plain lines."""
 _EXAMPLES = (
     "genesis-fn demo",
     "genesis-fn chat --model runs/demo",

@@ -11,6 +11,7 @@ from typing import Any
 from genesis_fn.core.files import brief
 
 Run = Callable[[argparse.Namespace], int]
+SEED = "decides every random draw: the same seed, the same result"
 _DEVICE = re.compile(r"cpu|(cuda|gpu)(:\d{1,4})?")
 
 
@@ -72,14 +73,7 @@ def add_device(parser: Any) -> None:
 
 def add_seed(parser: Any) -> None:
     """`--seed`."""
-    option(
-        parser,
-        "--seed",
-        type=seed,
-        default=0,
-        metavar="N",
-        help="decides every random draw: the same seed, the same result",
-    )
+    option(parser, "--seed", type=seed, default=0, metavar="N", help=SEED)
 
 
 # ---- types of options: an error of one is an error of usage ----
@@ -122,9 +116,21 @@ def number(text: str, least: float = 0.0, most: float = math.inf) -> float:
     return value
 
 
+def duration(text: str) -> float:
+    """Seconds, not negative; "inf" is as long as it takes."""
+    return math.inf if text == "inf" else number(text)
+
+
 def fraction(text: str) -> float:
     """A number from 0 to 1."""
     return number(text, 0.0, 1.0)
+
+
+def share(text: str) -> float:
+    """A number above 0, at most 1."""
+    if fraction(text) == 0:
+        raise argparse.ArgumentTypeError("0 is not above 0")
+    return fraction(text)
 
 
 def positive(text: str) -> float:

@@ -9,7 +9,16 @@ from collections.abc import Callable
 from typing import Any
 
 from genesis_fn.cli import options
-from genesis_fn.cli.options import count, fraction, natural, number, option, positive, stop_string
+from genesis_fn.cli.options import (
+    count,
+    fraction,
+    natural,
+    number,
+    option,
+    positive,
+    share,
+    stop_string,
+)
 from genesis_fn.models import GenerationConfig
 
 _FILE = "generation_config.json's"
@@ -21,38 +30,37 @@ class Setting:
 
     parse: Callable[[str], Any]
     help: str
-    neutral: str  # what holds where generation_config.json says nothing
 
 
 SETTINGS = {
-    "temperature": Setting(number, "divides the logits; 0 takes the most likely token", "0"),
-    "top_k": Setting(natural, "draw from the N most likely tokens; 0 from all", "0"),
+    "temperature": Setting(number, "divides the logits; 0 takes the most likely token"),
+    "top_k": Setting(natural, "draw from the N most likely tokens; 0 from all"),
     "top_p": Setting(
-        fraction, "draw from the most likely tokens whose probability reaches P; 1 from all", "1"
+        share, "draw from the most likely tokens whose probability reaches P; 1 from all"
     ),
     "min_p": Setting(
-        fraction, "draw from tokens of at least P times the probability of the most likely", "0"
+        fraction, "draw from tokens of at least P times the probability of the most likely"
     ),
     "repetition_penalty": Setting(
-        positive, "above 1, tokens that were there before become less likely", "1"
+        positive, "above 1, tokens that were there before become less likely"
     ),
-    "max_new_tokens": Setting(count, "the most tokens of an answer", ""),
-}  # fmt: skip
+    "max_new_tokens": Setting(count, "the most tokens of an answer"),
+}
 _DRAWING = ("top_k", "top_p", "min_p")  # of no effect unless tokens are drawn
 
 
 def add_sampling(parser: Any, max_new_tokens: int) -> None:
     """The options of sampling. Those that are not given leave what generation_config.json says."""
     group = parser.add_argument_group("sampling")
+    neutral = {**shown(GenerationConfig()), "max_new_tokens": max_new_tokens}
     for name, setting in SETTINGS.items():
-        neutral = setting.neutral or str(max_new_tokens)
         option(
             group,
             "--" + name.replace("_", "-"),
             type=setting.parse,
-            metavar="P" if setting.parse is fraction else "N",
+            metavar="P" if setting.parse in (share, fraction) else "N",
             help=setting.help,
-            shown=f"{_FILE}, else {neutral}",
+            shown=f"{_FILE}, else {neutral[name]}",
         )
     option(
         group,
@@ -63,7 +71,9 @@ def add_sampling(parser: Any, max_new_tokens: int) -> None:
         help="end before this text; may be given several times",
         shown=f"{_FILE} stop_strings, else none",
     )
-    options.add_seed(group)
+    option(
+        group, "--seed", type=options.seed, metavar="N", help=options.SEED, shown=f"{_FILE}, else 0"
+    )
 
 
 def chosen(arguments: argparse.Namespace, file: GenerationConfig, longest: int) -> GenerationConfig:
@@ -74,13 +84,15 @@ def chosen(arguments: argparse.Namespace, file: GenerationConfig, longest: int) 
         file: settings of the model's folder.
         longest: `max_new_tokens` where neither says it.
     """
-    if file.max_new_tokens is None:
-        file = dataclasses.replace(file, max_new_tokens=longest)
+    how = file
+    if how.max_new_tokens is None:
+        how = dataclasses.replace(how, max_new_tokens=longest)
     for name in (*SETTINGS, "stop"):
         value = getattr(arguments, name)
         if value is not None:
-            file = changed(file, name, value)
-    return file
+            how = changed(how, name, value)
+    seed = arguments.seed if arguments.seed is not None else how.seed or 0
+    return dataclasses.replace(how, seed=seed)
 
 
 def changed(generation: GenerationConfig, name: str, value: Any) -> GenerationConfig:
@@ -114,4 +126,5 @@ def shown(generation: GenerationConfig) -> dict[str, Any]:
     found = {name: getattr(generation, name) for name in SETTINGS}
     if not generation.do_sample:
         found["temperature"] = 0
-    return {**found, "stop": list(generation.stop_strings or ()) or "off"}
+    found["min_p"] = found["min_p"] or 0
+    return {**found, "stop": list(generation.stop_strings) or "off"}

@@ -103,12 +103,10 @@ class Chat:
         if not answer.text:
             self.screen.show("")
         self.screen.end()
-        if stopped is not None:
-            self.screen.notice("[stopped; Ctrl-C again ends the chat]")
-        elif answer.finish == "length":
+        if answer.finish == "length":
             full = len(prompt) + len(answer.tokens) >= capacity
-            why = "the cache is full" if full else "/set max_new_tokens allows more"
-            self.screen.notice(f"[ends after {len(answer.tokens)} tokens: {why}]")
+            why = "the cache is full" if full else "max_new_tokens"
+            self.screen.notice(f"[cut after {len(answer.tokens)} tokens: {why}]")
         self.conversation = shown.answered(Turn(question, answer.text, answer.finish))
         self.record(
             {"role": "user", "content": question},

@@ -53,9 +53,9 @@ def _help(chat: Chat, argument: str) -> None:
     rows = [(f"{name} {command.argument}", command.help) for name, command in COMMANDS.items()]
     chat.screen.show("\n".join(f"{usage:<20} {text}" for usage, text in rows))
     chat.screen.show(
-        "Any other line is a message; // begins one with a slash. A backslash at the end of a line\n"
-        'goes on in the next, and """ begins and ends a message of several lines. Ctrl-C stops an\n'
-        "answer, a second one at the prompt or Ctrl-D ends the chat."
+        "Any other line is a message; // begins one with a slash. A backslash at the end of a\n"
+        'line goes on in the next, and """ begins and ends a message of several lines. Ctrl-C\n'
+        "stops an answer; a second Ctrl-C at the prompt, or Ctrl-D, ends the chat."
     )
 
 
@@ -162,8 +162,9 @@ def _tokens(chat: Chat, argument: str) -> None:
         last = chat.last
         rate = len(last.tokens) / last.seconds if last.seconds else 0.0
         chat.screen.show(
-            f"last answer: {len(last.tokens)} tokens in {last.seconds:.2f} s ({rate:.1f} a second), "
-            f"the first after {last.first:.2f} s; {last.reused} of the prompt's tokens were cached"
+            f"last answer: {len(last.tokens)} tokens in {last.seconds:.2f} s ({rate:.1f} a "
+            f"second), the first after {last.first:.2f} s; {last.reused} of the prompt's tokens "
+            "were cached"
         )
 
 

@@ -78,8 +78,8 @@ class Conversation:
             alone = size(dataclasses.replace(self, forgotten=most).messages(question))
             prompt = " with the system prompt" if self.system is not None else ""
             raise ValueError(
-                f"the message{prompt} is {alone} tokens, and there is room for {limit}: shorten it, "
-                "or start with a larger --capacity"
+                f"the message{prompt} is {alone} tokens, and there is room for {limit}: shorten "
+                "it, or start with a larger --capacity"
             )
         later = range(self.forgotten + 1, most)
         return dataclasses.replace(

@@ -10,6 +10,8 @@ from genesis_fn.cli.dialogue.reading import Source, read_message
 from genesis_fn.cli.failures import EXPECTED, line_of
 from genesis_fn.cli.interrupt import Interrupted
 
+_ENDING = "[stopped: Ctrl-C again, Ctrl-D or /exit ends the chat]"
+
 
 def converse(chat: Chat, source: Source) -> None:
     """Answer what `source` gives, up to its end or `/exit`.
@@ -42,7 +44,7 @@ def converse(chat: Chat, source: Source) -> None:
             chat.screen.show("")
             if interrupts > 1:
                 return
-            chat.screen.notice("[Ctrl-C again, Ctrl-D or /exit ends the chat]")
+            chat.screen.notice(_ENDING)
             continue
         except EXPECTED as error:
             if not source.interactive or isinstance(error, BrokenPipeError):
@@ -53,4 +55,7 @@ def converse(chat: Chat, source: Source) -> None:
             raise Interrupted(stopped)
         if chat.ended:
             return
-        interrupts = 1 if stopped is not None else 0
+        interrupts = 0
+        if stopped is not None:
+            interrupts = 1
+            chat.screen.notice(_ENDING)

@@ -78,9 +78,13 @@ class Lines:
         try:
             line = self.stream.readline(_LONGEST_LINE + 1)
         except UnicodeDecodeError:
-            raise ValueError(f"the input is not UTF-8, at line {self.count} or soon after") from None
+            raise ValueError(
+                f"the input is not UTF-8, at line {self.count} or soon after"
+            ) from None
         if len(line) > _LONGEST_LINE:
-            raise ValueError(f"line {self.count} of the input has more than {_LONGEST_LINE:,} characters")
+            raise ValueError(
+                f"line {self.count} of the input has more than {_LONGEST_LINE:,} characters"
+            )
         return line.removesuffix("\n").removesuffix("\r") if line else None
 
 
