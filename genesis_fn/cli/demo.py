@@ -22,8 +22,7 @@ from genesis_fn.cli.training import Recipe, train
 from genesis_fn.core.convert import as_array
 from genesis_fn.core.device import default_device
 from genesis_fn.io.lock import exclusive
-from genesis_fn.models import qwen
-from genesis_fn.models.sampling import generate
+from genesis_fn.models import generate, qwen
 
 _DESCRIPTION = """Train a small Qwen3 on text found on this machine, and continue a prompt with it.
 

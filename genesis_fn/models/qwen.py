@@ -479,6 +479,8 @@ def extend_within(
     cache: PyTree,
     config: QwenConfig,
     counts: ArrayLike | None = None,
+    *,
+    last: bool = False,
 ) -> tuple[Array, PyTree]:
     """`extend` for a caller who knows that the cache has room: nothing is checked.
 
@@ -490,9 +492,10 @@ def extend_within(
         config: the hyperparameters.
         counts: how many of the T tokens are real in each row, integers [B]; padding comes behind
             them. None means all.
+        last: compute the logits of each row's last real position only.
 
     Returns:
-        (logits [B, T, vocabulary], the cache with the tokens).
+        (logits [B, T, vocabulary], or [B, vocabulary] with `last`; the cache with the tokens).
 
     >>> config = QwenConfig(64, 32, 64, 2, 4, 2, 8)
     >>> params = init(random.key(0), config)
@@ -519,6 +522,9 @@ def extend_within(
         layers.append(new)
     x = rms_norm(x, params["norm"]["weight"], eps=config.rms_norm_eps)
     counts = jnp.full((b,), t, jnp.int32) if counts is None else counts
+    if last:  # clipped, so that a count out of range fails the caller's check, not this indexing
+        at = jnp.asarray(counts)[:, None, None] - 1
+        x = jnp.take_along_axis(x, at, axis=1, mode="clip")[:, 0]
     return linear(x, head_weight(params)), {"layers": layers, "lengths": lengths + counts}
 
 

@@ -1,0 +1,15 @@
+"""The functions of a decoder that generation calls, and its config's type.
+
+A cache is made and extended by these functions alone. What else generation knows of it: it is a
+pytree, `lengths` says how many positions of each row are filled, and the other leaves have the rows
+as their first axis.
+"""
+
+from __future__ import annotations
+
+from genesis_fn.models import qwen as decoder
+
+Config = decoder.QwenConfig
+init_cache = decoder.init_cache
+extend_within = decoder.extend_within
+head_weight = decoder.head_weight

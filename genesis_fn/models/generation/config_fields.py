@@ -1,0 +1,139 @@
+"""The fields of a generation_config.json: which are honoured, which change nothing, and which are
+refused unless they say that nothing is to be done."""
+
+from __future__ import annotations
+
+import math
+import numbers
+from collections.abc import Callable
+from typing import Any
+
+from genesis_fn.extend import brief
+
+_LARGEST = 2**31 - 1
+
+
+def _integer(least: int, most: int = _LARGEST) -> Callable[[str, Any], Any]:
+    def check(name: str, value: Any) -> int:
+        if isinstance(value, bool) or not isinstance(value, numbers.Integral):
+            raise ValueError(f"{name} is {brief(value)}, expected an integer")
+        if not least <= int(value) <= most:
+            raise ValueError(f"{name} is {brief(value)}, expected {least} to {most}")
+        return int(value)
+
+    return check
+
+
+def _number(accepts: Callable[[float], bool], expected: str) -> Callable[[str, Any], Any]:
+    def check(name: str, value: Any) -> float:
+        if isinstance(value, bool) or not isinstance(value, numbers.Real):
+            raise ValueError(f"{name} is {brief(value)}, expected {expected}")
+        try:
+            number = float(value)
+        except OverflowError:
+            number = math.inf
+        if not (math.isfinite(number) and accepts(number)):
+            raise ValueError(f"{name} is {brief(value)}, expected {expected}")
+        return number
+
+    return check
+
+
+def _bool(name: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError(f"{name} is {brief(value)}, expected true or false")
+    return value
+
+
+def _early_stopping(name: str, value: Any) -> bool | str:
+    if not isinstance(value, bool) and value != "never":
+        raise ValueError(f"{name} is {brief(value)}, expected true, false or 'never'")
+    return value
+
+
+def _tokens(name: str, value: Any) -> int | tuple[int, ...]:
+    if isinstance(value, list | tuple):
+        return tuple([_TOKEN(name, token) for token in value])
+    return _TOKEN(name, value)
+
+
+def _strings(name: str, value: Any) -> tuple[str, ...]:
+    several = [value] if isinstance(value, str) else value
+    if not isinstance(several, list | tuple) or not all(isinstance(s, str) and s for s in several):
+        raise ValueError(f"{name} is {brief(value)}, expected strings of at least one character")
+    return tuple(several)
+
+
+_TOKEN = _integer(0)
+_SHARE = _number(lambda x: 0 < x <= 1, "a number above 0 and up to 1")
+
+# Of each field the check that its value passes, which returns the value that is kept.
+CHECKS: dict[str, Callable[[str, Any], Any]] = {
+    "max_new_tokens": _integer(0),
+    "max_length": _integer(1),
+    "min_new_tokens": _integer(0),
+    "min_length": _integer(0),
+    "do_sample": _bool,
+    "temperature": _number(lambda x: x >= 0, "a finite number, not negative"),
+    "top_k": _integer(0),
+    "top_p": _SHARE,
+    "min_p": _number(lambda x: 0 <= x <= 1, "a number from 0 to 1"),
+    "typical_p": _SHARE,
+    "repetition_penalty": _number(lambda x: x > 0, "a finite positive number"),
+    "presence_penalty": _number(lambda _: True, "a finite number"),
+    "frequency_penalty": _number(lambda _: True, "a finite number"),
+    "eos_token_id": _tokens,
+    "pad_token_id": _TOKEN,
+    "bos_token_id": _TOKEN,
+    "stop_strings": _strings,
+    "num_beams": _integer(1),
+    "length_penalty": _number(lambda _: True, "a finite number"),
+    "early_stopping": _early_stopping,
+    "num_return_sequences": _integer(1),
+    "seed": _integer(0, 2**63 - 1),
+}
+
+# Fields that change no token, whatever they hold: how transformers caches, compiles, speculates
+# without loss and returns its results, and what models with an encoder begin with.
+HARMLESS = frozenset((
+    "_commit_hash", "_from_model_config", "assistant_confidence_threshold", "assistant_early_exit",
+    "assistant_lookbehind", "cache_config", "cache_implementation", "compile_config",
+    "continuous_batching_config", "decoder_start_token_id", "disable_compile", "is_assistant",
+    "max_cache_len", "max_matching_ngram_size", "num_assistant_tokens",
+    "num_assistant_tokens_schedule", "output_attentions", "output_hidden_states", "output_logits",
+    "output_scores", "prefill_chunk_size", "prompt_lookup_num_tokens", "return_dict_in_generate",
+    "speculation_type", "target_lookbehind", "transformers_version", "use_cache", "use_mtp",
+))  # fmt: skip
+
+# Fields that change tokens unless they have one of these values, or none.
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "assistant_ensemble_weight": (), "bad_words_ids": ([],), "begin_suppress_tokens": ([],),
+    "constraints": (), "diversity_penalty": (0,), "dola_layers": (),
+    "encoder_no_repeat_ngram_size": (0,), "encoder_repetition_penalty": (1,),
+    "epsilon_cutoff": (0,), "eta_cutoff": (0,), "exponential_decay_length_penalty": (),
+    "force_words_ids": (), "forced_bos_token_id": (), "forced_eos_token_id": (),
+    "guidance_scale": (1,), "low_memory": (False,), "max_time": (), "no_repeat_ngram_size": (0,),
+    "num_beam_groups": (1,), "penalty_alpha": (0,), "remove_invalid_values": (False,),
+    "renormalize_logits": (False,), "sequence_bias": ({}, []), "suppress_tokens": ([],),
+    "token_healing": (False,), "top_h": (), "watermarking_config": (),
+}  # fmt: skip
+
+
+def honoured(values: dict[str, Any]) -> dict[str, Any]:
+    """The fields of a file that `CHECKS` has and that are set.
+
+    Raises ValueError naming a field that this library does not know or does not honour.
+    """
+    found = {}
+    for name, value in values.items():
+        if name in CHECKS:
+            if value is not None:  # null is unset, and has the default
+                found[name] = value
+        elif name in NEUTRAL:
+            same = [value == v and isinstance(value, bool) == isinstance(v, bool)
+                    for v in NEUTRAL[name]]  # fmt: skip
+            if value is not None and not any(same):
+                raise ValueError(f"{name} is {brief(value)}, which this library does not honour")
+        elif name not in HARMLESS:
+            raise ValueError(f"{name} is {brief(value)}, a field that this library does not know")
+    return found

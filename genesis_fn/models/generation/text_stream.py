@@ -1,0 +1,150 @@
+"""Text out of tokens, one by one: what is certain of it, and where it is to stop."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+_BROKEN = "\ufffd"  # what decoders write for bytes that are no character, or none yet
+_WINDOW = 8  # tokens that are decoded together, before the oldest are left out
+_CONTEXT = 4  # how many stay
+_MOST = 64  # tokens of a window, whatever the text is
+_LONGEST = 4  # bytes of a character, each of which may be a token
+
+
+class TextStream:
+    """The text of tokens as they come.
+
+    `push` gives what is certain: never a part of a character, and nothing that may turn out to be
+    the beginning of a stop string. The texts together are the tokenizer's text of all tokens,
+    without special ones, up to the first stop string. A token costs the same however many there
+    were before.
+
+    Args:
+        tokenizer: of Hugging Face's `tokenizers` or `transformers`: its `decode(tokens,
+            skip_special_tokens=...)` is called.
+        stop: strings that end the text; special tokens count by what is written for them.
+        prompt: the tokens before, whose text is not given. A blank between it and the text stays,
+            and a stop string may begin in it.
+
+    Attributes:
+        stopped: whether a stop string was found, with the token that was pushed last or before.
+
+    Raises:
+        ValueError: a stop string is empty.
+
+    >>> tokenizer = gf.data.train_tokenizer(["hello hello world"], vocab_size=270)
+    >>> text = gf.models.TextStream(tokenizer, stop=["wo"])
+    >>> [text.push(token) for token in tokenizer.encode("hello world").ids], text.stopped
+    (['h', 'ello', ' ', '', ''], True)
+    """
+
+    def __init__(
+        self, tokenizer: Any, stop: Sequence[str] = (), prompt: Sequence[int] = ()
+    ) -> None:
+        self._stop = (stop,) if isinstance(stop, str) else tuple(stop)
+        if not all(isinstance(s, str) and s for s in self._stop):
+            raise ValueError(f"TextStream: stop strings {self._stop!r} must not be empty")
+        self._tokenizer = tokenizer
+        self._special: dict[int, str] = {}
+        self._window: list[int] = []
+        self._given = 0  # characters of the window's text that are certain and passed on
+        self._waiting = 0  # tokens since the text got longer
+        self._next_cut = _WINDOW
+        # Characters that may begin a stop string, and whether each is shown.
+        self._held, self._shown = "", list[bool]()
+        self.stopped = False
+        longest = max(map(len, self._stop), default=0)
+        # A character has at most four tokens; those before only give the context.
+        for token in list(prompt)[-(_LONGEST * longest + _CONTEXT) :]:
+            text, _ = self._decoded(int(token))
+            self._hold(text, False, seek=False)
+
+    def push(self, token: int) -> str:
+        """The text that is certain with this token and was not before; "" after a stop string."""
+        if self.stopped:
+            return ""
+        text, shown = self._decoded(int(token))
+        return self._hold(text, shown)
+
+    def finish(self) -> str:
+        """The rest of the text, when no token follows: a beginning of a stop string, and the mark
+        of an incomplete character."""
+        if self.stopped:
+            return ""
+        rest = self._decode(self._window)[self._given :]
+        self._given += len(rest)
+        text = self._hold(rest, True)
+        if not self.stopped:
+            text += self._release(len(self._held))
+        return text
+
+    # ---- tokens to text ----
+
+    def _decode(self, tokens: list[int]) -> str:
+        return self._tokenizer.decode(tokens, skip_special_tokens=False) if tokens else ""
+
+    def _decoded(self, token: int) -> tuple[str, bool]:
+        """(the text that is certain with one more token, whether it is to be shown)."""
+        if token not in self._special:
+            shown = self._tokenizer.decode([token], skip_special_tokens=True)
+            self._special[token] = "" if shown else self._decode([token])
+        if self._special[token]:  # written as nothing, or as its name: it stands for itself
+            return self._special[token], False
+        self._window.append(token)
+        text = self._decode(self._window)
+        # Of a run of marks none is certain: with the rest of their bytes they become characters.
+        certain = len(text.rstrip(_BROKEN))
+        self._waiting = 0 if certain > self._given or certain == len(text) else self._waiting + 1
+        if self._waiting >= _LONGEST:  # no character has so many bytes: these are none
+            certain, self._waiting = len(text), 0
+        new = text[self._given : certain]
+        self._given = max(self._given, certain)
+        if len(self._window) > self._next_cut:
+            self._cut(text[self._given :])
+        return new, True
+
+    def _cut(self, rest: str) -> None:
+        """Leave the oldest tokens of the window out, where the text of the others ends in the same
+        `rest` and is more than it: what decoders strip from a beginning is none of `rest`."""
+        for first in range(len(self._window) - _CONTEXT, 0, -1):
+            tokens = self._window[first:]
+            text = self._decode(tokens)
+            given = len(text) - len(rest)
+            whole = text[:1] != _BROKEN and bool(text[:given].strip())
+            if text.endswith(rest) and (whole or len(self._window) > _MOST):
+                self._window, self._given, self._next_cut = tokens, given, _WINDOW
+                return
+            if len(self._window) - first > 2 * _WINDOW:
+                break
+        self._next_cut = 2 * len(self._window)  # rarer with each failure, so that it stays cheap
+
+    # ---- text to what is shown ----
+
+    def _hold(self, text: str, shown: bool, seek: bool = True) -> str:
+        """Take more text in, and give what can no longer begin a stop string."""
+        if not self._stop:
+            return text if shown else ""
+        self._held += text
+        self._shown += [shown] * len(text)
+        if seek:
+            ends = [(self._held.find(s) + len(s), -len(s)) for s in self._stop if s in self._held]
+            if ends:  # the first to be complete, whatever the tokens were
+                end, length = min(ends)
+                self.stopped = True
+                return self._release(end + length)
+        return self._release(len(self._held) - self._beginning())
+
+    def _beginning(self) -> int:
+        """How many of the last characters begin a stop string."""
+        return max(
+            n
+            for s in self._stop
+            for n in range(min(len(s) - 1, len(self._held)), -1, -1)
+            if self._held.endswith(s[:n])
+        )
+
+    def _release(self, count: int) -> str:
+        text = "".join(c for c, shown in zip(self._held[:count], self._shown) if shown)
+        self._held, self._shown = self._held[count:], self._shown[count:]
+        return text
