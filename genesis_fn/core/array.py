@@ -163,14 +163,18 @@ def offers_array(kind: type) -> bool:
 
 
 def from_numpy(
-    value: np.ndarray, device: devices.Device | None = None, weak: bool = False
+    value: np.ndarray, device: devices.Device | None = None, weak: bool = False, copy: bool = True
 ) -> ArrayImpl:
-    """An Array with a copy of a NumPy array's values, its dtype kept."""
+    """An Array with a copy of a NumPy array's values, its dtype kept.
+
+    Without `copy` it may be an Array over the same memory, which nobody writes to again.
+    """
     device = device or devices.default_device()
     array_aval = aval_of(value)
     if device.kind != "cpu":
         transfer_guard.check("host_to_device", array_aval, device)
-    data = device.backend.from_numpy(value, array_aval, device)
+    store = device.backend.from_numpy if copy else device.backend.adopt
+    data = store(value, array_aval, device)
     return ArrayImpl(data, sig(array_aval, device, True, weak))
 
 

@@ -2,7 +2,8 @@
 
 from genesis_fn.io.async_saver import AsyncSaver as AsyncSaver
 from genesis_fn.io.checkpoint import restore as restore, save as save, steps as steps
-from genesis_fn.io.huggingface import load_qwen as load_qwen, save_qwen as save_qwen
+from genesis_fn.io.model_reading import load_model as load_model, load_qwen as load_qwen
+from genesis_fn.io.model_saving import save_model as save_model, save_qwen as save_qwen
 from genesis_fn.io.safetensors import (
     FileError as FileError,
     atomic_write as atomic_write,

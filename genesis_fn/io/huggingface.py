@@ -1,24 +1,33 @@
-"""Hugging Face folders: config.json and safetensors files to parameters and config, and back."""
+"""Which arrays of a Hugging Face folder a parameter is made of.
+
+A parameter is an array of the file under the same name, with two exceptions, both of mixtures of
+experts, whose weights are stacked here, [experts, out, in]: files have an array for each expert
+(`mlp.experts.3.up_proj.weight`), or the stack itself, in which the rows of `up_proj` follow those
+of `gate_proj` (`mlp.experts.gate_up_proj`, as transformers has them in memory).
+"""
 
 from __future__ import annotations
 
-import json
-import os
 import re
+from collections.abc import Container, Iterator
+from typing import NamedTuple
 
-import numpy as np
+_STACK = re.compile(r"(.*\.experts)\.(gate_proj|up_proj|down_proj)\.weight")
+_FUSED = {"gate_proj": "gate_up_proj", "up_proj": "gate_up_proj", "down_proj": "down_proj"}
+# Tables that old files have and transformers computes from the config instead, as `rotary` does.
+COMPUTED = re.compile(r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq")
 
-from genesis_fn.core import dtypes, tree
-from genesis_fn.core.array import from_numpy
-from genesis_fn.core.errors import FileError
-from genesis_fn.core.files import brief, read_json
-from genesis_fn.core.types.annotations import DTypeLike, Key, PyTree
-from genesis_fn.io.safetensors import atomic_write, flat_names, load_numpy, save_file
-from genesis_fn.models import qwen
 
-_LARGEST_INDEX = 1 << 25  # bytes; those of the largest models have some millions
-_LAYER = re.compile(r"model\.layers\.(\d+)\.")
-_WEIGHT_DTYPES = (dtypes.F16, dtypes.BF16, dtypes.F32, dtypes.F64)
+class Part(NamedTuple):
+    """An array of a file, of which a parameter has the rows of share `which` of `shares`.
+
+    The rows are those of the last but one axis; the shares are equal.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    which: int = 0
+    shares: int = 1
 
 
 def hf_name(path: str) -> str:
@@ -26,164 +35,30 @@ def hf_name(path: str) -> str:
     return path if path.startswith("lm_head.") else f"model.{path}"
 
 
-def read_arrays(folder: str | os.PathLike[str]) -> dict[str, np.ndarray]:
-    """All arrays of a folder with one safetensors file, or several and an index.
-
-    Each array comes from the file that the index names. Raises FileError naming file and array.
-    """
-    folder = os.fspath(folder)
-    single = os.path.join(folder, "model.safetensors")
-    index = single + ".index.json"
-    if not os.path.exists(index):
-        return load_numpy(single)
-    table = _weight_map(index)
-    if os.path.exists(single) and single not in {os.path.join(folder, f) for f in table.values()}:
-        raise FileError(
-            f"{folder}: both model.safetensors and {os.path.basename(index)} are there, and the "
-            "second does not name the first: remove the one that does not count"
-        )
-    arrays: dict[str, np.ndarray] = {}
-    for file in sorted(set(table.values())):
-        for name, x in load_numpy(os.path.join(folder, file)).items():
-            if name not in table:
-                raise FileError(f"{index}: does not list {brief(name)}, which {file} holds")
-            if table[name] == file:
-                arrays[name] = x
-    for name, file in table.items():
-        if name not in arrays:
-            raise FileError(f"{index}: lists {brief(name)}, which {file} does not hold")
-    return arrays
+def stack_of(name: str, shape: tuple[int, ...]) -> tuple[str, str] | None:
+    """(`model.layers.0.mlp.experts`, `up_proj`) of a stack of experts' weights, None of others."""
+    match = _STACK.fullmatch(name)
+    return (match.group(1), match.group(2)) if match and len(shape) == 3 else None
 
 
-def _weight_map(index: str) -> dict[str, str]:
-    """{array: file} of an index."""
-    table = read_json(index, _LARGEST_INDEX).get("weight_map")
-    if not isinstance(table, dict) or not table:
-        raise FileError(f"{index}: weight_map is {brief(table)}, expected names of files by array")
-    for name, file in table.items():
-        named = isinstance(file, str) and os.path.basename(file) == file and len(file) < 256
-        if not named or file in ("", ".", ".."):
-            raise FileError(
-                f"{index}: weight_map has {brief(file)} for {brief(name)}, which is not a plain "
-                "file name"
-            )
-    return table
+def expert_name(experts: str, number: int, projection: str) -> str:
+    """The name of one expert's weight."""
+    return f"{experts}.{number}.{projection}.weight"
 
 
-def load_qwen(
-    folder: str | os.PathLike[str], dtype: DTypeLike | None = None
-) -> tuple[PyTree, qwen.QwenConfig]:
-    """Read a Qwen2, Qwen2.5 or Qwen3 folder of Hugging Face.
-
-    The model computes what transformers computes from the folder, or loading fails.
-
-    Args:
-        folder: with config.json and model.safetensors, or several files and their index.
-        dtype: floating dtype of the parameters; None keeps that of the files.
-
-    Returns:
-        (parameters, config).
-
-    Raises:
-        FileError: names the file, and a field of config.json that is not honoured or an array that
-            is missing, unexpected, of the wrong shape or quantized.
-
-    >>> config = qwen.QwenConfig(64, 32, 64, 2, 4, 2, 8)
-    >>> import tempfile
-    >>> folder = os.path.join(tempfile.mkdtemp(), "tiny")
-    >>> save_qwen(folder, qwen.init(random.key(0), config), config)
-    >>> params, loaded = load_qwen(folder)
-    >>> loaded == config
-    True
-    """
-    folder = os.fspath(folder)
-    config = qwen.QwenConfig.from_file(folder)
-    arrays = read_arrays(folder)
-    layers = {m.group(1) for m in map(_LAYER.match, arrays) if m}
-    if len(layers) != config.num_hidden_layers:
-        raise FileError(
-            f"{folder}: config.json has num_hidden_layers {config.num_hidden_layers}, the arrays "
-            f"are of {len(layers)} layers"
-        )
-    from genesis_fn.transforms.jitting import jit
-
-    shapes = jit(lambda: qwen.init(_zero_key(), config)).eval_shape()
-    if config.tie_word_embeddings and "lm_head.weight" in arrays:
-        _check_tied(arrays, folder)
-    wanted = {hf_name(n): x for n, x in flat_names(shapes).items()}
-    problems = [f"missing {n}" for n in wanted if n not in arrays]
-    problems += [f"unexpected {brief(n)[1:-1]}" for n in arrays if n not in wanted]
-    if problems:
-        raise FileError(f"{folder}: {'; '.join(problems[:4])}")
-    wanted_dtype = None if dtype is None else dtypes.dtype(dtype)
-    leaves = []
-    for name, expected in wanted.items():
-        x = arrays[name]
-        if tuple(x.shape) != tuple(expected.shape):
-            raise FileError(
-                f"{folder}: {name} has shape {list(x.shape)}, the config asks for "
-                f"{list(expected.shape)}"
-            )
-        if x.dtype not in _WEIGHT_DTYPES:
-            raise FileError(
-                f"{folder}: {name} is of dtype {x.dtype}, and weights of a quantized model are not "
-                "read; expected float16, bfloat16, float32 or float64"
-            )
-        leaves.append(from_numpy(x if wanted_dtype is None else x.astype(wanted_dtype)))
-    return tree.unflatten(tree.structure(shapes), leaves), config
-
-
-def _check_tied(arrays: dict[str, np.ndarray], folder: str) -> None:
-    """Remove the output layer's weight from `arrays`. Raises FileError if it is one of its own."""
-    head, table = arrays.pop("lm_head.weight"), arrays.get("model.embed_tokens.weight")
-    if (
-        table is None
-        or head.shape == table.shape
-        and head.dtype == table.dtype
-        and all(
-            np.array_equal(_bits(head[i : i + 1024]), _bits(table[i : i + 1024]))
-            for i in range(0, len(head), 1024)
-        )
-    ):
+def parts(name: str, shape: tuple[int, ...], available: Container[str]) -> Iterator[Part]:
+    """The arrays that a parameter is made of, in its order, of those that are available."""
+    stack = stack_of(name, shape)
+    if stack is None:
+        yield Part(name, shape)
         return
-    raise FileError(
-        f"{folder}: config.json has tie_word_embeddings true, but lm_head.weight is another array "
-        "than model.embed_tokens.weight: set it to false, or remove lm_head.weight"
-    )
-
-
-def _bits(x: np.ndarray) -> np.ndarray:
-    return np.ascontiguousarray(x).view(np.uint8)
-
-
-def _zero_key() -> Key:
-    from genesis_fn.random import key
-
-    return key(0)
-
-
-def save_qwen(folder: str | os.PathLike[str], params: PyTree, config: qwen.QwenConfig) -> None:
-    """Write parameters and config as a folder that transformers loads.
-
-    Args:
-        folder: made if it is missing; gets config.json and model.safetensors.
-        params: parameters, as `models.qwen.init` makes them.
-        config: the hyperparameters.
-
-    Raises:
-        ValueError: the config is neither Qwen2's nor Qwen3's.
-
-    >>> config = qwen.QwenConfig(64, 32, 64, 2, 4, 2, 8)
-    >>> import tempfile
-    >>> folder = os.path.join(tempfile.mkdtemp(), "tiny")
-    >>> save_qwen(folder, qwen.init(random.key(0), config), config)
-    >>> sorted(os.listdir(folder))
-    ['config.json', 'model.safetensors']
-    """
-    folder = os.fspath(folder)
-    text = json.dumps(config.to_dict(), indent=2)
-    os.makedirs(folder, exist_ok=True)
-    arrays = {hf_name(n): np.asarray(x) for n, x in flat_names(params).items()}
-    save_file(arrays, os.path.join(folder, "model.safetensors"), {"format": "pt"})
-    with atomic_write(os.path.join(folder, "config.json")) as f:
-        f.write(text.encode())
+    experts, projection = stack
+    fused = f"{experts}.{_FUSED[projection]}"
+    count, rows, columns = shape
+    if fused not in available:
+        for e in range(count):
+            yield Part(expert_name(experts, e, projection), (rows, columns))
+    elif projection == "down_proj":
+        yield Part(fused, shape)
+    else:
+        yield Part(fused, (count, 2 * rows, columns), which=int(projection == "up_proj"), shares=2)

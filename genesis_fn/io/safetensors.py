@@ -8,13 +8,15 @@ written to a temporary file in the target's folder, flushed to disk, and renamed
 from __future__ import annotations
 
 import contextlib
+import io
 import json
+import math
 import mmap
 import os
 import struct
 import tempfile
-from collections.abc import Mapping
-from typing import Any, BinaryIO
+from collections.abc import Iterable, Mapping
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
@@ -76,7 +78,6 @@ def save_file(
     >>> load_file(path)
     {'w': Array([0, 1, 2], dtype=int32)}
     """
-    header: dict[str, Any] = {}
     if not isinstance(arrays, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ArgumentError(
             f"save_file(arrays, path) takes a dict of arrays first, got a {type(arrays).__name__}"
@@ -89,23 +90,43 @@ def save_file(
                 f"{path}: {brief(name)} is a dict, and a file has arrays by name only\n"
                 "  io.save stores trees; or give one name to each array"
             )
+    values = {n: np.asarray(x, order="C") for n, x in arrays.items()}  # 0-d arrays stay so
+    order = sorted(values, key=lambda n: (-values[n].dtype.itemsize, n))
+    write_arrays(
+        path,
+        [(n, values[n].dtype, values[n].shape) for n in order],
+        (values[n] for n in order),
+        metadata,
+    )
+
+
+def write_arrays(
+    path: str | os.PathLike[str],
+    table: Iterable[tuple[str, dtypes.DType, tuple[int, ...]]],
+    values: Iterable[np.ndarray],
+    metadata: Mapping[str, object] | None = None,
+) -> None:
+    """Write a safetensors file of arrays that are made one by one, whole or not at all.
+
+    Args:
+        path: the file; one that exists is replaced.
+        table: (name, dtype, shape) of each array; those of larger dtypes come first, which aligns
+            them all.
+        values: the arrays in the same order, C-contiguous; the next is asked for when the one
+            before is written.
+        metadata: texts by name; None stores none.
+
+    Raises FileError for a dtype without a code.
+    """
+    header: dict[str, Any] = {}
     if metadata:
         header["__metadata__"] = {str(k): str(v) for k, v in metadata.items()}
-    values, offset = [], 0
-    for name in sorted(arrays, key=lambda n: (-np.asarray(arrays[n]).dtype.itemsize, n)):
-        # Not ascontiguousarray, which makes 0-d arrays 1-d.
-        x = np.asarray(arrays[name], order="C")
-        if x.dtype not in _NAMES:
-            raise FileError(
-                f"{path}: array {brief(name)} of dtype {x.dtype} has no safetensors code"
-            )
-        end = offset + x.nbytes
-        header[name] = {
-            "dtype": _NAMES[x.dtype],
-            "shape": list(x.shape),
-            "data_offsets": [offset, end],
-        }
-        values.append(x)
+    offset = 0
+    for name, dtype, shape in table:
+        if dtype not in _NAMES:
+            raise FileError(f"{path}: array {brief(name)} of dtype {dtype} has no safetensors code")
+        end = offset + math.prod(shape) * dtype.itemsize
+        header[name] = {"dtype": _NAMES[dtype], "shape": list(shape), "data_offsets": [offset, end]}
         offset = end
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)  # the data starts at a multiple of eight bytes
@@ -171,14 +192,76 @@ def sync_folder(path: str) -> None:
         os.close(handle)
 
 
-def _header(data: mmap.mmap | bytes, path: str) -> tuple[dict[str, Any], int]:
-    if len(data) < 8:
-        raise FileError(f"{path}: {len(data)} bytes are too few for a safetensors file")
-    (size,) = struct.unpack("<Q", data[:8])
-    if size > min(_MAX_HEADER, len(data) - 8):
-        rest = len(data) - 8
-        raise FileError(f"{path}: the header claims {size} bytes, the file has {rest} more")
-    return parse_json(bytes(data[8 : 8 + size]), f"{path}: the header"), 8 + size
+class DataFile(NamedTuple):
+    """A file as it was when its header was read."""
+
+    path: str
+    version: tuple[int, ...]
+
+    def open(self) -> io.BufferedReader:
+        """The file, open for reading. Raises FileError if it is another since."""
+        f = open_plain(self.path)
+        if _version(f) != self.version:
+            f.close()
+            raise FileError(f"{self.path}: changed while it was read")
+        return f
+
+
+class Span(NamedTuple):
+    """Bytes of a file."""
+
+    file: DataFile
+    start: int
+    size: int
+
+
+class Entry(NamedTuple):
+    """What a header says of an array."""
+
+    dtype: dtypes.DType
+    shape: tuple[int, ...]
+    span: Span
+
+
+def _version(f: io.BufferedReader) -> tuple[int, ...]:
+    s = os.fstat(f.fileno())
+    return s.st_dev, s.st_ino, s.st_size, s.st_mtime_ns
+
+
+def _read_header(f: io.BufferedReader, path: str) -> tuple[dict[str, Any], int]:
+    """(header, byte at which the data starts)."""
+    total = os.fstat(f.fileno()).st_size
+    head = f.read(8)
+    if len(head) < 8:
+        raise FileError(f"{path}: {len(head)} bytes, too short for a safetensors file")
+    (size,) = struct.unpack("<Q", head)
+    if size > min(_MAX_HEADER, total - 8):
+        raise FileError(f"{path}: the header claims {size} bytes, the file has {total - 8} more")
+    return parse_json(f.read(size), f"{path}: the header"), 8 + size
+
+
+def _entries(f: io.BufferedReader, path: str) -> dict[str, Entry]:
+    version = _version(f)
+    header, base = _read_header(f, path)
+    _metadata(header, path)
+    available = version[2] - base
+    file, found, spans = DataFile(path, version), {}, []
+    for name, entry in header.items():
+        dtype, shape, start, end = _parse_entry(name, entry, available, path)
+        spans.append((start, end, name))
+        found[name] = Entry(dtype, shape, Span(file, base + start, end - start))
+    _check_coverage(sorted(spans), available, path)
+    return found
+
+
+def read_entries(path: str | os.PathLike[str]) -> dict[str, Entry]:
+    """{name: dtype, shape and place} of a file's arrays, from its header alone.
+
+    Raises FileError for a malformed file.
+    """
+    path = os.fspath(path)
+    with open_plain(path) as f:
+        return _entries(f, path)
 
 
 def _is_size(value: object) -> bool:
@@ -232,20 +315,14 @@ def load_numpy(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
     """
     path = os.fspath(path)
     with open_plain(path) as f:
-        if os.fstat(f.fileno()).st_size < 8:
-            raise FileError(f"{path}: too short for a safetensors file")
+        entries = _entries(f, path)
         data = mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ)
-    header, base = _header(data, path)
-    _metadata(header, path)
-    result, spans = {}, []
-    for name, entry in header.items():
-        dtype, shape, start, end = _parse_entry(name, entry, len(data) - base, path)
-        spans.append((start, end, name))
-        raw = np.frombuffer(data, np.uint8, end - start, base + start)
+    result = {}
+    for name, (dtype, shape, span) in entries.items():
+        raw = np.frombuffer(data, np.uint8, span.size, span.start)
         if dtype == dtypes.BOOL and raw.max(initial=0) > 1:
             raise FileError(f"{path}: array {brief(name)}: a byte of a boolean is neither 0 nor 1")
         result[name] = raw.view(dtype).reshape(shape)
-    _check_coverage(sorted(spans), len(data) - base, path)
     return result
 
 
@@ -266,13 +343,7 @@ def load_metadata(path: str | os.PathLike[str]) -> dict[str, str]:
     """The metadata of a file."""
     path = os.fspath(path)
     with open_plain(path) as f:
-        head = f.read(8)
-        if len(head) < 8:
-            raise FileError(f"{path}: too short for a safetensors file")
-        (size,) = struct.unpack("<Q", head)
-        if size > _MAX_HEADER:
-            raise FileError(f"{path}: the header claims {size} bytes")
-        header, _ = _header(head + f.read(size), path)
+        header, _ = _read_header(f, path)
     return _metadata(header, path)
 
 

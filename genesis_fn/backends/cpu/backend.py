@@ -145,6 +145,9 @@ class CpuBackend(Backend):
     def from_numpy(self, value: np.ndarray, aval: Aval, device: Device) -> torch.Tensor:
         return host_tensor(np.array(value, dtype=aval.dtype, order="C", copy=True), aval.dtype)
 
+    def adopt(self, value: np.ndarray, aval: Aval, device: Device) -> torch.Tensor:
+        return host_tensor(value, aval.dtype)
+
     def to_numpy(self, array: ArrayImpl) -> np.ndarray:
         return host_view(array.data, array.dtype)
 

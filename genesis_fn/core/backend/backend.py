@@ -52,6 +52,10 @@ class Backend(Protocol):
         """Storage that holds a copy of `value`."""
         ...
 
+    def adopt(self, value: np.ndarray, aval: Aval, device: Device) -> Any:
+        """Storage of the values of `value`, over its memory perhaps: nobody writes to it again."""
+        return self.from_numpy(value, aval, device)
+
     @abc.abstractmethod
     def to_numpy(self, array: ArrayImpl) -> np.ndarray:
         """The array's values on the host; waits for them."""
