@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import time
 from collections.abc import Generator
 
 from genesis_fn.cli.language_model import LanguageModel
+from genesis_fn.core.device import default_device
 from genesis_fn.core.types.annotations import Key
 from genesis_fn.models import GenerationConfig, Session, TextStream
+
+_CHUNK = 8  # tokens that are drawn between two reads
+
+
+def room_behind(prompt: list[int], capacity: int) -> int:
+    """How many tokens fit behind a prompt. Raises ValueError where the prompt is empty, or none."""
+    if not prompt:
+        raise ValueError("the prompt is empty")
+    if len(prompt) >= capacity:
+        raise ValueError(
+            f"the prompt is {len(prompt)} tokens, and prompt and answer may have {capacity} "
+            "together: shorten it, or give a larger --capacity"
+        )
+    return capacity - len(prompt)
 
 
 class Continuation:
@@ -39,18 +53,11 @@ class Continuation:
         generation: GenerationConfig,
         key: Key,
     ) -> None:
-        room = session.capacity - len(prompt)
-        if not prompt:
-            raise ValueError("the prompt is empty")
-        if room < 1:
-            raise ValueError(
-                f"the prompt is {len(prompt)} tokens, and prompt and answer may have "
-                f"{session.capacity} together: shorten it, or give a larger --capacity"
-            )
+        room = room_behind(prompt, session.capacity)
         self.model, self.session, self.prompt, self.key = model, session, prompt, key
         longest = min(generation.max_new_tokens or room, room)
         self.generation = dataclasses.replace(generation, max_new_tokens=longest, stop_strings=())
-        self.stop, self.ends = generation.stop_strings, generation.ends
+        self.stop = generation.stop_strings
         self.tokens: list[int] = []
         self.logprobs: list[float] = []
         self.text, self.finish = "", "interrupted"
@@ -59,25 +66,23 @@ class Continuation:
     def __iter__(self) -> Generator[str]:
         began = time.perf_counter()
         text = TextStream(self.model.tokenizer, self.stop, self.prompt)
-        stream = self.session.stream(self.prompt, self.generation, key=self.key)
-        ended = False
-        with contextlib.closing(stream):
-            for token in stream:
-                self.seconds = time.perf_counter() - began
-                if not self.tokens:
-                    self.first, self.reused = self.seconds, self.session.reused
-                self.tokens.append(token.token)
-                self.logprobs.append(token.logprob)
-                ended = token.token in self.ends
-                if not ended:
-                    yield self._more(text.push(token.token))
-                if text.stopped:
-                    ended = True
-                    break
-        last = self._more("" if text.stopped else text.finish())
-        self.finish = "stop" if ended or text.stopped else "length"
-        if last:
+        # To read from a CPU costs nothing; a GPU goes on drawing meanwhile.
+        chunk = 1 if default_device().kind == "cpu" else _CHUNK
+        reason = ""
+        for token in self.session.stream(self.prompt, self.generation, key=self.key, chunk=chunk):
+            self.seconds = time.perf_counter() - began
+            if not self.tokens:
+                self.first, self.reused = self.seconds, self.session.reused
+            self.tokens.append(token.token)
+            self.logprobs.append(token.logprob)
+            reason = token.reason
+            if reason != "eos":
+                yield self._more(text.push(token.token))
+            if text.stopped:
+                break
+        if last := self._more(text.finish()):
             yield last
+        self.finish = "stop" if text.stopped or reason == "eos" else "length"
 
     def _more(self, piece: str) -> str:
         self.text += piece

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
+import dataclasses
 import json
 import sys
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
+
 import genesis_fn.random as random
 from genesis_fn.cli import language_model, options, sampling
 from genesis_fn.cli.chat import add_template
-from genesis_fn.cli.continuation import Continuation
+from genesis_fn.cli.continuation import Continuation, room_behind
 from genesis_fn.cli.language_model import LanguageModel
 from genesis_fn.cli.options import option
 from genesis_fn.core.errors import FileError
 from genesis_fn.core.files import read_plain
-from genesis_fn.models import GenerationConfig, Session
+from genesis_fn.models import GenerationConfig, Session, TextStream, beam_search, qwen
 
 _LONGEST = 256  # tokens of a continuation, where nothing else says it
 _LARGEST_PROMPT = 1 << 26  # bytes
@@ -78,7 +80,8 @@ def add(commands: Any) -> None:
         form,
         "--json",
         action="store_true",
-        help="a continuation is a line of JSON: text, tokens, logprobs, finish_reason",
+        help="a continuation is a line of JSON: text, tokens, logprobs (with beams score instead), "
+        "finish_reason (stop or length)",
     )
     option(
         form,
@@ -106,23 +109,26 @@ def run(arguments: argparse.Namespace) -> int:
     model = language_model.load(arguments.model, arguments.dtype)
     prompt = _encode(arguments, model, prompt_text)
     generation = sampling.chosen(arguments, model.generation, _LONGEST)
-    for index, found in enumerate(_continuations(arguments, model, prompt, generation)):
-        pieces = iter(found)
-        with contextlib.closing(pieces):
-            for piece in pieces:
-                if arguments.stream:
-                    sys.stdout.write(piece)
-                    sys.stdout.flush()
-        if arguments.json:
-            print(json.dumps(_row(index, found), ensure_ascii=False))
-        elif arguments.logprobs:
-            for token, logprob in zip(found.tokens, found.logprobs, strict=True):
-                text = model.tokenizer.decode([token], skip_special_tokens=False)
-                print(f"{logprob:.6f}\t{token}\t{json.dumps(text, ensure_ascii=False)}")
-        else:
-            print("" if arguments.stream else found.text)
-        sys.stdout.flush()
+    beams = arguments.num_beams or generation.num_beams
+    if beams > 1:
+        found = _beams(arguments, model, prompt, dataclasses.replace(generation, num_beams=beams))
+    else:
+        found = _draws(arguments, model, prompt, generation)
+    for index, row in enumerate(found):
+        _write(arguments, model, {"index": index, **row, "prompt_tokens": len(prompt)})
     return 0
+
+
+def _write(arguments: argparse.Namespace, model: LanguageModel, row: dict[str, Any]) -> None:
+    """Write a continuation in the form that was asked for."""
+    if arguments.json:
+        print(json.dumps(row, ensure_ascii=False), flush=True)
+    elif arguments.logprobs:
+        for token, logprob in zip(row["tokens"], row["logprobs"], strict=True):
+            text = model.tokenizer.decode([token], skip_special_tokens=False)
+            print(f"{logprob:.6f}\t{token}\t{json.dumps(text, ensure_ascii=False)}")
+    else:
+        print("" if arguments.stream else row["text"], flush=True)
 
 
 def _check(arguments: argparse.Namespace) -> None:
@@ -130,13 +136,6 @@ def _check(arguments: argparse.Namespace) -> None:
     for name in ("system", "template"):
         if getattr(arguments, name) is not None and not arguments.chat:
             arguments.usage_error(f"argument --{name}: needs --chat")
-    if arguments.num_beams > 1:
-        if arguments.stream:
-            arguments.usage_error(
-                "argument --stream: not allowed with --num-beams, whose result is known at the end"
-            )
-        if arguments.count > arguments.num_beams:
-            arguments.usage_error("argument --count: above --num-beams")
     given = arguments.prompt is not None or arguments.prompt_file is not None
     if not given and sys.stdin.isatty():
         arguments.usage_error(
@@ -171,25 +170,73 @@ def _encode(arguments: argparse.Namespace, model: LanguageModel, text: str) -> l
     return model.encode(template.render(messages), add_special_tokens=False)
 
 
-def _continuations(
+def _draws(
     arguments: argparse.Namespace,
     model: LanguageModel,
     prompt: list[int],
     generation: GenerationConfig,
-) -> Iterator[Continuation]:
+) -> Iterator[dict[str, Any]]:
+    """Continuations one by one. With `--stream` the text is written meanwhile."""
+    if arguments.count > 1 and not generation.do_sample:
+        raise ValueError(
+            f"--count {arguments.count} of the most likely continuation are all the same: give a "
+            "--temperature above 0, or --num-beams"
+        )
+    generation = dataclasses.replace(generation, num_beams=1, num_return_sequences=1)
     capacity = language_model.capacity(arguments.capacity, model)
     session = Session(model.params, model.config, capacity=capacity)
-    key = random.key(arguments.seed)
+    key = random.key(generation.seed or 0)
     for index in range(arguments.count):
-        yield Continuation(model, session, prompt, generation, random.fold_in(key, index))
+        found = Continuation(model, session, prompt, generation, random.fold_in(key, index))
+        for piece in found:
+            if arguments.stream:
+                sys.stdout.write(piece)
+                sys.stdout.flush()
+        yield {
+            "text": found.text,
+            "tokens": found.tokens,
+            "logprobs": [round(x, 6) for x in found.logprobs],
+            "finish_reason": found.finish,
+        }
 
 
-def _row(index: int, found: Continuation) -> dict[str, Any]:
-    return {
-        "index": index,
-        "text": found.text,
-        "tokens": found.tokens,
-        "logprobs": [round(x, 6) for x in found.logprobs],
-        "finish_reason": found.finish,
-        "prompt_tokens": len(found.prompt),
-    }
+def _beams(
+    arguments: argparse.Namespace,
+    model: LanguageModel,
+    prompt: list[int],
+    generation: GenerationConfig,
+) -> Iterator[dict[str, Any]]:
+    """The best continuations of a beam search, each with its score."""
+    if arguments.stream or arguments.logprobs:
+        raise ValueError(
+            "a beam search has neither a stream nor logprobs: leave them out, or give --num-beams 1"
+        )
+    if arguments.count > generation.num_beams:
+        raise ValueError(f"--count {arguments.count} is more than the {generation.num_beams} beams")
+    room = room_behind(prompt, language_model.capacity(arguments.capacity, model))
+    longest = min(generation.max_new_tokens or room, room)
+    tokens, lengths, scores = beam_search(
+        model.params,
+        np.asarray([prompt], np.int32),
+        model.config,
+        generation=dataclasses.replace(
+            generation,
+            max_new_tokens=longest,
+            num_return_sequences=arguments.count,
+            do_sample=False,
+            stop_strings=(),
+        ),
+        cache_dtype=qwen.head_weight(model.params).dtype,
+    )
+    ends = set(generation.ends)
+    for row, length, score in zip(tokens.tolist()[0], lengths.tolist()[0], scores.tolist()[0]):
+        new = row[len(prompt) : length]
+        stream = TextStream(model.tokenizer, generation.stop_strings, prompt)
+        text = "".join(stream.push(token) for token in new if token not in ends) + stream.finish()
+        ended = stream.stopped or bool(new) and new[-1] in ends
+        yield {
+            "text": text,
+            "tokens": new,
+            "score": round(score, 6),
+            "finish_reason": "stop" if ended else "length",
+        }

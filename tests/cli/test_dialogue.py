@@ -383,16 +383,6 @@ def test_a_full_disk_names_the_transcript(capsys, tmp_path, monkeypatch):
 # ---- signals ----
 
 
-@pytest.fixture(autouse=True)
-def signals_as_by_default():
-    before = {n: signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)
-    yield
-    for number, handler in before.items():
-        signal.signal(number, handler)
-
-
 def sends(at, *numbers):
     """A parrot that is sent signals before the word `at`."""
 
