@@ -10,7 +10,6 @@ import sys
 from typing import Any
 
 import genesis_fn.random as random
-from genesis_fn import data
 from genesis_fn.cli import language_model, options, sampling
 from genesis_fn.cli.continuation import Continuation
 from genesis_fn.cli.dialogue.chat import Chat
@@ -22,6 +21,7 @@ from genesis_fn.cli.dialogue.screen import Screen
 from genesis_fn.cli.dialogue.transcript import Transcript
 from genesis_fn.cli.language_model import LanguageModel
 from genesis_fn.cli.options import option
+from genesis_fn.data import ChatTemplate
 from genesis_fn.models import GenerationConfig, Session
 
 _LONGEST = 1024  # tokens of an answer, where nothing else says it
@@ -86,7 +86,7 @@ class _Speaker:
     """A model as what answers in a chat. Draws differ from answer to answer."""
 
     def __init__(
-        self, model: LanguageModel, template: data.ChatTemplate, capacity: int, seed: int
+        self, model: LanguageModel, template: ChatTemplate, capacity: int, seed: int
     ) -> None:
         self.model, self.template, self.capacity = model, template, capacity
         self.key, self.answers = random.key(seed), 0

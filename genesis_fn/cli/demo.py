@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import os
 import re
 import shlex
@@ -22,7 +23,7 @@ from genesis_fn.cli.training import Recipe, train
 from genesis_fn.core.convert import as_array
 from genesis_fn.core.device import default_device
 from genesis_fn.io.lock import exclusive
-from genesis_fn.models import generate, qwen
+from genesis_fn.models import GenerationConfig, generate, qwen
 
 _DESCRIPTION = """Train a small Qwen3 on text found on this machine, and continue a prompt with it.
 
@@ -41,8 +42,9 @@ _HALF_WRITTEN = re.compile(
     r"(tokenizer|config|generation_config|tokenizer_config)\.json)\.[a-z0-9_]{8}"
 )
 # How a small model of text is best drawn from.
-_SAMPLING = {"do_sample": True, "temperature": 0.8, "top_k": 50, "top_p": 0.95}
-_SHOWN = 96  # tokens of the continuation
+_GENERATION = GenerationConfig(
+    do_sample=True, temperature=0.8, top_k=50, top_p=0.95, max_new_tokens=96
+)
 VOCABULARY = 2048
 CONFIG = qwen.QwenConfig(
     vocab_size=VOCABULARY,
@@ -174,8 +176,10 @@ def _run(arguments: argparse.Namespace) -> int:
     )
     end = tokenizer.token_to_id(data.END)
     params = summary["params"]
-    sampling = {**_SAMPLING, "max_new_tokens": _SHOWN}
-    export(arguments.out, params, CONFIG, end=end, template=PLAIN_TEMPLATE, sampling=sampling)
+    generation = dataclasses.replace(
+        _GENERATION, eos_token_id=end, pad_token_id=end, bos_token_id=end
+    )
+    export(arguments.out, params, CONFIG, generation, PLAIN_TEMPLATE)
     print(
         f"written: {arguments.out}/loss.png, log.jsonl, checkpoints; config.json, "
         "model.safetensors, tokenizer.json, chat_template.jinja and settings"
@@ -185,12 +189,8 @@ def _run(arguments: argparse.Namespace) -> int:
         params,
         as_array(prompt),
         CONFIG,
-        max_new_tokens=_SHOWN,
         key=random.key(arguments.seed),
-        temperature=_SAMPLING["temperature"],
-        top_k=_SAMPLING["top_k"],
-        top_p=_SAMPLING["top_p"],
-        eos=end,
+        generation=generation,
         cache_dtype=jnp.float32,
     )
     text = tokenizer.decode(np.asarray(out)[0, : int(lengths[0])].tolist())

@@ -9,26 +9,25 @@ from typing import Any
 from genesis_fn import data, io
 from genesis_fn.core.types.annotations import PyTree
 from genesis_fn.io.safetensors import atomic_write
+from genesis_fn.models import GenerationConfig
 
 # For a model of plain text, which knows no roles: each message is text that it goes on from.
 PLAIN_TEMPLATE = "{% for message in messages %}{{ message['content'] + '\\n' }}{% endfor %}"
 
 
 def export(
-    folder: str, params: PyTree, config: Any, *, end: int, template: str, sampling: dict[str, Any]
+    folder: str, params: PyTree, config: Any, generation: GenerationConfig, template: str
 ) -> None:
     """Write config.json, model.safetensors, generation_config.json, tokenizer_config.json and
     chat_template.jinja beside the tokenizer.json of `folder`. Each file is whole or as before.
 
     Args:
-        folder: has the tokenizer.json.
+        folder: has the tokenizer.json, in which `<|endoftext|>` ends a text.
         params: parameters.
         config: the hyperparameters.
-        end: the token `<|endoftext|>`, which ends a text.
+        generation: settings of generation, which name that token.
         template: chat template, of Jinja.
-        sampling: further fields of generation_config.json.
     """
-    ends = {"bos_token_id": end, "eos_token_id": end, "pad_token_id": end}
     tokenizer = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "eos_token": data.END,
@@ -36,7 +35,7 @@ def export(
         "model_max_length": config.max_position_embeddings,
         "clean_up_tokenization_spaces": False,
     }
-    _write(folder, "generation_config.json", json.dumps({**ends, **sampling}, indent=2))
+    _write(folder, "generation_config.json", json.dumps(generation.to_dict(), indent=2))
     _write(folder, "tokenizer_config.json", json.dumps(tokenizer, indent=2))
     _write(folder, "chat_template.jinja", template)
     # Last, as it is what a folder with a model is known by.

@@ -6,13 +6,16 @@ import dataclasses
 import os
 from typing import TYPE_CHECKING, Any
 
-from genesis_fn import data, io
+from genesis_fn import io
 from genesis_fn.backends.cpu.lowerings.contraction import native_bfloat16
 from genesis_fn.cli import options
 from genesis_fn.cli.options import option
 from genesis_fn.core.device import default_device
 from genesis_fn.core.errors import FileError
+from genesis_fn.core.files import read_plain
 from genesis_fn.core.types.annotations import PyTree
+from genesis_fn.data import ChatTemplate, load_tokenizer
+from genesis_fn.data.chat_files import TemplateText, read_special_tokens
 from genesis_fn.models import GenerationConfig
 
 if TYPE_CHECKING:
@@ -20,6 +23,7 @@ if TYPE_CHECKING:
 
 _DTYPES = ("auto", "float32", "bfloat16", "float16", "float64")
 _LONGEST_CACHE = 4096
+_LARGEST_TEMPLATE = 1 << 20  # bytes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,7 +96,7 @@ def load(folder: str, dtype: str) -> LanguageModel:
                 "its command again"
             )
         raise FileError(f"{folder}: no model, config.json is missing")
-    tokenizer = data.load_tokenizer(folder)
+    tokenizer = load_tokenizer(folder)
     generation = GenerationConfig.from_file(folder)
     params, config = io.load_model(folder, dtype=_dtype(dtype))
     return LanguageModel(folder, params, config, tokenizer, generation)
@@ -111,15 +115,18 @@ def capacity(asked: int | None, model: LanguageModel) -> int:
     return asked or min(model.config.max_position_embeddings, _LONGEST_CACHE)
 
 
-def load_template(folder: str, path: str | None) -> data.ChatTemplate:
-    """The chat template of a file, or of the folder where `path` is None."""
-    if path is not None:
-        return data.ChatTemplate.from_file(path)
+def load_template(folder: str, path: str | None) -> ChatTemplate:
+    """The chat template of a file, or of the folder where `path` is None.
+
+    Raises OSError or FileError naming what is missing or wrong.
+    """
+    if path is None:
+        try:
+            return ChatTemplate.from_folder(folder)
+        except FileError as error:
+            raise FileError(f"{error}\n  or give --template FILE") from None
     try:
-        return data.ChatTemplate.from_folder(folder)
-    except FileNotFoundError:
-        raise FileError(
-            f"{folder}: no chat template, neither chat_template.jinja nor one in "
-            "tokenizer_config.json: give one by --template FILE, or continue text by "
-            "`genesis-fn generate`"
-        ) from None
+        text = read_plain(path, _LARGEST_TEMPLATE).decode("utf-8")
+    except UnicodeDecodeError:
+        raise FileError(f"{path}: not UTF-8") from None
+    return ChatTemplate({"default": TemplateText(text, path)}, read_special_tokens(folder))

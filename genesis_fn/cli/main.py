@@ -68,11 +68,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         _discard_output()
         return 128 + signal.SIGPIPE
-    except ModuleNotFoundError as error:
+    except ImportError as error:
         package = (error.name or "").partition(".")[0]
         if package == "genesis_fn":
             raise
-        return _failed(f"the command needs the package {package}: pip install {package}")
+        if isinstance(error, ModuleNotFoundError):
+            return _failed(f"the command needs the package {package}: pip install {package}")
+        return _failed(line_of(error))
     except EXPECTED as error:
         return _failed(line_of(error))
 

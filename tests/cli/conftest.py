@@ -35,7 +35,7 @@ def folder(tmp_path_factory):
     data.save_tokenizer(tokenizer, path / "tokenizer.json")
     params = models.qwen.init(random.key(3), CONFIG)
     end = tokenizer.token_to_id(data.END)
-    export(str(path), params, CONFIG, end=end, template=TEMPLATE, sampling={})
+    export(str(path), params, CONFIG, models.GenerationConfig(eos_token_id=end), TEMPLATE)
     return str(path)
 
 

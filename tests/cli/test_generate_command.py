@@ -140,13 +140,17 @@ def test_generation_config_gives_what_options_do_not(folder, tmp_path, capsys):
 
 
 def test_stop_strings_end_the_text_before_them(folder, capsys):
-    assert generate(folder, "--prompt", PROMPT, "--json", "--max-new-tokens", "40") == 0
+    drawn = "--max-new-tokens", "40", "--temperature", "1.5"
+    assert generate(folder, "--prompt", PROMPT, "--json", *drawn) == 0
     (plain,) = rows(capsys)
-    stop = plain["text"][6:9]
+    text = plain["text"]
+    stop = next(
+        text[i : i + 2] for i in range(4, len(text)) if text[i : i + 2] not in text[: i + 1]
+    )
     cut = plain["text"][: plain["text"].index(stop)]
     for form in (["--json"], ["--stream"]):
-        options = "--max-new-tokens", "40", "--stop", "never", "--stop", stop
-        assert generate(folder, "--prompt", PROMPT, *form, *options) == 0
+        options = "--stop", "never", "--stop", stop
+        assert generate(folder, "--prompt", PROMPT, *form, *drawn, *options) == 0
         said = capsys.readouterr().out
         if form == ["--json"]:
             row = json.loads(said)

@@ -106,7 +106,9 @@ class Chat:
         if answer.finish == "length":
             full = len(prompt) + len(answer.tokens) >= capacity
             why = "the cache is full" if full else "max_new_tokens"
-            self.screen.notice(f"[cut after {len(answer.tokens)} tokens: {why}]")
+            count = len(answer.tokens)
+            tokens = "1 token" if count == 1 else f"{count} tokens"
+            self.screen.notice(f"[cut after {tokens}: {why}]")
         self.conversation = shown.answered(Turn(question, answer.text, answer.finish))
         self.record(
             {"role": "user", "content": question},
