@@ -1,5 +1,6 @@
 """Text, tokens and batches."""
 
+from genesis_fn.data.chat_template import ChatTemplate as ChatTemplate
 from genesis_fn.data.corpus import (
     read_texts as read_texts,
     split_files as split_files,

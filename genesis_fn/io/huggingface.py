@@ -12,6 +12,14 @@ import re
 from collections.abc import Container, Iterator
 from typing import NamedTuple
 
+from genesis_fn.core import dtypes
+from genesis_fn.core.types.annotations import PyTree
+from genesis_fn.models import QwenConfig, qwen
+from genesis_fn.random import key
+from genesis_fn.transforms.jitting import jit
+
+WEIGHT_DTYPES = (dtypes.F16, dtypes.BF16, dtypes.F32, dtypes.F64)
+
 _STACK = re.compile(r"(.*\.experts)\.(gate_proj|up_proj|down_proj)\.weight")
 _FUSED = {"gate_proj": "gate_up_proj", "up_proj": "gate_up_proj", "down_proj": "down_proj"}
 # Tables that old files have and transformers computes from the config instead, as `rotary` does.
@@ -28,6 +36,11 @@ class Part(NamedTuple):
     shape: tuple[int, ...]
     which: int = 0
     shares: int = 1
+
+
+def parameter_shapes(config: QwenConfig) -> PyTree:
+    """The parameters of a config, as shapes."""
+    return jit(lambda: qwen.init(key(0), config)).eval_shape()
 
 
 def hf_name(path: str) -> str:

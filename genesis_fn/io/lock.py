@@ -14,7 +14,8 @@ import socket
 from collections.abc import Generator
 
 _NAME = ".lock"
-_UNSUPPORTED = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
+# EBADF: NFS locks no folder, since it cannot be opened for writing.
+_UNSUPPORTED = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.EBADF)
 _held: set[int] = set()
 
 
@@ -41,6 +42,22 @@ def locked(folder: str, wait: bool = True) -> Generator[bool | None]:
     except OSError:
         yield None
         return
+    with _holding(handle, wait) as held:
+        yield held
+
+
+@contextlib.contextmanager
+def folder_locked(folder: str) -> Generator[bool | None]:
+    """`with folder_locked(folder):` this thread holds the lock of the folder itself to the end of
+    the block: no file is left in it. Where the file system has no locks, everyone is let in."""
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    with _holding(handle, wait=True) as held:
+        yield held
+
+
+@contextlib.contextmanager
+def _holding(handle: int, wait: bool) -> Generator[bool | None]:
+    """Hold the lock of an open file, which is closed at the end."""
     _held.add(handle)
     try:
         yield _acquired(handle, wait)
