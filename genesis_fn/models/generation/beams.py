@@ -155,7 +155,7 @@ def beams_of(
         dtypes.dtype(cache_dtype), how.num_beams, how.length_penalty, how.early_stopping,
     )  # fmt: skip
     out, ends, scores = _program(plan)(
-        params, prompts.tokens, prompts.lengths, prompts.width, request.limit, request.least,
+        params, prompts.tokens, prompts.lengths, request.limit, request.least,
         request.pad,
     )  # fmt: skip
     wanted = how.num_return_sequences
@@ -179,20 +179,12 @@ _State = dict[str, Any]
 
 @functools.lru_cache(_KEPT)
 def _program(plan: BeamPlan) -> JitFunction[..., tuple[Array, Array, Array]]:
-    """(params, tokens, lengths, most, limit, least, pad) to (tokens [B, K, capacity], lengths,
+    """(params, tokens, lengths, limit, least, pad) to (tokens [B, K, capacity], lengths,
     scores)."""
 
     def search(
-        params: PyTree,
-        tokens: Array,
-        lengths: Array,
-        most: Array,
-        limit: Array,
-        least: Array,
-        pad: Array,
+        params: PyTree, tokens: Array, lengths: Array, limit: Array, least: Array, pad: Array
     ) -> tuple[Array, Array, Array]:
-        inside = (lengths >= 1) & (lengths <= most)
-        assert_(inside, "beam_search: lengths must lie in 1 to {most}", most=most)
         limit, least = jnp.asarray(limit), jnp.asarray(least)
         logits, state = _start(plan, params, tokens, lengths)
         state = _chosen(plan, state, logits, limit, least)

@@ -171,9 +171,7 @@ def generate(
         return_logprobs,
     )
     numbers = Numbers(request.limit, request.least, request.key)
-    state = prefill_program(plan, prompts.padded)(
-        params, prompts.tokens, prompts.lengths, prompts.width, numbers
-    )
+    state = prefill_program(plan, prompts.padded)(params, prompts.tokens, prompts.lengths, numbers)
     ended = np.zeros(prompts.rows, bool)
     if request.stop:
         state, count = _until_stopped(params, plan, state, numbers, prompts, request, tokenizer)

@@ -24,7 +24,7 @@ from genesis_fn.models.generation.penalties import (
 )
 from genesis_fn.models.generation.sampling import Sampling, draw, take
 from genesis_fn.nn import log_softmax
-from genesis_fn.transforms import JitFunction, assert_
+from genesis_fn.transforms import JitFunction
 
 # Programs that stay: those of the plans that were used last.
 _KEPT = 64
@@ -173,14 +173,9 @@ def _put(buffer: Array, column: Array, at: Array) -> Array:
 
 @functools.lru_cache(_KEPT)
 def prefill_program(plan: Plan, length: int) -> JitFunction[..., State]:
-    """(params, tokens [B, length], lengths [B], most, numbers) to a state, in a cache of its own;
-    lengths are 1 to `most`."""
+    """(params, tokens [B, length], lengths [B], numbers) to a state, in a cache of its own."""
 
-    def prefill(
-        params: PyTree, tokens: Array, lengths: Array, most: Array, numbers: Numbers
-    ) -> State:
-        inside = (lengths >= 1) & (lengths <= most)
-        assert_(inside, "generate: lengths must lie in 1 to {most}", most=most)
+    def prefill(params: PyTree, tokens: Array, lengths: Array, numbers: Numbers) -> State:
         cache = causal_model.init_cache(plan.config, plan.rows, plan.capacity, plan.cache_dtype)
         return first_token(plan, params, cache, tokens, lengths, (tokens, lengths), numbers)
 
@@ -217,8 +212,8 @@ def resume_program(plan: Plan, length: int) -> JitFunction[..., State]:
 
 @functools.lru_cache(_KEPT)
 def decode_program(plan: Plan) -> JitFunction[..., State]:
-    """(params, state, ended [B], until, numbers) to the state when `until` tokens are drawn, but for
-    rows that have `ended`; the memory of the given one is used again."""
+    """(params, state, ended [B], until, numbers) to the state when `until` tokens are drawn, none
+    for rows that have `ended`; the memory of the given one is used again."""
 
     def decode(params: PyTree, state: State, ended: Array, until: Array, numbers: Numbers) -> State:
         state = {**state, "done": state["done"] | ended}

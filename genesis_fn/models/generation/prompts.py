@@ -10,6 +10,7 @@ import numpy as np
 import genesis_fn.numpy as jnp
 from genesis_fn import Array, ArrayLike, dtypes, errors
 from genesis_fn.extend import Tracer, typeof
+from genesis_fn.transforms import assert_
 
 _LEAST = 16
 
@@ -51,7 +52,7 @@ def prompts_of(
     caller: str, tokens: ArrayLike, lengths: ArrayLike | None, copies: int = 1
 ) -> Prompts:
     """Prompts [B, T] of lengths [B], each `copies` times, one after the other; zeros behind their
-    ends. Whether lengths lie in 1 to T is checked where they are read."""
+    ends."""
     found: Array = jnp.asarray(tokens)
     aval = typeof(found)
     if aval.ndim != 2 or aval.shape[1] == 0:
@@ -63,7 +64,7 @@ def prompts_of(
     rows, width = aval.shape
     ends: Array | None = None if lengths is None else jnp.asarray(lengths)
     if ends is not None:
-        _check_lengths(caller, ends, rows)
+        _check_lengths(caller, ends, rows, width)
     traced = isinstance(found, Tracer) or isinstance(ends, Tracer)
     if traced:
         space: Any = jnp
@@ -79,7 +80,11 @@ def prompts_of(
     return Prompts(here, long.astype(np.int32), width, traced)
 
 
-def _check_lengths(caller: str, lengths: Array, rows: int) -> None:
+def _check_lengths(caller: str, lengths: Array, rows: int, width: int) -> None:
     aval = typeof(lengths)
     if aval.shape != (rows,) or not dtypes.is_integer(aval.dtype):
         raise errors.ShapeError(f"{caller}: lengths {aval} must be [{rows}] integers")
+    # Here, where the message is a constant: one that shows values is made by the host, in the
+    # middle of a program.
+    inside = (lengths >= 1) & (lengths <= width)
+    assert_(inside, f"{caller}: lengths must lie in 1 to {width}")
