@@ -271,7 +271,7 @@ def test_backends_and_kernels_alone_know_a_device():
     assert importing == {
         "primitives/elementwise.py",
         "transforms/custom/ffi.py",
-        "cli/main.py",
+        "cli/info.py",
         "profiler.py",
     }
 

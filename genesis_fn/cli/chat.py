@@ -10,8 +10,7 @@ import sys
 from typing import Any
 
 import genesis_fn.random as random
-from genesis_fn.cli import language_model, options, sampling
-from genesis_fn.cli.continuation import Continuation
+from genesis_fn.cli import options
 from genesis_fn.cli.dialogue.chat import Chat
 from genesis_fn.cli.dialogue.commands import COMMANDS
 from genesis_fn.cli.dialogue.conversation import Conversation, Message
@@ -19,7 +18,9 @@ from genesis_fn.cli.dialogue.loop import converse
 from genesis_fn.cli.dialogue.reading import Keyboard, Lines
 from genesis_fn.cli.dialogue.screen import Screen
 from genesis_fn.cli.dialogue.transcript import Transcript
-from genesis_fn.cli.language_model import LanguageModel
+from genesis_fn.cli.language_model import opening, sampling
+from genesis_fn.cli.language_model.continuation import Continuation
+from genesis_fn.cli.language_model.opening import LanguageModel
 from genesis_fn.cli.options import option
 from genesis_fn.data import ChatTemplate
 from genesis_fn.models import GenerationConfig, Session
@@ -51,7 +52,7 @@ def add(commands: Any) -> None:
         description=_DESCRIPTION,
         examples=_EXAMPLES,
     )
-    language_model.add_model(parser)
+    opening.add_model(parser)
     add_template(parser)
     option(
         parser,
@@ -107,13 +108,13 @@ class _Speaker:
 def run(arguments: argparse.Namespace) -> int:
     """Chat to the end of the input. Returns the exit status."""
     screen = Screen()
-    model = language_model.load(arguments.model, arguments.dtype)
-    template = language_model.load_template(arguments.model, arguments.template)
+    model = opening.load(arguments.model, arguments.dtype)
+    template = opening.load_template(arguments.model, arguments.template)
     generation = sampling.chosen(arguments, model.generation, _LONGEST)
     if generation.num_beams > 1:
         screen.notice(f"[num_beams {generation.num_beams} of the model's settings is left out]")
         generation = dataclasses.replace(generation, num_beams=1, num_return_sequences=1)
-    capacity = language_model.capacity(arguments.capacity, model)
+    capacity = opening.capacity(arguments.capacity, model)
     speaker = _Speaker(model, template, capacity, generation.seed or 0)
     conversation = Conversation(arguments.system)
     speaker.encode(conversation.messages("?"))  # what a template refuses is said now

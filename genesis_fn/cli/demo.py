@@ -17,7 +17,7 @@ import genesis_fn.random as random
 from genesis_fn import data
 from genesis_fn.backends.cpu.lowerings.contraction import native_bfloat16
 from genesis_fn.cli import options
-from genesis_fn.cli.exporting import PLAIN_TEMPLATE, export
+from genesis_fn.cli.language_model.exporting import PLAIN_TEMPLATE, export
 from genesis_fn.cli.options import count, duration, option
 from genesis_fn.cli.training import Recipe, train
 from genesis_fn.core.convert import as_array
@@ -38,8 +38,8 @@ _EXAMPLES = (
 )
 # What `atomic_write` leaves of a file where its process is killed.
 _HALF_WRITTEN = re.compile(
-    r"\.(log\.jsonl|loss\.png|model\.safetensors|chat_template\.jinja|"
-    r"(tokenizer|config|generation_config|tokenizer_config)\.json)\.[a-z0-9_]{8}"
+    r"\.(log\.jsonl|loss\.png|chat_template\.jinja|"
+    r"(tokenizer|generation_config|tokenizer_config)\.json)\.[a-z0-9_]{8}"
 )
 # How a small model of text is best drawn from.
 _GENERATION = GenerationConfig(

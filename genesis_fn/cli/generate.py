@@ -12,10 +12,11 @@ from typing import Any
 import numpy as np
 
 import genesis_fn.random as random
-from genesis_fn.cli import language_model, options, sampling
+from genesis_fn.cli import options
 from genesis_fn.cli.chat import add_template
-from genesis_fn.cli.continuation import Continuation, room_behind
-from genesis_fn.cli.language_model import LanguageModel
+from genesis_fn.cli.language_model import opening, sampling
+from genesis_fn.cli.language_model.continuation import Continuation, room_behind
+from genesis_fn.cli.language_model.opening import LanguageModel
 from genesis_fn.cli.options import option
 from genesis_fn.core.errors import FileError
 from genesis_fn.core.files import read_plain
@@ -47,7 +48,7 @@ def add(commands: Any) -> None:
         description=_DESCRIPTION,
         examples=_EXAMPLES,
     )
-    language_model.add_model(parser)
+    opening.add_model(parser)
     prompt = parser.add_mutually_exclusive_group()
     option(
         prompt,
@@ -106,7 +107,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Write the continuations. Returns the exit status."""
     _check(arguments)
     prompt_text = _prompt(arguments)
-    model = language_model.load(arguments.model, arguments.dtype)
+    model = opening.load(arguments.model, arguments.dtype)
     prompt = _encode(arguments, model, prompt_text)
     generation = sampling.chosen(arguments, model.generation, _LONGEST)
     beams = arguments.num_beams or generation.num_beams
@@ -163,7 +164,7 @@ def _prompt(arguments: argparse.Namespace) -> str:
 def _encode(arguments: argparse.Namespace, model: LanguageModel, text: str) -> list[int]:
     if not arguments.chat:
         return model.encode(text, add_special_tokens=True)
-    template = language_model.load_template(arguments.model, arguments.template)
+    template = opening.load_template(arguments.model, arguments.template)
     messages = [{"role": "user", "content": text}]
     if arguments.system is not None:
         messages.insert(0, {"role": "system", "content": arguments.system})
@@ -183,7 +184,7 @@ def _draws(
             "--temperature above 0, or --num-beams"
         )
     generation = dataclasses.replace(generation, num_beams=1, num_return_sequences=1)
-    capacity = language_model.capacity(arguments.capacity, model)
+    capacity = opening.capacity(arguments.capacity, model)
     session = Session(model.params, model.config, capacity=capacity)
     key = random.key(generation.seed or 0)
     for index in range(arguments.count):
@@ -213,7 +214,7 @@ def _beams(
         )
     if arguments.count > generation.num_beams:
         raise ValueError(f"--count {arguments.count} is more than the {generation.num_beams} beams")
-    room = room_behind(prompt, language_model.capacity(arguments.capacity, model))
+    room = room_behind(prompt, opening.capacity(arguments.capacity, model))
     longest = min(generation.max_new_tokens or room, room)
     tokens, lengths, scores = beam_search(
         model.params,

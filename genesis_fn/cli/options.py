@@ -106,19 +106,26 @@ def _integer(text: str, least: int, most: int) -> int:
 
 def number(text: str, least: float = 0.0, most: float = math.inf) -> float:
     """A finite number from `least` to `most`."""
-    try:
-        value = float(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{brief(text)} is no number") from None
+    value = _float(text)
     if not (math.isfinite(value) and least <= value <= most):
         limits = f"{least:g} to {most:g}" if most < math.inf else f"{least:g} or more"
         raise argparse.ArgumentTypeError(f"{brief(text)[1:-1]} is no number of {limits}")
     return value
 
 
+def _float(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{brief(text)} is no number") from None
+
+
 def duration(text: str) -> float:
     """Seconds, not negative; "inf" is as long as it takes."""
-    return math.inf if text == "inf" else number(text)
+    value = _float(text)
+    if not value >= 0:
+        raise argparse.ArgumentTypeError(f"{brief(text)[1:-1]} is no number of seconds")
+    return value
 
 
 def fraction(text: str) -> float:

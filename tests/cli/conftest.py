@@ -8,7 +8,7 @@ import pytest
 
 import genesis_fn.random as random
 from genesis_fn import data, models
-from genesis_fn.cli.exporting import export
+from genesis_fn.cli.language_model.exporting import export
 
 TEMPLATE = (
     "{% for message in messages %}<|{{ message['role'] }}|>{{ message['content'] }}\n{% endfor %}"

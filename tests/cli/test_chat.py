@@ -126,7 +126,7 @@ def test_a_missing_template_is_one_clear_error(folder, monkeypatch, capsys, tmp_
     (tmp_path / "model" / "chat_template.jinja").unlink()
     assert chat(str(tmp_path / "model"), monkeypatch, "a\n") == 1
     said = capsys.readouterr()
-    assert "model: no chat template" in said.err and "--template FILE" in said.err
+    assert "model: there is no chat template" in said.err and "--template FILE" in said.err
     assert said.err.count("\n") == 1 and said.out == ""
     (tmp_path / "mine.jinja").write_text("{% for m in messages %}{{ m['content'] }}{% endfor %}")
     options = "--template", str(tmp_path / "mine.jinja")

@@ -87,7 +87,7 @@ def test_version(capsys):
     (["chat", "--model", "m", "--dtype", "int8"], "argument --dtype: invalid choice: 'int8'"),
     (["chat", "--mod", "m"], "--model"), (["info", "--device", "cpu:1"], "'cpu:1' is none of"),
     (["demo", "--steps", "1e3"], "argument --steps: '1e3' is no integer"),
-    (["demo", "--seconds", "-1"], "argument --seconds: -1 is no number of 0 or more"),
+    (["demo", "--seconds", "-1"], "argument --seconds: -1 is no number of seconds"),
     (["demo", "--seed", "-1"], "argument --seed: -1 does not lie in 0 to"),
 ])  # fmt: skip
 def test_errors_of_usage_end_with_2(argv, message, capsys):

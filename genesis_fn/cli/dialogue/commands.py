@@ -6,10 +6,10 @@ import dataclasses
 import os
 from collections.abc import Callable
 
-from genesis_fn.cli import sampling
 from genesis_fn.cli.dialogue import conversation as files
 from genesis_fn.cli.dialogue.chat import Chat
 from genesis_fn.cli.dialogue.conversation import Conversation
+from genesis_fn.cli.language_model import sampling
 
 
 @dataclasses.dataclass(frozen=True)

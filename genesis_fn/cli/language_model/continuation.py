@@ -6,7 +6,7 @@ import dataclasses
 import time
 from collections.abc import Generator
 
-from genesis_fn.cli.language_model import LanguageModel
+from genesis_fn.cli.language_model.opening import LanguageModel
 from genesis_fn.core.device import default_device
 from genesis_fn.core.types.annotations import Key
 from genesis_fn.models import GenerationConfig, Session, TextStream
