@@ -6,14 +6,14 @@ import signal
 
 from genesis_fn.cli.dialogue.chat import Chat
 from genesis_fn.cli.dialogue.commands import is_command, obey
-from genesis_fn.cli.dialogue.reading import Source, read_message
+from genesis_fn.cli.dialogue.reading import LineSource, read_message
 from genesis_fn.cli.failures import EXPECTED, line_of
 from genesis_fn.cli.interrupt import Interrupted
 
 _ENDING = "[stopped: Ctrl-C again, Ctrl-D or /exit ends the chat]"
 
 
-def converse(chat: Chat, source: Source) -> None:
+def converse(chat: Chat, source: LineSource) -> None:
     """Answer what `source` gives, up to its end or `/exit`.
 
     At a terminal Ctrl-C stops an answer, a second one at the prompt ends the chat, and an error is

@@ -15,7 +15,7 @@ _LONGEST_LINE = 1 << 20  # characters
 _QUOTES = '"""'
 
 
-class Source(Protocol):
+class LineSource(Protocol):
     """Where lines come from."""
 
     interactive: bool
@@ -25,7 +25,7 @@ class Source(Protocol):
         ...
 
 
-def read_message(source: Source, prompt: str, more: str) -> str | None:
+def read_message(source: LineSource, prompt: str, more: str) -> str | None:
     """The next message, of one line or several; None at the end of the input.
 
     Args:
@@ -51,7 +51,7 @@ def read_message(source: Source, prompt: str, more: str) -> str | None:
     return "\n".join([*lines, line])
 
 
-def _quoted(source: Source, line: str, more: str) -> str:
+def _quoted(source: LineSource, line: str, more: str) -> str:
     lines = [line]
     while not lines[-1].rstrip().endswith(_QUOTES):
         following = source.read(more)
