@@ -62,7 +62,8 @@ def is_documented_by_its_fields(x: Any) -> bool:
     if not inspect.isclass(x):
         return False
     made_by_users = {
-        nn.Module, gf.amp.LossScale, gf.models.Qwen, gf.models.QwenConfig, optim.MultiSteps,
+        nn.Module, gf.amp.LossScale, gf.models.Qwen, gf.models.QwenConfig,
+        gf.models.GenerationConfig, gf.models.Session, gf.models.TextStream, optim.MultiSteps,
         optim.GradientTransformation, optim.WrappedSchedule,
         gf.data.TokenWindows, gf.profiler.TraceAnnotation, gf.debug.nan_trace,
     }  # fmt: skip

@@ -13,8 +13,8 @@ from genesis_fn.models.generation import causal_model
 from genesis_fn.models.generation.beams import beams_of
 from genesis_fn.models.generation.generation_config import GenerationConfig
 from genesis_fn.models.generation.programs import (
+    GenerationPlan,
     Numbers,
-    Plan,
     State,
     decode_program,
     joined_program,
@@ -61,7 +61,7 @@ def generate(
     stop_strings: str | Sequence[str] | None = None,
     return_logprobs: Literal[False] = False,
 ) -> tuple[Array, Array]: ...
-def generate(
+def generate(  # pyright: ignore[reportInconsistentOverload] - `options` are those here
     params: PyTree,
     tokens: ArrayLike,
     config: causal_model.Config,
@@ -161,7 +161,7 @@ def generate(
     if request.stop and prompts.traced:
         raise ValueError("generate: stop_strings need tokens that are known, not traced ones")
     total = prompts.width + request.limit
-    plan = Plan(
+    plan = GenerationPlan(
         config,
         request.sampling,
         request.penalties,
@@ -195,7 +195,7 @@ def _rows(generation: GenerationConfig) -> int:
 
 def _until_stopped(
     params: PyTree,
-    plan: Plan,
+    plan: GenerationPlan,
     state: State,
     numbers: Numbers,
     prompts: Prompts,

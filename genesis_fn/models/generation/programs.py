@@ -1,7 +1,7 @@
 """The two programs of generation: a prefill that draws the first token, and a loop for the others.
 
-Each is compiled once for what `Plan` holds, shapes included. Numbers that differ between calls (the
-lengths of prompts, how many tokens follow) are data.
+Each is compiled once for what a `GenerationPlan` holds, shapes included. Numbers that differ between
+calls (the lengths of prompts, how many tokens follow) are data.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _KEPT = 64
 
 
 @dataclasses.dataclass(frozen=True)
-class Plan:
+class GenerationPlan:
     """What a program is compiled for.
 
     Args:
@@ -75,7 +75,7 @@ State = dict[str, Any]
 
 
 def first_token(
-    plan: Plan,
+    plan: GenerationPlan,
     params: PyTree,
     cache: PyTree,
     tokens: Array,
@@ -118,7 +118,7 @@ def first_token(
 
 
 def more_tokens(
-    plan: Plan, params: PyTree, state: State, numbers: Numbers, until: ArrayLike
+    plan: GenerationPlan, params: PyTree, state: State, numbers: Numbers, until: ArrayLike
 ) -> State:
     """The state when `until` tokens are drawn, or all rows have ended."""
 
@@ -148,7 +148,7 @@ def more_tokens(
     return while_loop(unfinished, advance, state)
 
 
-def _drawn(plan: Plan, numbers: Numbers, step: Array, logits: Array, uses: Any) -> Array:
+def _drawn(plan: GenerationPlan, numbers: Numbers, step: Array, logits: Array, uses: Any) -> Array:
     """Token number `step` of each row.
 
     The noise of a row depends on the key, the step and the row's number: not on the shapes or on
@@ -172,7 +172,7 @@ def _put(buffer: Array, column: Array, at: Array) -> Array:
 
 
 @functools.lru_cache(_KEPT)
-def prefill_program(plan: Plan, length: int) -> JitFunction[..., State]:
+def prefill_program(plan: GenerationPlan, length: int) -> JitFunction[..., State]:
     """(params, tokens [B, length], lengths [B], numbers) to a state, in a cache of its own."""
 
     def prefill(params: PyTree, tokens: Array, lengths: Array, numbers: Numbers) -> State:
@@ -183,14 +183,14 @@ def prefill_program(plan: Plan, length: int) -> JitFunction[..., State]:
 
 
 @functools.lru_cache(_KEPT)
-def cache_program(plan: Plan) -> JitFunction[..., PyTree]:
+def cache_program(plan: GenerationPlan) -> JitFunction[..., PyTree]:
     """(an array) to an empty cache on its device."""
     c, rows = plan.config, plan.rows
     return jit(lambda _: causal_model.init_cache(c, rows, plan.capacity, plan.cache_dtype))
 
 
 @functools.lru_cache(_KEPT)
-def resume_program(plan: Plan, length: int) -> JitFunction[..., State]:
+def resume_program(plan: GenerationPlan, length: int) -> JitFunction[..., State]:
     """(params, cache, start, tokens [1, length], count [1], history, numbers) to a state: the
     cache's first `start` positions are kept, and its memory is used again."""
 
@@ -211,7 +211,7 @@ def resume_program(plan: Plan, length: int) -> JitFunction[..., State]:
 
 
 @functools.lru_cache(_KEPT)
-def decode_program(plan: Plan) -> JitFunction[..., State]:
+def decode_program(plan: GenerationPlan) -> JitFunction[..., State]:
     """(params, state, ended [B], until, numbers) to the state when `until` tokens are drawn, none
     for rows that have `ended`; the memory of the given one is used again."""
 
@@ -223,7 +223,7 @@ def decode_program(plan: Plan) -> JitFunction[..., State]:
 
 
 @functools.lru_cache(_KEPT)
-def joined_program(rows: int, length: int, capacity: int) -> JitFunction[..., Array]:
+def joined_program(rows: int, length: int, capacity: int) -> JitFunction[..., tuple[Array, Array]]:
     """(tokens [B, length], lengths [B], new [B, capacity], count [B], pad) to the prompts with
     their new tokens behind them, [B, capacity], and their lengths."""
 

@@ -41,10 +41,12 @@ class Prompts:
 
     @property
     def rows(self) -> int:
+        """Their number, with copies."""
         return self.tokens.shape[0]
 
     @property
     def padded(self) -> int:
+        """The columns that a program sees."""
         return self.tokens.shape[1]
 
 

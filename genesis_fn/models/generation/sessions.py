@@ -13,8 +13,8 @@ from genesis_fn import ArrayLike, DTypeLike, Key, PyTree, dtypes, errors
 from genesis_fn.models.generation import causal_model
 from genesis_fn.models.generation.generation_config import GenerationConfig
 from genesis_fn.models.generation.programs import (
+    GenerationPlan,
     Numbers,
-    Plan,
     State,
     cache_program,
     decode_program,
@@ -167,7 +167,7 @@ class Session:
         if limit < 1:
             return
         text = TextStream(tokenizer, request.stop, history.tolist()) if request.stop else None
-        plan = Plan(
+        plan = GenerationPlan(
             self.config, request.sampling, request.penalties, 1, bucket(self.capacity),
             self.cache_dtype, logprobs=True,
         )  # fmt: skip
@@ -208,7 +208,7 @@ class Session:
                 "at a time"
             )
 
-    def _prefill(self, plan: Plan, history: np.ndarray, numbers: Numbers) -> State:
+    def _prefill(self, plan: GenerationPlan, history: np.ndarray, numbers: Numbers) -> State:
         """The state after the history and one more token."""
         cache, self._cache = self._cache, None
         if cache is None:

@@ -36,14 +36,14 @@ class TextStream:
     >>> tokenizer = gf.data.train_tokenizer(["hello hello world"], vocab_size=270)
     >>> text = gf.models.TextStream(tokenizer, stop=["wo"])
     >>> [text.push(token) for token in tokenizer.encode("hello world").ids], text.stopped
-    (['h', 'ello', ' ', '', ''], True)
+    (['hello', ' '], True)
     """
 
     def __init__(
         self, tokenizer: Any, stop: Sequence[str] = (), prompt: Sequence[int] = ()
     ) -> None:
         self._stop = (stop,) if isinstance(stop, str) else tuple(stop)
-        if not all(isinstance(s, str) and s for s in self._stop):
+        if not all(self._stop):
             raise ValueError(f"TextStream: stop strings {self._stop!r} must not be empty")
         self._tokenizer = tokenizer
         self._special: dict[int, str] = {}
@@ -96,8 +96,8 @@ class TextStream:
         # Of a run of marks none is certain: with the rest of their bytes they become characters.
         certain = len(text.rstrip(_BROKEN))
         self._waiting = 0 if certain > self._given or certain == len(text) else self._waiting + 1
-        if self._waiting >= _LONGEST:  # no character has so many bytes: these are none
-            certain, self._waiting = len(text), 0
+        if self._waiting >= _LONGEST:  # no character has so many bytes: the first are none
+            certain, self._waiting = max(certain, len(text) - _LONGEST + 1), 0
         new = text[self._given : certain]
         self._given = max(self._given, certain)
         if len(self._window) > self._next_cut:
