@@ -10,7 +10,7 @@ EXPECTED = (OSError, ValueError, MemoryError, GenesisError)
 
 def line_of(error: BaseException) -> str:
     """The message of an error, as one line."""
-    if isinstance(error, OSError) and error.strerror and error.filename is not None:
-        return f"{error.filename}: {error.strerror}"
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror if error.filename is None else f"{error.filename}: {error.strerror}"
     lines = [line.strip() for line in str(error).splitlines()]
     return "; ".join(filter(None, lines)) or type(error).__name__

@@ -51,15 +51,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     It is 130 after Ctrl-C, 143 after SIGTERM, 129 after SIGHUP, which end a run when it is saved,
     and 141 where nobody reads the output any more, as behind `| head`.
     """
+    _prepare_streams()
     arguments = parser().parse_args(argv)
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")  # names of files can be any bytes
     try:
         with genesis_fn.default_device(arguments.device):
             status = arguments.run(arguments)
-        if sys.stdout is not None:  # pyright: ignore[reportUnnecessaryComparison]  # closed: `>&-`
-            sys.stdout.flush()
+        sys.stdout.flush()
         return status
     except Interrupted as interrupted:
         return interrupted.status
@@ -77,6 +74,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _failed(line_of(error))
     except EXPECTED as error:
         return _failed(line_of(error))
+
+
+def _prepare_streams() -> None:
+    """Open streams that the caller has closed (`>&-`), and decide about text that has no code."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))
+        stream = getattr(sys, name)
+        if isinstance(stream, io.TextIOWrapper):  # names of files can be any bytes
+            stream.reconfigure(errors="strict" if mode == "r" else "backslashreplace")
 
 
 def _failed(message: str) -> int:

@@ -98,6 +98,7 @@ def test_errors_of_usage_end_with_2(argv, message, capsys):
 @pytest.mark.parametrize("error, status, said", [
     (FileError("a.json is\n  damaged"), 1, "genesis-fn: a.json is; damaged\n"),
     (FileNotFoundError(2, "No such file", "a"), 1, "genesis-fn: a: No such file\n"),
+    (OSError(28, "No space left"), 1, "genesis-fn: No space left\n"),
     (MemoryError(), 1, "genesis-fn: MemoryError\n"),
     (ModuleNotFoundError("No module", name="jinja2.sandbox"), 1,
         "genesis-fn: the command needs the package jinja2: pip install jinja2\n"),
