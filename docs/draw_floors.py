@@ -17,7 +17,7 @@ import matplotlib.pyplot as plt
 
 ROOT = pathlib.Path(__file__).parent.parent
 WHAT = {
-    "cli": "genesis-fn demo, genesis-fn info",
+    "cli": "genesis-fn demo, chat, generate, info",
     "data": "text, tokenizers, token windows",
     "io": "safetensors, checkpoints, Hugging Face folders",
     "models": "Qwen2 and Qwen3, sampling",

@@ -26,6 +26,7 @@ WORDS = {
     "numpy/": "public functions", "random/": "public functions",
     "core/diagnostics/torch_habits.py": "torch's functions", "core/dtypes.py": "fields of finfo",
     "core/primitive.py": "the registry itself", "models/": "options of sampling",
+    "cli/language_model/": "options of sampling",
     "kernels/language/expressions.py": "functions of the device",
     "kernels/rows/scan.py": "operations of a kernel",
     "kernels/indexing/scatter.py": "operations of a kernel",
@@ -271,7 +272,7 @@ def test_backends_and_kernels_alone_know_a_device():
     assert importing == {
         "primitives/elementwise.py",
         "transforms/custom/ffi.py",
-        "cli/main.py",
+        "cli/info.py",
         "profiler.py",
     }
 

@@ -1,1 +1,1 @@
-"""The command line: `genesis-fn demo | info`."""
+"""The command line: `genesis-fn demo | chat | generate | info`."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import os
 import re
+import shlex
 import time
 from typing import Any
 
@@ -14,13 +16,35 @@ import genesis_fn.numpy as jnp
 import genesis_fn.random as random
 from genesis_fn import data
 from genesis_fn.backends.cpu.lowerings.contraction import native_bfloat16
+from genesis_fn.cli import options
+from genesis_fn.cli.language_model.exporting import PLAIN_TEMPLATE, export
+from genesis_fn.cli.options import count, duration, option
 from genesis_fn.cli.training import Recipe, train
 from genesis_fn.core.convert import as_array
+from genesis_fn.core.device import default_device
 from genesis_fn.io.lock import exclusive
-from genesis_fn.models import generate, qwen
+from genesis_fn.models import GenerationConfig, generate, qwen
 
+_DESCRIPTION = """Train a small Qwen3 on text found on this machine, and continue a prompt with it.
+
+It downloads nothing. Ctrl-C, SIGTERM or SIGHUP save the run and end it; the same command goes on
+from there, to the same numbers. A finished run is a model that `genesis-fn chat` and transformers
+open."""
+_EXAMPLES = (
+    "genesis-fn demo",
+    "genesis-fn demo --data ~/notes --out runs/notes --seconds 120",
+    "genesis-fn demo --steps 2000 --seconds 3600 --device cuda",
+    "genesis-fn chat --model runs/demo",
+)
 # What `atomic_write` leaves of a file where its process is killed.
-_HALF_WRITTEN = re.compile(r"\.(log\.jsonl|loss\.png|tokenizer\.json)\.[a-z0-9_]{8}")
+_HALF_WRITTEN = re.compile(
+    r"\.(log\.jsonl|loss\.png|chat_template\.jinja|"
+    r"(tokenizer|generation_config|tokenizer_config)\.json)\.[a-z0-9_]{8}"
+)
+# How a small model of text is best drawn from.
+_GENERATION = GenerationConfig(
+    do_sample=True, temperature=0.8, top_k=50, top_p=0.95, max_new_tokens=96
+)
 VOCABULARY = 2048
 CONFIG = qwen.QwenConfig(
     vocab_size=VOCABULARY,
@@ -35,47 +59,54 @@ CONFIG = qwen.QwenConfig(
 )
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of the command."""
-    parser.add_argument("--data", help="a folder of text (default: the Python standard library)")
-    parser.add_argument("--out", default="runs/demo", help="where the run is kept")
-    parser.add_argument("--steps", type=_count, default=500)
-    parser.add_argument("--batch", type=_count, default=12)
-    parser.add_argument("--length", type=_count, default=128)
-    parser.add_argument(
-        "--seconds", type=_duration, default=420, help="stop training after so many seconds"
+def add(commands: Any) -> None:
+    """The command and its options."""
+    parser = options.add_command(
+        commands,
+        "demo",
+        run,
+        help="train a small Qwen3 on text found on this machine",
+        description=_DESCRIPTION,
+        examples=_EXAMPLES,
     )
-    parser.add_argument("--seed", type=_seed, default=0)
-    parser.add_argument("--prompt", default="def read(self, size):\n", help="what to continue")
-    parser.add_argument("--quiet", action="store_true", help="no progress bar")
-
-
-def _count(text: str) -> int:
-    return _integer(text, 1, 10**9)
-
-
-def _seed(text: str) -> int:
-    return _integer(text, 0, 2**63 - 1)
-
-
-def _integer(text: str, least: int, most: int) -> int:
-    try:
-        value = int(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is no integer") from None
-    if not least <= value <= most:
-        raise argparse.ArgumentTypeError(f"{text} does not lie in {least} to {most}")
-    return value
-
-
-def _duration(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number") from None
-    if not value >= 0:
-        raise argparse.ArgumentTypeError(f"{text} is no number of seconds")
-    return value
+    option(
+        parser,
+        "--data",
+        metavar="FOLDER",
+        help="a folder of text, or a file",
+        shown="the Python standard library",
+    )
+    option(parser, "--out", default="runs/demo", metavar="FOLDER", help="where the run is kept")
+    option(parser, "--steps", type=count, default=500, metavar="N", help="steps of the optimizer")
+    option(parser, "--batch", type=count, default=12, metavar="N", help="windows of text a step")
+    option(parser, "--length", type=count, default=128, metavar="N", help="tokens of a window")
+    option(
+        parser,
+        "--seconds",
+        type=duration,
+        default=420,
+        metavar="N",
+        help="stop training after so many seconds; inf trains all steps",
+    )
+    options.add_seed(parser)
+    options.add_device(parser)
+    option(
+        parser,
+        "--dtype",
+        choices=("auto", "float32", "bfloat16"),
+        default="auto",
+        help="dtype of products; auto is bfloat16 where the processor multiplies it natively",
+    )
+    option(
+        parser,
+        "--prompt",
+        type=options.words,
+        default="def read(self, size):\n",
+        metavar="TEXT",
+        help="what to continue when training has ended",
+        shown="a line of Python",
+    )
+    option(parser, "--quiet", action="store_true", help="no progress bar")
 
 
 def prepare(folder: str, source: str, limit: int = 6_000_000) -> tuple[Any, ...]:
@@ -123,7 +154,6 @@ def _run(arguments: argparse.Namespace) -> int:
         f"{source}: {train_tokens.size:,} training and {valid_tokens.size:,} validation tokens "
         f"({VOCABULARY} byte-pair entries); the model has {CONFIG.size:,} parameters"
     )
-    # bfloat16 pays only where the processor multiplies it natively.
     recipe = Recipe(
         steps=arguments.steps,
         batch=arguments.batch,
@@ -132,7 +162,7 @@ def _run(arguments: argparse.Namespace) -> int:
         seed=arguments.seed,
         evaluate_every=max(arguments.steps // 5, 1),
         warmup=max(arguments.steps // 12, 1),
-        compute="bfloat16" if native_bfloat16() else "float32",
+        compute=_compute(arguments.dtype),
     )
     summary = train(
         arguments.out, CONFIG, recipe, train_tokens, valid_tokens, quiet=arguments.quiet
@@ -144,21 +174,33 @@ def _run(arguments: argparse.Namespace) -> int:
         f"unigram entropy {entropy:.3f}; {gain:.3f} below it; "
         f"{summary['tokens_per_s']:,.0f} tokens/s; {time.perf_counter() - began:.0f} s"
     )
-    print(f"written: {arguments.out}/loss.png, log.jsonl, checkpoints, tokenizer.json")
     end = tokenizer.token_to_id(data.END)
+    params = summary["params"]
+    generation = dataclasses.replace(
+        _GENERATION, eos_token_id=end, pad_token_id=end, bos_token_id=end
+    )
+    export(arguments.out, params, CONFIG, generation, PLAIN_TEMPLATE)
+    print(
+        f"written: {arguments.out}/loss.png, log.jsonl, checkpoints; config.json, "
+        "model.safetensors, tokenizer.json, chat_template.jinja and settings"
+    )
     prompt = np.asarray([tokenizer.encode(arguments.prompt).ids or [end]], np.int32)
     out, lengths = generate(
-        summary["params"],
+        params,
         as_array(prompt),
         CONFIG,
-        max_new_tokens=96,
         key=random.key(arguments.seed),
-        temperature=0.8,
-        top_k=50,
-        top_p=0.95,
-        eos=end,
+        generation=generation,
         cache_dtype=jnp.float32,
     )
     text = tokenizer.decode(np.asarray(out)[0, : int(lengths[0])].tolist())
     print("a sampled continuation:\n" + "\n".join(f"    {line}" for line in text.splitlines()))
+    print(f"chat with it: genesis-fn chat --model {shlex.quote(arguments.out)}")
     return 0
+
+
+def _compute(dtype: str) -> str:
+    """The dtype of products. On a CPU bfloat16 pays only where it is multiplied natively."""
+    if dtype != "auto":
+        return dtype
+    return "float32" if default_device().kind == "cpu" and not native_bfloat16() else "bfloat16"

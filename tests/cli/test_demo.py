@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
 
 import numpy as np
 import pytest
+import torch
 
 import genesis_fn
+import genesis_fn.io
+import genesis_fn.numpy as jnp
 from genesis_fn.cli import demo, training
 from genesis_fn.cli.main import main
 from genesis_fn.models import qwen
@@ -165,3 +169,56 @@ def test_info(capsys):
     assert main(["info"]) == 0
     said = capsys.readouterr().out
     assert genesis_fn.__version__ in said and "cpu: cpu()" in said
+
+
+def test_a_finished_run_is_a_model_that_chat_and_transformers_open(
+    corpus, tmp_path, capsys, monkeypatch
+):
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    out = tmp_path / "out"
+    assert main(command(corpus, out, "--quiet", "--seconds", "0")) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert said[-1] == f"chat with it: genesis-fn chat --model {out}"
+    assert {path.name for path in out.iterdir()} == {
+        ".lock", "chat_template.jinja", "checkpoints", "config.json", "generation_config.json",
+        "log.jsonl", "loss.png", "model.safetensors", "tokenizer.json", "tokenizer_config.json",
+    }  # fmt: skip
+    # Ours: the two messages of the second question, and the answer between them, are joined.
+    monkeypatch.setattr("sys.stdin", io.StringIO("def f1(x):\ndef f2(x):\n/tokens\n"))
+    path = tmp_path / "transcript.jsonl"
+    options = "--max-new-tokens", "4", "--transcript", str(path)
+    assert main(["chat", "--model", str(out), *options]) == 0
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    said = [{k: r[k] for k in ("role", "content")} for r in rows if "role" in r]
+    assert [m["role"] for m in said] == ["user", "assistant"] * 2
+
+    tokenizer = AutoTokenizer.from_pretrained(out)
+    model = AutoModelForCausalLM.from_pretrained(out)
+    text = tokenizer.apply_chat_template(said, tokenize=False, add_generation_prompt=True)
+    assert text == "".join(m["content"] + "\n" for m in said)
+    tokens = tokenizer(text)["input_ids"]
+    out_of_ours = capsys.readouterr().out
+    assert f"history: {len(tokens)} of 256 tokens" in out_of_ours
+    assert model.generation_config.eos_token_id == tokenizer.eos_token_id
+    assert (model.generation_config.do_sample, model.generation_config.top_k) == (True, 50)
+    params, config = genesis_fn.io.load_model(out)
+    wanted = model(torch.tensor([tokens])).logits.detach().numpy()
+    np.testing.assert_allclose(qwen.forward(params, jnp.array([tokens]), config), wanted, atol=2e-4)
+
+
+def test_an_unfinished_run_says_so_to_chat(corpus, tmp_path, capsys, monkeypatch):
+    class Interrupting(training.TokenWindows):
+        def __getitem__(self, step):
+            os.kill(os.getpid(), signal.SIGINT)
+            return super().__getitem__(step)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(training, "TokenWindows", Interrupting)
+        assert main(command(corpus, tmp_path / "out", "--quiet")) == 130
+    capsys.readouterr()
+    assert main(["chat", "--model", str(tmp_path / "out")]) == 1
+    assert capsys.readouterr().err == (
+        f"genesis-fn: {tmp_path}/out: a run that has not come to its end, and has no config.json "
+        "yet: run its command again\n"
+    )

@@ -1,0 +1,156 @@
+"""What holds of every command: help with defaults and examples, errors of usage, exit statuses."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shlex
+import subprocess
+import sys
+
+import pytest
+
+import genesis_fn
+from genesis_fn.cli import demo, main as command_line
+from genesis_fn.cli.main import main, parser
+from genesis_fn.errors import FileError
+
+TOP = parser()
+(SUB,) = [a for a in TOP._actions if isinstance(a, argparse._SubParsersAction)]
+COMMANDS = dict(SUB.choices)
+# Options that mean nothing to a command.
+WITHOUT = {"info": {"--seed", "--dtype"}}
+
+
+def shown(*argv, capsys):
+    with pytest.raises(SystemExit) as raised:
+        main(argv)
+    return raised.value.code, capsys.readouterr()
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_has_every_option_with_its_default(name, capsys):
+    code, said = shown(name, "--help", capsys=capsys)
+    assert code == 0 and said.err == ""
+    text = " ".join(said.out.split())
+    actions = [a for a in COMMANDS[name]._actions if a.option_strings != ["-h", "--help"]]
+    assert actions
+    for action in actions:
+        (flag,) = action.option_strings
+        help_text = (action.help or "").replace("%%", "%")
+        assert flag in text and " ".join(help_text.split()) in text
+        (default,) = re.findall(r"\((required|default: .+)\)$", help_text)
+        assert (default == "required") == action.required
+        assert "None" not in default and default not in ("default: False", "default: True")
+        # What the program says its default is, is its default.
+        if action.default is not None and action.nargs != 0:
+            assert default == f"default: {action.default}" or flag == "--prompt"
+    flags = {f for a in actions for f in a.option_strings}
+    assert {"--seed", "--device", "--dtype"} - flags == WITHOUT.get(name, set())
+
+
+@pytest.mark.parametrize("name", [None, *COMMANDS])
+def test_examples_of_the_help_are_command_lines(name, capsys):
+    code, said = shown(*([name] if name else []), "--help", capsys=capsys)
+    lines = said.out.partition("\nexamples:\n")[2].splitlines()
+    assert any(line.startswith(f"  genesis-fn {name or ''}".rstrip()) for line in lines)
+    for line in lines:
+        _, _, arguments = line.rpartition("genesis-fn ")
+        words = shlex.split(arguments)
+        if words[-1] != "--help":
+            assert parser().parse_args(words).command in COMMANDS
+    assert max(map(len, said.out.splitlines())) <= 100
+
+
+def test_version(capsys):
+    code, said = shown("--version", capsys=capsys)
+    assert code == 0 and said.out == f"genesis-fn {genesis_fn.__version__}\n"
+
+
+@pytest.mark.parametrize("argv, message", [
+    ([], "the following arguments are required: COMMAND"), (["nonsense"], "invalid choice"),
+    (["chat"], "the following arguments are required: --model"),
+    (["generate", "--model", "m", "--top-p", "0"], "argument --top-p: 0 is not above 0"),
+    (["generate", "--model", "m", "--top-p", "1.5"], "argument --top-p: 1.5 is no number of 0 to"),
+    (["generate", "--model", "m", "--min-p", "nan"], "argument --min-p: nan is no number of 0"),
+    (["generate", "--model", "m", "--temperature", "inf"], "inf is no number of 0 or more"),
+    (["generate", "--model", "m", "--top-k", "-1"], "argument --top-k: -1 does not lie in 0 to"),
+    (["generate", "--model", "m", "--count", "0"], "argument --count: 0 does not lie in 1 to"),
+    (["generate", "--model", "m", "--stop", ""], "argument --stop: an empty text"),
+    (["generate", "--model", "m", "--prompt", "\udcff"], "argument --prompt: '\\udcff' is not"),
+    (["generate", "--model", "m", "--prompt", "a", "--prompt-file", "b"], "not allowed with"),
+    (["generate", "--model", "m", "--json", "--stream"], "not allowed with argument --json"),
+    (["generate", "--model", "m", "--prompt", "a", "--system", "b"], "--system: needs --chat"),
+    (["generate", "--model", "m", "--prompt", "a", "--template", "b"], "--template: needs --chat"),
+    (["chat", "--model", "m", "--repetition-penalty", "0"], "0 is not above 0"),
+    (["chat", "--model", "m", "--device", "tpu"], "'tpu' is none of cpu, cuda, cuda:1"),
+    (["chat", "--model", "m", "--dtype", "int8"], "argument --dtype: invalid choice: 'int8'"),
+    (["chat", "--mod", "m"], "--model"), (["info", "--device", "cpu:1"], "'cpu:1' is none of"),
+    (["demo", "--steps", "1e3"], "argument --steps: '1e3' is no integer"),
+    (["demo", "--seconds", "-1"], "argument --seconds: -1 is no number of seconds"),
+    (["demo", "--seed", "-1"], "argument --seed: -1 does not lie in 0 to"),
+])  # fmt: skip
+def test_errors_of_usage_end_with_2(argv, message, capsys):
+    code, said = shown(*argv, capsys=capsys)
+    assert code == 2 and message in said.err and said.out == ""
+
+
+@pytest.mark.parametrize("error, status, said", [
+    (FileError("a.json is\n  damaged"), 1, "genesis-fn: a.json is; damaged\n"),
+    (FileNotFoundError(2, "No such file", "a"), 1, "genesis-fn: a: No such file\n"),
+    (OSError(28, "No space left"), 1, "genesis-fn: No space left\n"),
+    (MemoryError(), 1, "genesis-fn: MemoryError\n"),
+    (ModuleNotFoundError("No module", name="jinja2.sandbox"), 1,
+        "genesis-fn: the command needs the package jinja2: pip install jinja2\n"),
+    (KeyboardInterrupt(), 130, ""), (BrokenPipeError(), 141, ""),
+])  # fmt: skip
+def test_failures_are_one_line_and_a_status(error, status, said, capsys, monkeypatch):
+    def fail(arguments):
+        raise error
+
+    monkeypatch.setattr(command_line, "parser", lambda: _parser(fail))
+    assert main([]) == status
+    assert capsys.readouterr().err == said
+
+
+def _parser(run):
+    found = argparse.ArgumentParser()
+    found.set_defaults(run=run, device=None)
+    return found
+
+
+def test_a_defect_shows_its_traceback(monkeypatch):
+    def fail(arguments):
+        raise TypeError("a defect")
+
+    monkeypatch.setattr(command_line, "parser", lambda: _parser(fail))
+    with pytest.raises(TypeError, match="a defect"):
+        main([])
+
+
+def test_device_is_where_a_command_computes(capsys, monkeypatch):
+    monkeypatch.setenv("GENESIS_DEVICE", "nowhere")
+    assert main(["info", "--device", "cpu"]) == 0
+    assert "default device: cpu()" in capsys.readouterr().out
+    assert main(["info", "--device", "cuda:77"]) == 1
+    said = capsys.readouterr().err
+    assert said.startswith("genesis-fn: ") and "cuda" in said and said.count("\n") == 1
+
+
+def test_the_demo_says_its_defaults():
+    found = parser().parse_args(["demo"])
+    assert (found.out, found.steps, found.batch, found.length) == ("runs/demo", 500, 12, 128)
+    assert (found.seconds, found.seed, found.dtype) == (420, 0, "auto")
+    assert parser().parse_args(["demo", "--seconds", "inf"]).seconds == float("inf")
+    assert demo.CONFIG.vocab_size == demo.VOCABULARY
+
+
+def test_nobody_reads_the_output_any_more():
+    """Behind `| head` a command ends quietly."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "genesis_fn.cli.main", "info"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    process.stdout.close()
+    assert (process.stderr.read(), process.wait(60)) == (b"", 141)
