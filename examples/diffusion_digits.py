@@ -20,8 +20,8 @@ import genesis_fn.numpy as jnp
 from genesis_fn import lax, nn, optim, tree
 
 STEPS, PIXELS, WIDTH, DEPTH = 200, 64, 256, 4
-BETA = np.linspace(5e-4, 0.1, STEPS, dtype=np.float32)  # variance of the noise that each step adds
-KEPT = np.cumprod(1 - BETA)  # of the image's variance, after each step
+BETA = np.linspace(5e-4, 0.1, STEPS, dtype=np.float32)  # variance of the noise of each step
+ALPHA_BAR = np.cumprod(1 - BETA)  # what is left of the image's variance after it
 
 IMAGE, LABEL, TIME = nn.Linear(PIXELS, WIDTH), nn.Embedding(10, WIDTH), nn.Embedding(STEPS, WIDTH)
 NORM, MLP, NOISE = nn.LayerNorm(WIDTH), nn.MLP(WIDTH, WIDTH, nn.silu), nn.Linear(WIDTH, PIXELS)
@@ -52,27 +52,28 @@ def diffuse(x, noise, step):
 
     Each step makes sqrt(1 - beta) x + sqrt(beta) noise; this is all of them at once.
     """
-    kept = jnp.asarray(KEPT)[step][:, None]
-    return jnp.sqrt(kept) * x + jnp.sqrt(1 - kept) * noise
+    alpha_bar = jnp.asarray(ALPHA_BAR)[step][:, None]
+    return jnp.sqrt(alpha_bar) * x + jnp.sqrt(1 - alpha_bar) * noise
 
 
-def sample(noise_in, key, shape):
-    """Images of `shape`: the steps undone one by one, of which `noise_in(x, step)` tells the noise."""
+def sample(noise_of, key, shape):
+    """Images of `shape`: noise, of which each step takes some of `noise_of(x, step)` away."""
 
     def undo(x, step):
-        beta, kept = jnp.asarray(BETA)[step], jnp.asarray(KEPT)[step]
-        mean = (x - beta / jnp.sqrt(1 - kept) * noise_in(x, step)) / jnp.sqrt(1 - beta)
-        variance = beta * (1 - kept / (1 - beta)) / (1 - kept)  # 0 in the last step
+        beta, alpha_bar = jnp.asarray(BETA)[step], jnp.asarray(ALPHA_BAR)[step]
+        mean = (x - beta / jnp.sqrt(1 - alpha_bar) * noise_of(x, step)) / jnp.sqrt(1 - beta)
+        variance = beta * (1 - alpha_bar / (1 - beta)) / (1 - alpha_bar)  # 0 in the last step
         return mean + jnp.sqrt(variance) * gf.random.normal(key[step], shape), None
 
     start = gf.random.normal(key["start"], shape)
     return lax.scan(undo, start, jnp.arange(STEPS), reverse=True)[0]
 
 
-def nearest(x, known):
-    """(index of the nearest of `known` [m, PIXELS], its distance) for each of x [n, PIXELS]."""
-    squares = jnp.sum((x[:, None] - known) ** 2, -1)
-    return jnp.argmin(squares, -1), jnp.sqrt(jnp.min(squares, -1))
+@gf.jit
+def nearest(x, known, labels):
+    """(label of the nearest of `known` [m, PIXELS], its distance) of each of x [n, PIXELS]."""
+    distances = jnp.linalg.norm(x[:, None] - known, axis=-1)
+    return labels[jnp.argmin(distances, -1)], jnp.min(distances, -1)
 
 
 def main(steps: int = 3000, batch: int = 128, seed: int = 0, plot: str | None = None) -> float:
@@ -98,36 +99,38 @@ def main(steps: int = 3000, batch: int = 128, seed: int = 0, plot: str | None = 
     params = init(key["init"])
     average, state = tree.map(jnp.copy, params), optimizer.init(params)
     rng = np.random.default_rng(seed)
-    values = []
     for i in range(steps):
         rows = rng.choice(len(x_train), batch, replace=False)
         params, average, state, value = step(
             params, average, state, key["train", i], x_train[rows], y_train[rows]
         )
-        values.append(value)
         if (i + 1) % 500 == 0:
-            print(f"step {i + 1}: squared error of the noise {np.mean(values[-500:]):.3f}")
+            print(f"step {i + 1}: squared error of the noise {float(value):.3f}")
 
     wanted = np.repeat(np.arange(10), 40)
-    noise_in = lambda x, step: predict(average, x, jnp.full(len(x), step), wanted)
-    drawn = gf.jit(lambda key: sample(noise_in, key, (len(wanted), PIXELS)))(key["sample"])
-    found, distance = nearest(drawn, x_train)
-    result = float(np.mean(y_train[np.asarray(found)] == wanted))
-    found, between = nearest(x_test, x_train)
-    real = float(np.mean(y_train[np.asarray(found)] == y_test))
-    print(f"of the digit asked for: {result:.1%} of samples, {real:.1%} of test images")
-    print(f"distance to the training images: {float(jnp.mean(distance)):.2f} of samples, {float(jnp.mean(between)):.2f} of test images")
+    noise_of = lambda x, step: predict(average, x, jnp.full(len(x), step), wanted)
+    drawn = gf.jit(lambda key: sample(noise_of, key, (len(wanted), PIXELS)))(key["sample"])
+    results = []
+    for name, images, labels in ("samples", drawn, wanted), ("test images", x_test, y_test):
+        found, distance = nearest(images, x_train, y_train)
+        results.append(float(jnp.mean(found == labels)))
+        print(
+            f"{name}: {results[-1]:.1%} are nearest to a training image of their digit, "
+            f"{float(jnp.mean(distance)):.2f} away"
+        )
     if plot:
         draw(np.asarray(drawn), plot)
-    return result
+    return results[0]
 
 
-def draw(images, path: str) -> None:
-    """Write a picture with a row for each digit."""
+def draw(images, file: str) -> None:
+    """Write a picture with a row of each digit."""
     import matplotlib.pyplot as plt
 
-    tiles = images.reshape(10, -1, 8, 8)[:, :20].transpose(0, 2, 1, 3)
-    plt.imsave(path, tiles.reshape(80, -1), cmap="gray_r", vmin=-1, vmax=1)
+    tiles = images.reshape(10, -1, 8, 8)[:, :20]
+    tiles = np.pad(tiles, ((0, 0), (0, 0), (1, 1), (1, 1)), constant_values=-1)
+    picture = tiles.transpose(0, 2, 1, 3).reshape(100, 200)
+    plt.imsave(file, picture.repeat(4, 0).repeat(4, 1), cmap="gray_r", vmin=-1, vmax=1)
 
 
 if __name__ == "__main__":

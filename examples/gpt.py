@@ -20,7 +20,7 @@ import genesis_fn.numpy as jnp
 from genesis_fn import data, lax, nn, optim
 
 BYTES, WIDTH, HEADS, DEPTH, LENGTH = 256, 128, 4, 4, 256
-BYTE, POSITION = nn.Embedding(BYTES, WIDTH), nn.Embedding(LENGTH, WIDTH)
+BYTE, ROTARY = nn.Embedding(BYTES, WIDTH), nn.RotaryEmbedding(WIDTH // HEADS)
 QKV, PROJECT = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
 NORM, MLP, HEAD = nn.LayerNorm(WIDTH), nn.MLP(WIDTH, 4 * WIDTH), nn.Linear(WIDTH, BYTES, bias=False)
 BLOCK = {"norm1": NORM, "qkv": QKV, "project": PROJECT, "norm2": NORM, "mlp": MLP}
@@ -29,7 +29,7 @@ BLOCK = {"norm1": NORM, "qkv": QKV, "project": PROJECT, "norm2": NORM, "mlp": ML
 def init(key):
     """All parameters; those of the blocks have a leading axis of length DEPTH."""
     block = lambda key: {name: layer.init(key[name]) for name, layer in BLOCK.items()}
-    layers = {"byte": BYTE, "position": POSITION, "norm": NORM, "head": HEAD}
+    layers = {"byte": BYTE, "norm": NORM, "head": HEAD}
     return {name: layer.init(key[name]) for name, layer in layers.items()} | {
         "blocks": gf.vmap(block)(gf.random.split(key["blocks"], DEPTH))
     }
@@ -43,9 +43,11 @@ def empty_cache(batch: int, capacity: int):
 def attention(p, x, cache, start):
     """x [batch, T, WIDTH], at positions from `start` on, attends to what is not after it."""
     q, k, v = jnp.split(QKV(p["qkv"], x).reshape(*x.shape[:2], 3 * HEADS, -1), 3, 2)
+    queries = start + jnp.arange(x.shape[1])
+    q, k = [ROTARY({}, h, positions=queries) for h in (q, k)]
     cache = [lax.dynamic_update_slice(c, new, (0, start, 0, 0)) for c, new in zip(cache, (k, v))]
     scores = jnp.einsum("bqhd,bkhd->bhqk", q, cache[0]) / math.sqrt(WIDTH // HEADS)
-    queries, keys = start + jnp.arange(x.shape[1]), jnp.arange(scores.shape[-1])
+    keys = jnp.arange(scores.shape[-1])
     weights = nn.softmax(jnp.where(keys <= queries[:, None], scores, -jnp.inf))
     mixed = jnp.einsum("bhqk,bkhd->bqhd", weights, cache[1])
     return PROJECT(p["project"], mixed.reshape(x.shape)), tuple(cache)
@@ -60,9 +62,7 @@ def forward(params, tokens, cache, start=0):
         x = x + attended
         return x + MLP(p["mlp"], NORM(p["norm2"], x)), cache
 
-    positions = start + jnp.arange(tokens.shape[1])
-    x = BYTE(params["byte"], tokens) + POSITION(params["position"], positions)
-    x, cache = lax.scan(block, x, (params["blocks"], cache))
+    x, cache = lax.scan(block, BYTE(params["byte"], tokens), (params["blocks"], cache))
     return HEAD(params["head"], NORM(params["norm"], x)), cache
 
 
@@ -124,7 +124,9 @@ def main(steps: int = 500, batch: int = 16, length: int = 128, seed: int = 0) ->
     entropy = data.unigram_entropy(test)
     print(f"loss on other files {result:.3f}, entropy of single bytes {entropy:.3f}")
     prompt = np.frombuffer(b"    def __init__(self", np.uint8).astype(np.int32)
-    print(bytes(np.asarray(sample(params, key["sample"], prompt), np.uint8)).decode(errors="replace"))
+    print(
+        bytes(np.asarray(sample(params, key["sample"], prompt), np.uint8)).decode(errors="replace")
+    )
     return entropy - result
 
 

@@ -1,12 +1,12 @@
 """Proximal policy optimization balances a pole: python examples/ppo_cartpole.py
 
-The environment is a pure function, so `vmap` makes many of it and `scan` plays them. A whole
-iteration, from the games to the update, is one jitted function without a loop in Python.
+The environment is a pure function, so that `vmap` makes many of it and `scan` runs them. An
+iteration, from the first action to the last update, is one jitted function.
 
 Sources: Schulman et al., "Proximal Policy Optimization Algorithms", 2017, and "High-Dimensional
-Continuous Control Using Generalized Advantage Estimation", 2015; the environment is Barto, Sutton
-and Anderson, "Neuronlike Adaptive Elements That Can Solve Difficult Learning Control Problems",
-1983, with the constants of Gymnasium's CartPole-v1.
+Continuous Control Using Generalized Advantage Estimation", 2015; the environment is Gymnasium's
+CartPole-v1, after Barto, Sutton and Anderson, "Neuronlike Adaptive Elements That Can Solve
+Difficult Learning Control Problems", 1983.
 """
 
 from __future__ import annotations
@@ -19,132 +19,136 @@ import genesis_fn as gf
 import genesis_fn.numpy as jnp
 from genesis_fn import lax, nn, optim, tree
 
-GAMES, HORIZON = 32, 128  # environments, and steps of each in an iteration
-EPOCHS, BATCHES = 4, 4
-DISCOUNT, TRACE, CLIP, ENTROPY = 0.99, 0.95, 0.2, 0.01
-LIMIT = 500  # steps after which a game is cut off
-GRAVITY, CART, POLE, LENGTH, FORCE, SECONDS = 9.8, 1.0, 0.1, 0.5, 10.0, 0.02
+ENVIRONMENTS, HORIZON, EPOCHS, BATCHES = 32, 128, 4, 4  # of an iteration
+DISCOUNT, LAMBDA, CLIP, ENTROPY = 0.99, 0.95, 0.2, 0.01
+GRAVITY, CART, POLE, HALF_LENGTH, FORCE, SECONDS = 9.8, 1.0, 0.1, 0.5, 10.0, 0.02
+FARTHEST, STEEPEST, LONGEST = 2.4, np.deg2rad(12), 500  # where an episode ends
 
 POLICY = nn.Sequential(nn.Linear(4, 64), nn.tanh, nn.Linear(64, 64), nn.tanh, nn.Linear(64, 2))
 VALUE = nn.Sequential(nn.Linear(4, 64), nn.tanh, nn.Linear(64, 64), nn.tanh, nn.Linear(64, 1))
 
 
-def reset(key):
-    """The state of a new game: (x, speed, angle, angular speed) and the steps that were played."""
-    return {"body": gf.random.uniform(key, (4,), minval=-0.05, maxval=0.05), "steps": jnp.int32(0)}
-
-
-def dynamics(body, action):
-    """The body 20 ms later, pushed to the left (action 0) or to the right (1): one Euler step."""
-    x, speed, angle, spin = body
+def dynamics(x, action):
+    """(position, speed, angle, angular speed) one step later, pushed left (0) or right (1)."""
+    _, speed, angle, spin = x
     push = jnp.where(action == 1, FORCE, -FORCE)
     sin, cos, mass = jnp.sin(angle), jnp.cos(angle), CART + POLE
-    free = (push + POLE * LENGTH * spin**2 * sin) / mass
-    torque = (GRAVITY * sin - cos * free) / (LENGTH * (4 / 3 - POLE * cos**2 / mass))
-    slope = jnp.stack([speed, free - POLE * LENGTH * torque * cos / mass, spin, torque])
-    return body + SECONDS * slope
+    free = (push + POLE * HALF_LENGTH * spin**2 * sin) / mass
+    turn = (GRAVITY * sin - cos * free) / (HALF_LENGTH * (4 / 3 - POLE * cos**2 / mass))
+    return x + SECONDS * jnp.stack(
+        [speed, free - POLE * HALF_LENGTH * turn * cos / mass, spin, turn]
+    )
 
 
-def play(params, state, key):
-    """One step of one game, by the policy: (the next state, what happened)."""
-    logits = POLICY(params["policy"], state["body"])
+def reset(key):
+    """The state of an environment in which an episode begins: what is observed, and its steps."""
+    return {"x": gf.random.uniform(key, (4,), minval=-0.05, maxval=0.05), "steps": jnp.int32(0)}
+
+
+def step(params, state, key):
+    """One step of one environment, as the policy acts: (next state, transition)."""
+    logits = POLICY(params["policy"], state["x"])
     action = gf.random.categorical(key["action"], logits)
-    body, steps = dynamics(state["body"], action), state["steps"] + 1
-    fell = (jnp.abs(body[0]) > 2.4) | (jnp.abs(body[2]) > np.deg2rad(12))
-    over = fell | (steps >= LIMIT)
-    seen = {
-        "body": state["body"],
-        "next": body,
+    x, steps = dynamics(state["x"], action), state["steps"] + 1
+    terminated = (jnp.abs(x[0]) > FARTHEST) | (jnp.abs(x[2]) > STEEPEST)
+    done = terminated | (steps >= LONGEST)
+    transition = {
+        "x": state["x"],
+        "next_x": x,
         "action": action,
         "log_prob": nn.log_softmax(logits)[action],
-        "fell": fell,
-        "over": over,
-        "steps": steps,  # every step gives a reward of 1, so this is the return up to here
+        "terminated": terminated,
+        "done": done,
+        "steps": steps,  # the return up to here, for each step is rewarded by 1
     }
-    fresh = reset(key["reset"])
-    following = {"body": body, "steps": steps}
-    return tree.map(lambda new, old: jnp.where(over, new, old), fresh, following), seen
+    ahead = {"x": x, "steps": steps}
+    return tree.map(lambda a, b: jnp.where(done, a, b), reset(key["reset"]), ahead), transition
 
 
-def advantages(rewards, values, following, fell, over):
-    """Generalized advantage estimates [T] of one run of games, by a scan backwards.
+def advantages(rewards, values, next_values, terminated, done):
+    """Generalized advantage estimates [T] of transitions [T] of one environment.
 
-    `following` is the value of the state that each step led to, which counts unless the pole fell:
-    a game that was cut off would have gone on.
+    An episode that took too long is done but not terminated: the value of where it came counts.
     """
-    errors = rewards + DISCOUNT * jnp.where(fell, 0.0, following) - values
+    errors = rewards + DISCOUNT * jnp.where(terminated, 0.0, next_values) - values
 
-    def step(after, now):
-        error, over = now
-        advantage = error + DISCOUNT * TRACE * jnp.where(over, 0.0, after)
+    def back(advantage, now):
+        error, done = now
+        advantage = error + DISCOUNT * LAMBDA * jnp.where(done, 0.0, advantage)
         return advantage, advantage
 
-    return lax.scan(step, 0.0, (errors, over), reverse=True)[1]
+    return lax.scan(back, 0.0, (errors, done), reverse=True)[1]
 
 
-def value_of(params, bodies):
-    """Expected returns [...] of bodies [..., 4]."""
-    return VALUE(params["value"], bodies)[..., 0]
+def value_of(params, x):
+    """Expected returns [...] from x [..., 4] on."""
+    return VALUE(params["value"], x)[..., 0]
+
+
+def rollout(params, states, key):
+    """(states, transitions [HORIZON, ENVIRONMENTS, ...] with advantages and returns)."""
+    many = lambda states, keys: gf.vmap(step, (None, 0, 0))(params, states, keys)
+    keys = gf.random.split(key, (HORIZON, ENVIRONMENTS))
+    states, seen = lax.scan(many, states, keys)
+    values, next_values = value_of(params, seen["x"]), value_of(params, seen["next_x"])
+    estimate = gf.vmap(advantages, in_axes=1, out_axes=1)
+    advantage = estimate(
+        jnp.ones_like(values), values, next_values, seen["terminated"], seen["done"]
+    )
+    return states, seen | {"advantage": advantage, "return": advantage + values}
 
 
 def loss(params, seen):
-    """The clipped surrogate objective, the value's squared error and the policy's entropy."""
-    log_probs = nn.log_softmax(POLICY(params["policy"], seen["body"]))
-    taken = jnp.take_along_axis(log_probs, seen["action"][:, None], -1)[:, 0]
-    ratio = jnp.exp(taken - seen["log_prob"])
-    gain = nn.standardize(seen["advantage"])
+    """The clipped surrogate objective, the squared error of values, and the policy's entropy."""
+    log_probs = nn.log_softmax(POLICY(params["policy"], seen["x"]))
+    log_prob = jnp.take_along_axis(log_probs, seen["action"][:, None], -1)[:, 0]
+    ratio, advantage = jnp.exp(log_prob - seen["log_prob"]), nn.standardize(seen["advantage"])
     clipped = jnp.clip(ratio, 1 - CLIP, 1 + CLIP)
-    surrogate = jnp.mean(jnp.minimum(ratio * gain, clipped * gain))
-    error = jnp.mean((value_of(params, seen["body"]) - seen["return"]) ** 2)
-    entropy = -jnp.mean(jnp.sum(jnp.exp(log_probs) * log_probs, -1))
-    return -surrogate + 0.5 * error - ENTROPY * entropy
+    surrogate = jnp.minimum(ratio * advantage, clipped * advantage)
+    error = (value_of(params, seen["x"]) - seen["return"]) ** 2
+    entropy = -jnp.sum(jnp.exp(log_probs) * log_probs, -1)
+    return jnp.mean(-surrogate + 0.5 * error - ENTROPY * entropy)
 
 
-def main(steps: int = 60, seed: int = 0) -> tuple[float, float]:
-    """Train, and return the mean return of the games that ended in the first and in the last
-    iterations."""
+def main(steps: int = 100, seed: int = 0) -> tuple[float, float]:
+    """Train, and return the mean return of the episodes that ended in the first iteration, and of
+    those that ended in the last ten."""
     optimizer = optim.chain(
         optim.clip_by_global_norm(0.5),
         optim.adam(optim.linear_schedule(2.5e-3, 0.0, steps * EPOCHS * BATCHES)),
     )
 
-    def update(carry, seen):
-        params, state = carry
-        grads = gf.grad(loss)(params, seen)
-        updates, state = optimizer.update(grads, state, params)
-        return (optim.apply_updates(params, updates), state), None
+    def iteration(params, opt_state, states, key):
+        states, seen = rollout(params, states, key["rollout"])
+        flat = tree.map(lambda a: a.reshape(-1, *a.shape[2:]), seen)
 
-    def iteration(params, state, games, key):
-        keys = gf.random.split(key["play"], (HORIZON, GAMES))
-        games, seen = lax.scan(lambda g, k: gf.vmap(play, (None, 0, 0))(params, g, k), games, keys)
-        values, following = value_of(params, seen["body"]), value_of(params, seen["next"])
-        estimate = gf.vmap(advantages, in_axes=1, out_axes=1)
-        seen["advantage"] = estimate(
-            jnp.ones((HORIZON, GAMES)), values, following, seen["fell"], seen["over"]
-        )
-        seen["return"] = seen["advantage"] + values
-        ended = jnp.sum(jnp.where(seen["over"], seen["steps"], 0)), jnp.sum(seen["over"])
+        def update(carry, rows):
+            params, opt_state = carry
+            grads = gf.grad(loss)(params, tree.map(lambda a: a[rows], flat))
+            updates, opt_state = optimizer.update(grads, opt_state, params)
+            return (optim.apply_updates(params, updates), opt_state), None
 
-        shuffle = lambda key: gf.random.permutation(key, HORIZON * GAMES)
-        order = gf.vmap(shuffle)(gf.random.split(key["order"], EPOCHS)).reshape(-1, BATCHES)
-        rows = order.reshape(EPOCHS * BATCHES, -1)
-        flat = tree.map(lambda x: x.reshape(-1, *x.shape[2:]), seen)
-        batch = lambda carry, rows: update(carry, tree.map(lambda x: x[rows], flat))
-        (params, state), _ = lax.scan(batch, (params, state), rows)
-        return params, state, games, ended
+        shuffled = lambda key: gf.random.permutation(key, HORIZON * ENVIRONMENTS)
+        order = gf.vmap(shuffled)(gf.random.split(key["order"], EPOCHS))
+        batches = order.reshape(EPOCHS * BATCHES, -1)
+        (params, opt_state), _ = lax.scan(update, (params, opt_state), batches)
+        returns = jnp.sum(jnp.where(seen["done"], seen["steps"], 0))
+        return params, opt_state, states, jnp.stack([returns, jnp.sum(seen["done"])])
 
     iteration = gf.jit(iteration, donate_argnums=(0, 1, 2))
     key = gf.random.key(seed)
     params = {"policy": POLICY.init(key["policy"]), "value": VALUE.init(key["value"])}
-    state = optimizer.init(params)
-    games = gf.vmap(reset)(gf.random.split(key["games"], GAMES))
-    returns = []
+    opt_state = optimizer.init(params)
+    states = gf.vmap(reset)(gf.random.split(key["reset"], ENVIRONMENTS))
+    ended = []  # the sum of returns and the number of episodes, of each iteration
     for i in range(steps):
-        params, state, games, (total, count) = iteration(params, state, games, key["step", i])
-        returns.append(float(total) / max(int(count), 1))
+        params, opt_state, states, sums = iteration(params, opt_state, states, key["step", i])
+        ended.append(np.asarray(sums))
         if i == 0 or (i + 1) % 10 == 0:
-            print(f"iteration {i + 1}: mean return {returns[-1]:.1f} of {int(count)} games")
-    return returns[0], float(np.mean(returns[-5:]))
+            total, count = np.sum(ended[-10:], 0)
+            print(f"iteration {i + 1}: mean return {total / count:.1f} of {count} episodes")
+    first, last = ended[0], np.sum(ended[-10:], 0)
+    return float(first[0] / first[1]), float(last[0] / last[1])
 
 
 if __name__ == "__main__":

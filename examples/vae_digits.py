@@ -10,7 +10,6 @@ Salakhutdinov, "Importance Weighted Autoencoders", 2015.
 from __future__ import annotations
 
 import argparse
-import math
 
 import numpy as np
 from mlp_digits import data
@@ -22,20 +21,20 @@ from genesis_fn.scipy.special import gammaln
 
 LEVELS, LATENT = 16, 8
 ENCODER = nn.Sequential(
-    nn.Conv(1, 16, strides=2),
+    nn.Conv(1, 32, strides=2),
     nn.silu,
-    nn.Conv(16, 32, strides=2),
+    nn.Conv(32, 64, strides=2),
     nn.silu,
     nn.Flatten(),
-    nn.Linear(128, 2 * LATENT),
+    nn.Linear(256, 2 * LATENT),
 )
 DECODER = nn.Sequential(
-    nn.Linear(LATENT, 128),
+    nn.Linear(LATENT, 256),
     nn.silu,
-    lambda x: x.reshape(-1, 2, 2, 32),
-    nn.ConvTranspose(32, 16, strides=2),
+    lambda x: x.reshape(-1, 2, 2, 64),
+    nn.ConvTranspose(64, 32, strides=2),
     nn.silu,
-    nn.ConvTranspose(16, 1, strides=2),
+    nn.ConvTranspose(32, 1, strides=2),
 )
 
 
@@ -45,7 +44,7 @@ def encode(params, images):
 
 
 def kl(mean, log_variance):
-    """Divergence [...] of normal codes [..., LATENT] from the standard normal, in nats."""
+    """Divergence [batch] of normal codes [batch, LATENT] from the standard normal, in nats."""
     return 0.5 * jnp.sum(mean**2 + jnp.exp(log_variance) - 1 - log_variance, -1)
 
 
@@ -57,39 +56,35 @@ def log_likelihood(logits, counts):
 
 
 def elbo(params, key, images):
-    """A bound [batch] from below of the log likelihood of images, by one code for each."""
+    """A bound [batch] below the log likelihood of images, by one code of each."""
     mean, log_variance = encode(params, images)
     code = mean + jnp.exp(0.5 * log_variance) * gf.random.normal(key, mean.shape)
     return log_likelihood(DECODER(params["decoder"], code), images) - kl(mean, log_variance)
 
 
-def log_normal(x, mean, log_variance):
-    """Log density [...] of a diagonal normal distribution at x [..., LATENT]."""
-    squares = (x - mean) ** 2 / jnp.exp(log_variance)
-    return -0.5 * jnp.sum(squares + log_variance + math.log(2 * math.pi), -1)
-
-
 def importance_bound(params, key, images, draws: int = 100):
-    """A tighter bound [batch]: the log of the mean of `draws` importance weights."""
+    """A tighter bound [batch], by the mean weight of `draws` codes of each image."""
     mean, log_variance = encode(params, images)
 
     def log_weight(key):
-        code = mean + jnp.exp(0.5 * log_variance) * gf.random.normal(key, mean.shape)
-        joint = log_likelihood(DECODER(params["decoder"], code), images) + log_normal(code, 0.0, jnp.zeros_like(code))
-        return joint - log_normal(code, mean, log_variance)
+        noise = gf.random.normal(key, mean.shape)
+        code = mean + jnp.exp(0.5 * log_variance) * noise
+        # Normal densities at the code, without the constant that both have: prior, and posterior.
+        prior, posterior = -0.5 * code**2, -0.5 * (noise**2 + log_variance)
+        likelihood = log_likelihood(DECODER(params["decoder"], code), images)
+        return likelihood + jnp.sum(prior - posterior, -1)
 
     return nn.logmeanexp(gf.vmap(log_weight)(gf.random.split(key, draws)), axis=0)
 
 
 def independent(train, test):
-    """Log likelihood [batch] of test images, were pixels independent of each other."""
+    """Log likelihood [batch] of test images if pixels were independent of each other."""
     p = (jnp.sum(train, 0) + 1) / (LEVELS * len(train) + 2)
     return log_likelihood(jnp.log(p) - jnp.log1p(-p), test)
 
 
 def main(steps: int = 2000, batch: int = 100, seed: int = 0, plot: str | None = None) -> float:
-    """Train, and return by how many nats per test image the ELBO is above what independent pixels
-    would give."""
+    """Train, and return how many nats per test image the ELBO is above independent pixels."""
     x_train, _, x_test, _ = data()
     x_train, x_test = [np.round(x * LEVELS).reshape(-1, 8, 8, 1) for x in (x_train, x_test)]
     optimizer = optim.adam(optim.cosine_decay_schedule(3e-3, steps))
@@ -118,19 +113,19 @@ def main(steps: int = 2000, batch: int = 100, seed: int = 0, plot: str | None = 
     print(f"on test images: ELBO {bound:.1f} nats, {divergence:.1f} of them for the code")
     print(f"importance-weighted bound {tighter:.1f}, independent pixels {plain:.1f}")
     if plot:
-        draw(params, key["samples"], x_test, plot)
+        draw(params, key["samples"], x_test[:16], plot)
     return bound - plain
 
 
-def draw(params, key, images, path: str) -> None:
-    """Write a picture: images, below each what its code's mean gives, and samples."""
+def draw(params, key, images, file: str) -> None:
+    """Write a picture: a row of images, what is left of them in their codes, and samples."""
     import matplotlib.pyplot as plt
 
-    given = images[:16]
-    again = nn.sigmoid(DECODER(params["decoder"], encode(params, given)[0]))
+    decoded = nn.sigmoid(DECODER(params["decoder"], encode(params, images)[0]))
     samples = nn.sigmoid(DECODER(params["decoder"], gf.random.normal(key, (64, LATENT))))
-    rows = np.concatenate([given / LEVELS, again, samples]).reshape(6, 16, 8, 8)
-    plt.imsave(path, rows.transpose(0, 2, 1, 3).reshape(48, 128), cmap="gray_r", dpi=300)
+    rows = jnp.concatenate([images / LEVELS, decoded, samples]).reshape(6, 16, 8, 8)
+    rows = jnp.pad(rows, ((0, 0), (0, 0), (1, 1), (1, 1))).transpose(0, 2, 1, 3)
+    plt.imsave(file, np.asarray(rows).reshape(60, 160).repeat(4, 0).repeat(4, 1), cmap="gray_r")
 
 
 if __name__ == "__main__":
