@@ -101,7 +101,7 @@ def adaptive(f, times, tolerance=1e-5):
         ys = solve(params, y)
         return ys, (params, ys)
 
-    def backward(saved, given):
+    def backward(saved, cotangents):
         params, ys = saved
 
         def slope(t, state):
@@ -111,14 +111,14 @@ def adaptive(f, times, tolerance=1e-5):
             return dy, of_y, of_params
 
         def retreat(carry, now):
-            (cotangent, of_params), (y, given, start, end) = carry, now
-            state = y, cotangent + given, of_params
+            (cotangent, of_params), (y, more, start, end) = carry, now
+            state = y, cotangent + more, of_params
             return integrate(slope, state, end, start, tolerance)[1:], None
 
-        nothing = jnp.zeros_like(ys[0]), tree.map(jnp.zeros_like, params)
-        spans = ys[1:], given[1:], times[:-1], times[1:]
-        (cotangent, of_params), _ = lax.scan(retreat, nothing, spans, reverse=True)
-        return of_params, cotangent + given[0]
+        zeros = jnp.zeros_like(ys[0]), tree.map(jnp.zeros_like, params)
+        spans = ys[1:], cotangents[1:], times[:-1], times[1:]
+        (cotangent, of_params), _ = lax.scan(retreat, zeros, spans, reverse=True)
+        return of_params, cotangent + cotangents[0]
 
     solve.defvjp(forward, backward)
     return solve
