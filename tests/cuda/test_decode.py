@@ -20,8 +20,7 @@ from genesis_fn.core import tree
 from genesis_fn.core.aval import aval
 from genesis_fn.core.dtypes import BF16, I32
 from genesis_fn.kernels.plan import Launch
-from genesis_fn.models import qwen
-from genesis_fn.models.sampling import generate, sample
+from genesis_fn.models import generate, qwen, sample
 from genesis_fn.transforms.control_flow.loops import while_loop
 from genesis_fn.transforms.jitting import jit
 from genesis_fn.transforms.staging.stage_trace import stage

@@ -14,8 +14,7 @@ import torch
 import genesis_fn.numpy as jnp
 from genesis_fn import debug, io, models, nn, random
 from genesis_fn.lax.fused.attention import dot_product_attention
-from genesis_fn.models import qwen
-from genesis_fn.models.sampling import generate, sample
+from genesis_fn.models import generate, qwen, sample
 from genesis_fn.transforms.autodiff.derivatives import grad, vjp
 from genesis_fn.transforms.jitting import jit
 

@@ -12,8 +12,8 @@ import torch
 import genesis_fn.numpy as jnp
 from genesis_fn import io, models, optim, random
 from genesis_fn.core import tree
-from genesis_fn.models import qwen
-from genesis_fn.models.sampling import _nucleus, generate, sample
+from genesis_fn.models import generate, qwen, sample
+from genesis_fn.models.generation.sampling import nucleus
 from genesis_fn.transforms.autodiff.derivatives import grad, value_and_grad
 from genesis_fn.transforms.jitting import jit
 from genesis_fn.transforms.precision.autocast import amp
@@ -213,7 +213,7 @@ def test_nucleus_without_sorting(scale, top_p):
     p = np.exp(x.astype(np.float64) - x.max(-1, keepdims=True))
     p /= p.sum(-1, keepdims=True)
     more_likely = (np.where(x[:, None] > x[..., None], p[:, None], 0)).sum(-1)
-    got = np.asarray(_nucleus(jnp.asarray(x), top_p))
+    got = np.asarray(nucleus(jnp.asarray(x), top_p))
     other = got != (more_likely < top_p)
     assert np.all(np.abs(more_likely[other] - top_p) < 1e-5) and other.sum() <= 1
 

@@ -150,6 +150,18 @@ class GenerationConfig:
 
     # ---- what programs are made for ----
 
+    @property
+    def ends(self) -> tuple[int, ...]:
+        """The tokens after which a row ends, `eos_token_id`."""
+        ends: Any = self.eos_token_id
+        return () if ends is None else (ends,) if isinstance(ends, int) else tuple(ends)
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        """The strings that end a row, `stop_strings`."""
+        stops = self.stop_strings
+        return () if stops is None else (stops,) if isinstance(stops, str) else tuple(stops)
+
     def least_tokens(self, prompt_length: int) -> int:
         """How many tokens a prompt of this length gains before an end may come."""
         if self.min_new_tokens is not None:

@@ -72,7 +72,7 @@ def requested(
         base.min_p if min_p is None else min_p,
         base.typical_p if typical_p is None else typical_p,
     )
-    ends = _end_tokens(base.eos_token_id if eos is None else eos)
+    ends = _end_tokens(base.ends if eos is None else eos)
     for end in ends:
         if not 0 <= end < vocabulary:
             raise ValueError(f"{caller}: eos {end} is no token of a vocabulary of {vocabulary}")
@@ -86,8 +86,9 @@ def requested(
     if key is None and base.seed is not None:
         with default_device_of(tree.leaves(params)):
             key = random.key(base.seed)
-    stop = base.stop_strings if stop_strings is None else stop_strings
-    stop = () if stop is None else CHECKS["stop_strings"](f"{caller}: stop_strings", stop)
+    stop = base.stops
+    if stop_strings is not None:
+        stop = CHECKS["stop_strings"](f"{caller}: stop_strings", stop_strings)
     pad = base.pad_token_id or 0
     return Request(sampling, penalties, limit, least, key, stop, pad)
 
