@@ -11,26 +11,22 @@ the experts of a layer are stacked.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
 from typing import Any
 
 import genesis_fn.numpy as jnp
 import genesis_fn.random as random
 from genesis_fn import Array, ArrayLike, DTypeLike, Key, PyTree, checkpoint, dtypes, errors
 from genesis_fn.extend import take_rows, typeof
-from genesis_fn.lax import dot_product_attention, linear_cross_entropy, rms_norm
-from genesis_fn.models.activations import ACTIVATIONS
+from genesis_fn.lax import linear_cross_entropy, rms_norm
 from genesis_fn.models.decoder_config import DecoderConfig
-from genesis_fn.nn import (
-    RotaryEmbedding,
-    apply_rotary,
-    expert_mlp,
-    linear,
-    load_balancing_loss,
-    router_logits,
-    top_k_routing,
-    write_cache,
+from genesis_fn.models.decoder_layer import (
+    layers_of,
+    rotary_angles,
+    run_layer,
+    visible_in_cache,
+    visible_within,
 )
+from genesis_fn.nn import linear, load_balancing_loss
 from genesis_fn.random import fold_in
 from genesis_fn.transforms import assert_
 
@@ -135,95 +131,6 @@ def head_weight(params: PyTree) -> Array:
 # ---- the network ----
 
 
-def _angles(positions: ArrayLike, config: DecoderConfig) -> tuple[Array, Array]:
-    """Cosines and sines of the rotary positions."""
-    c = config
-    return RotaryEmbedding(c.head_dim, c.rope_theta, scaling=c.rope_scaling).angles(positions)
-
-
-def _project(p: dict[str, Any], x: Array) -> Array:
-    y = linear(x, p["weight"])
-    return y + p["bias"] if "bias" in p else y
-
-
-def _attention(
-    p: dict[str, Any],
-    x: Array,
-    angles: tuple[Array, Array],
-    config: DecoderConfig,
-    cache: PyTree,
-    lengths: Any,
-    visible: dict[str, Any],
-) -> tuple[Array, PyTree]:
-    c = config
-    lead = x.shape[:-1]
-    q = jnp.reshape(_project(p["q_proj"], x), (*lead, c.num_attention_heads, c.head_dim))
-    k = jnp.reshape(_project(p["k_proj"], x), (*lead, c.num_key_value_heads, c.head_dim))
-    v = jnp.reshape(_project(p["v_proj"], x), (*lead, c.num_key_value_heads, c.head_dim))
-    if c.qk_norm:
-        q = rms_norm(q, p["q_norm"]["weight"], eps=c.rms_norm_eps)
-        k = rms_norm(k, p["k_norm"]["weight"], eps=c.rms_norm_eps)
-    q, k = apply_rotary(q, *angles), apply_rotary(k, *angles)
-    if cache is not None:
-        cache = {"k": write_cache(cache["k"], k, lengths), "v": write_cache(cache["v"], v, lengths)}
-        k, v = jnp.astype(cache["k"], q.dtype), jnp.astype(cache["v"], q.dtype)
-    out = dot_product_attention(q, k, v, **visible)
-    return _project(p["o_proj"], jnp.reshape(out, (*lead, -1))), cache
-
-
-def _feed_forward(p: dict[str, Any], x: Array, config: DecoderConfig) -> Array:
-    activation = ACTIVATIONS[config.hidden_act]
-    return _project(
-        p["down_proj"], activation(_project(p["gate_proj"], x)) * _project(p["up_proj"], x)
-    )
-
-
-def _experts(
-    p: dict[str, Any], x: Array, config: DecoderConfig
-) -> tuple[Array, tuple[Array, Array]]:
-    """(the mixture's output, each token's probabilities of all experts and its chosen ones)."""
-    rows = jnp.reshape(x, (-1, x.shape[-1]))
-    logits = router_logits(rows, p["gate"]["weight"])
-    weights, experts, probabilities = top_k_routing(
-        logits, config.num_experts_per_tok, normalize=config.norm_topk_prob
-    )
-    y = expert_mlp(rows, weights, experts, p["experts"], ACTIVATIONS[config.hidden_act])
-    return jnp.reshape(y, x.shape), (probabilities, experts)
-
-
-def _layer(
-    p: dict[str, Any],
-    x: Array,
-    angles: tuple[Array, Array],
-    config: DecoderConfig,
-    visible: dict[str, Any],
-    cache: PyTree = None,
-    lengths: Any = None,
-) -> tuple[Array, PyTree, tuple[Array, Array] | None]:
-    """(activations after one layer, its cache, its routing if it has experts). `visible` holds the
-    arguments of attention that say which keys a query may attend to."""
-    eps = config.rms_norm_eps
-    h = rms_norm(x, p["input_layernorm"]["weight"], eps=eps)
-    a, cache = _attention(p["self_attn"], h, angles, config, cache, lengths, visible)
-    x = x + a
-    h = rms_norm(x, p["post_attention_layernorm"]["weight"], eps=eps)
-    if "experts" not in p["mlp"]:
-        return x + _feed_forward(p["mlp"], h, config), cache, None
-    y, routing = _experts(p["mlp"], h, config)
-    return x + y, cache, routing
-
-
-def _layers(params: PyTree, config: DecoderConfig) -> Iterator[tuple[dict[str, Any], int | None]]:
-    """Each layer's parameters and window. Raises ShapeError for parameters of another config."""
-    found = len(params["layers"])
-    if found != config.num_hidden_layers:
-        raise errors.ShapeError(
-            f"the parameters are of {found} layers, but the config has num_hidden_layers "
-            f"{config.num_hidden_layers}"
-        )
-    return zip(params["layers"], config.windows)
-
-
 def _block(
     p: dict[str, Any],
     x: Array,
@@ -233,7 +140,7 @@ def _block(
     visible: dict[str, Any],
 ) -> tuple[Array, tuple[Array, Array] | None]:
     """A layer without a cache."""
-    x, _, routing = _layer(p, x, angles, config, visible)
+    x, _, routing = run_layer(p, x, angles, config, visible)
     return x, routing
 
 
@@ -253,12 +160,10 @@ def _trunk(
         start = jnp.zeros(tokens.shape[:1], jnp.int32)
         tokens, places = _without_padding(tokens, start, counts)
     x = take_rows(params["embed_tokens"]["weight"], tokens)
-    angles = _angles(places if positions is None else positions, config)
+    angles = rotary_angles(places if positions is None else positions, config)
     routings = []
-    for p, window in _layers(params, config):
-        visible: dict[str, Any] = {"is_causal": True, "mask": mask}
-        if window is not None and window < t:
-            visible["local_window_size"] = (window - 1, 0)
+    for p, window in layers_of(params, config):
+        visible = {"mask": mask, **visible_within(t, window)}
         block = functools.partial(_block, config=config, visible=visible)
         x, routing = (checkpoint(block) if remat else block)(p, x, angles)
         if routing is not None:
@@ -433,8 +338,7 @@ def extend(
 
     Args:
         params: parameters, from `init` or `io.load_model`.
-        tokens: int tokens [B, T] that follow what the cache holds: the prompt in a prefill, one
-            token in a decoding step.
+        tokens: int tokens [B, T] that follow what the cache holds.
         cache: from `init_cache` or an earlier call.
         config: the hyperparameters.
         counts: how many of the T tokens are real in each row, integers [B]; padding comes behind
@@ -456,15 +360,67 @@ def extend(
     >>> logits.shape, cache["lengths"].tolist()
     ((1, 3, 64), [3])
     """
+    capacity, t = _check_room("extend", tokens, cache, counts)
+    assert_(cache["lengths"] <= capacity - t, _TOO_FEW.format("extend", capacity, t))
+    return extend_within(params, tokens, cache, config, counts, last=last)
+
+
+def prefill(
+    params: PyTree,
+    tokens: Array,
+    cache: PyTree,
+    config: DecoderConfig,
+    counts: ArrayLike | None = None,
+    *,
+    last: bool = False,
+) -> tuple[Array, PyTree]:
+    """`extend` of an empty cache, with prompts: their tokens attend to one another, and not to all
+    positions of the cache.
+
+    Args:
+        params: parameters, from `init` or `io.load_model`.
+        tokens: int tokens [B, T], the prompts.
+        cache: from `init_cache`; its lengths are 0.
+        config: the hyperparameters.
+        counts: as in `extend`.
+        last: as in `extend`.
+
+    Returns:
+        (logits [B, T, vocabulary], or [B, vocabulary] with `last`; the cache with the tokens).
+
+    Raises:
+        ShapeError: the cache has fewer than T positions, or `counts` are not [B] integers.
+        AssertionFailed: the cache is not empty, or counts are not from 0 to T, when the program
+            runs.
+
+    >>> config = DecoderConfig(64, 32, 64, 2, 4, 2, 8)
+    >>> params = init(random.key(0), config)
+    >>> cache = init_cache(config, 1, 16)
+    >>> logits, cache = prefill(params, jnp.array([[1, 2, 3]]), cache, config, last=True)
+    >>> logits.shape, cache["lengths"].tolist()
+    ((1, 64), [3])
+    """
+    _check_room("prefill", tokens, cache, counts)
+    assert_(cache["lengths"] == 0, "prefill: the cache is not empty; extend follows what it holds")
+    start = jnp.zeros(tokens.shape[:1], jnp.int32)
+    visible = {w: visible_within(tokens.shape[-1], w) for w in {*config.windows}}
+    return _run(params, tokens, cache, config, counts, last, start, visible, empty=True)
+
+
+_TOO_FEW = "{}: of the cache's {} positions fewer than the {} that follow are left"
+
+
+def _check_room(
+    caller: str, tokens: Array, cache: PyTree, counts: ArrayLike | None
+) -> tuple[int, int]:
+    """(positions of the cache, T). Raises ShapeError where T are too many."""
     capacity, t = cache["layers"][0]["k"].shape[1], tokens.shape[-1]
-    message = f"extend: of the cache's {capacity} positions fewer than the {t} that follow are left"
     if t > capacity:
-        raise errors.ShapeError(message)
-    assert_(cache["lengths"] <= capacity - t, message)
+        raise errors.ShapeError(_TOO_FEW.format(caller, capacity, t))
     if counts is not None:
         real = jnp.asarray(counts)
-        assert_((real >= 0) & (real <= t), f"extend: counts must lie in 0 to {t}")
-    return extend_within(params, tokens, cache, config, counts, last=last)
+        assert_((real >= 0) & (real <= t), f"{caller}: counts must lie in 0 to {t}")
+    return capacity, t
 
 
 def extend_within(
@@ -499,21 +455,36 @@ def extend_within(
     >>> logits.shape
     (1, 3, 64)
     """
+    lengths, capacity = cache["lengths"], cache["layers"][0]["k"].shape[1]
+    places = lengths[:, None] + jnp.arange(tokens.shape[1])[None, :]
+    visible = {w: visible_in_cache(places, lengths, capacity, w) for w in {*config.windows}}
+    return _run(params, tokens, cache, config, counts, last, lengths, visible)
+
+
+def _run(
+    params: PyTree,
+    tokens: Array,
+    cache: PyTree,
+    config: DecoderConfig,
+    counts: ArrayLike | None,
+    last: bool,
+    start: Array,
+    visible: dict[int | None, dict[str, Any]],
+    empty: bool = False,
+) -> tuple[Array, PyTree]:
+    """(logits after tokens from position `start` [B] on, the cache with them); `visible` holds the
+    arguments of attention by window."""
     b, t = tokens.shape
-    lengths = cache["lengths"]
-    capacity = cache["layers"][0]["k"].shape[1]
-    positions = lengths[:, None] + jnp.arange(t)[None, :]
-    visible = {w: _visible_in_cache(positions, lengths, capacity, w) for w in {*config.windows}}
     if counts is None:
-        added = jnp.full((b,), t, jnp.int32)
+        added, positions = jnp.full((b,), t, jnp.int32), start[:, None] + jnp.arange(t)[None, :]
     else:
-        tokens, positions = _without_padding(tokens, lengths, counts)
+        tokens, positions = _without_padding(tokens, start, counts)
         added = jnp.astype(counts, jnp.int32)
     x = take_rows(params["embed_tokens"]["weight"], tokens)
-    angles = _angles(positions, config)
-    layers = []
-    for (p, window), kept in zip(_layers(params, config), cache["layers"], strict=True):
-        x, new, _ = _layer(p, x, angles, config, visible[window], kept, lengths)
+    angles = rotary_angles(positions, config)
+    layers, at = [], None if empty else start
+    for (p, window), kept in zip(layers_of(params, config), cache["layers"], strict=True):
+        x, new, _ = run_layer(p, x, angles, config, visible[window], kept, at)
         layers.append(new)
     if last and counts is None:
         x = x[:, -1:]
@@ -522,20 +493,7 @@ def extend_within(
         x = jnp.take_along_axis(x, (added - 1)[:, None, None], axis=1, mode="clip")
     x = rms_norm(x, params["norm"]["weight"], eps=config.rms_norm_eps)
     logits = linear(x, head_weight(params))
-    return logits[:, 0] if last else logits, {"layers": layers, "lengths": lengths + added}
-
-
-def _visible_in_cache(
-    positions: Array, lengths: Array, capacity: int, window: int | None
-) -> dict[str, Any]:
-    """The arguments of attention that say which keys of a cache each query attends to: those up to
-    its own position, at most `window` of them. Later ones are empty or padding."""
-    keys, places = jnp.arange(capacity)[None, None, None, :], positions[:, None, :, None]
-    near = None if window is None or window >= capacity else keys > places - window
-    if positions.shape[1] == 1:
-        return {"key_value_seq_lengths": lengths + 1, "mask": near}
-    seen = keys <= places
-    return {"mask": seen if near is None else seen & near}
+    return logits[:, 0] if last else logits, {"layers": layers, "lengths": start + added}
 
 
 def _without_padding(tokens: Array, start: Array, counts: ArrayLike) -> tuple[Array, Array]:
@@ -549,9 +507,6 @@ def _without_padding(tokens: Array, start: Array, counts: ArrayLike) -> tuple[Ar
     places = jnp.arange(t)[None, :]
     tokens = jnp.where(places < counts, tokens, 0)
     return tokens, start[:, None] + jnp.minimum(places, counts - 1)
-
-
-prefill = extend
 
 
 def decode_step(

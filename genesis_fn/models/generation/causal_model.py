@@ -12,5 +12,6 @@ from genesis_fn.models.decoder_config import DecoderConfig
 
 Config = DecoderConfig
 init_cache = decoder.init_cache
+prefill = decoder.prefill
 extend_within = decoder.extend_within
 head_weight = decoder.head_weight

@@ -82,6 +82,7 @@ def first_token(
     counts: Array,
     history: tuple[Array, Array],
     numbers: Numbers,
+    empty: bool = False,
 ) -> State:
     """The state after a prefill and the first token.
 
@@ -93,10 +94,10 @@ def first_token(
         counts: how many of them are real in each row [B].
         history: (whole prompts [B, H], their lengths [B]), for penalties.
         numbers: of the call; with a limit of 0 all rows have ended.
+        empty: whether nothing comes before.
     """
-    logits, cache = causal_model.extend_within(
-        params, tokens, cache, plan.config, counts, last=True
-    )
+    read = causal_model.prefill if empty else causal_model.extend_within
+    logits, cache = read(params, tokens, cache, plan.config, counts, last=True)
     uses = first_uses(*history, logits.shape[-1], plan.penalties)
     step = jnp.zeros((), jnp.int32)
     token = _drawn(plan, numbers, step, logits, uses)
@@ -112,8 +113,8 @@ def first_token(
         "cache": cache,
     }
     if plan.logprobs:
-        empty = jnp.zeros((plan.rows, plan.capacity), jnp.float32)
-        state["logprobs"] = _put(empty, _logprob(logits, token), step)
+        none_yet = jnp.zeros((plan.rows, plan.capacity), jnp.float32)
+        state["logprobs"] = _put(none_yet, _logprob(logits, token), step)
     return state
 
 
@@ -177,16 +178,9 @@ def prefill_program(plan: GenerationPlan, length: int) -> JitFunction[..., State
 
     def prefill(params: PyTree, tokens: Array, lengths: Array, numbers: Numbers) -> State:
         cache = causal_model.init_cache(plan.config, plan.rows, plan.capacity, plan.cache_dtype)
-        return first_token(plan, params, cache, tokens, lengths, (tokens, lengths), numbers)
+        return first_token(plan, params, cache, tokens, lengths, (tokens, lengths), numbers, True)
 
     return jit(prefill)
-
-
-@functools.lru_cache(_KEPT)
-def cache_program(plan: GenerationPlan) -> JitFunction[..., PyTree]:
-    """(an array) to an empty cache on its device."""
-    c, rows = plan.config, plan.rows
-    return jit(lambda _: causal_model.init_cache(c, rows, plan.capacity, plan.cache_dtype))
 
 
 @functools.lru_cache(_KEPT)

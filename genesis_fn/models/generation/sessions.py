@@ -16,8 +16,8 @@ from genesis_fn.models.generation.programs import (
     GenerationPlan,
     Numbers,
     State,
-    cache_program,
     decode_program,
+    prefill_program,
     resume_program,
 )
 from genesis_fn.models.generation.prompts import bucket
@@ -215,8 +215,9 @@ class Session:
         """The state after the history and one more token."""
         cache, self._cache = self._cache, None
         if cache is None:
-            self._cached = history[:0]
-            cache = cache_program(plan)(causal_model.head_weight(self.params))
+            self.reused, self._cached = 0, history[:0]
+            tokens, count = _padded(history, bucket(len(history)))
+            return prefill_program(plan, tokens.shape[1])(self.params, tokens, count, numbers)
         # The last token is computed in any case, for what follows it.
         longest = min(len(self._cached), len(history) - 1)
         other = np.flatnonzero(self._cached[:longest] != history[:longest])

@@ -1,0 +1,142 @@
+"""One layer of a decoder: attention and a feed-forward network, and what they attend to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import genesis_fn.numpy as jnp
+from genesis_fn import Array, ArrayLike, PyTree, errors
+from genesis_fn.lax import dot_product_attention, dynamic_update_slice, rms_norm
+from genesis_fn.models.activations import ACTIVATIONS
+from genesis_fn.models.decoder_config import DecoderConfig
+from genesis_fn.nn import (
+    RotaryEmbedding,
+    apply_rotary,
+    expert_mlp,
+    linear,
+    router_logits,
+    top_k_routing,
+    write_cache,
+)
+
+
+def rotary_angles(positions: ArrayLike, config: DecoderConfig) -> tuple[Array, Array]:
+    """Cosines and sines of the rotary positions."""
+    c = config
+    return RotaryEmbedding(c.head_dim, c.rope_theta, scaling=c.rope_scaling).angles(positions)
+
+
+def _project(p: dict[str, Any], x: Array) -> Array:
+    y = linear(x, p["weight"])
+    return y + p["bias"] if "bias" in p else y
+
+
+def _attention(
+    p: dict[str, Any],
+    x: Array,
+    angles: tuple[Array, Array],
+    config: DecoderConfig,
+    cache: PyTree,
+    lengths: Any,
+    visible: dict[str, Any],
+) -> tuple[Array, PyTree]:
+    c = config
+    lead = x.shape[:-1]
+    q = jnp.reshape(_project(p["q_proj"], x), (*lead, c.num_attention_heads, c.head_dim))
+    k = jnp.reshape(_project(p["k_proj"], x), (*lead, c.num_key_value_heads, c.head_dim))
+    v = jnp.reshape(_project(p["v_proj"], x), (*lead, c.num_key_value_heads, c.head_dim))
+    if c.qk_norm:
+        q = rms_norm(q, p["q_norm"]["weight"], eps=c.rms_norm_eps)
+        k = rms_norm(k, p["k_norm"]["weight"], eps=c.rms_norm_eps)
+    q, k = apply_rotary(q, *angles), apply_rotary(k, *angles)
+    if cache is not None and lengths is None:
+        cache = {"k": _first_in(cache["k"], k), "v": _first_in(cache["v"], v)}
+    elif cache is not None:
+        cache = {"k": write_cache(cache["k"], k, lengths), "v": write_cache(cache["v"], v, lengths)}
+        k, v = jnp.astype(cache["k"], q.dtype), jnp.astype(cache["v"], q.dtype)
+    out = dot_product_attention(q, k, v, **visible)
+    return _project(p["o_proj"], jnp.reshape(out, (*lead, -1))), cache
+
+
+def _first_in(buffer: Array, new: Array) -> Array:
+    """`buffer` [B, capacity, ...] with `new` [B, T, ...] as its first positions."""
+    return dynamic_update_slice(buffer, jnp.astype(new, buffer.dtype), (0,) * buffer.ndim)
+
+
+def _feed_forward(p: dict[str, Any], x: Array, config: DecoderConfig) -> Array:
+    activation = ACTIVATIONS[config.hidden_act]
+    return _project(
+        p["down_proj"], activation(_project(p["gate_proj"], x)) * _project(p["up_proj"], x)
+    )
+
+
+def _experts(
+    p: dict[str, Any], x: Array, config: DecoderConfig
+) -> tuple[Array, tuple[Array, Array]]:
+    """(the mixture's output, each token's probabilities of all experts and its chosen ones)."""
+    rows = jnp.reshape(x, (-1, x.shape[-1]))
+    logits = router_logits(rows, p["gate"]["weight"])
+    weights, experts, probabilities = top_k_routing(
+        logits, config.num_experts_per_tok, normalize=config.norm_topk_prob
+    )
+    y = expert_mlp(rows, weights, experts, p["experts"], ACTIVATIONS[config.hidden_act])
+    return jnp.reshape(y, x.shape), (probabilities, experts)
+
+
+def run_layer(
+    p: dict[str, Any],
+    x: Array,
+    angles: tuple[Array, Array],
+    config: DecoderConfig,
+    visible: dict[str, Any],
+    cache: PyTree = None,
+    lengths: Any = None,
+) -> tuple[Array, PyTree, tuple[Array, Array] | None]:
+    """(activations after one layer, its cache, its routing if it has experts). `visible` holds the
+    arguments of attention that say which keys a query may attend to: those of the cache, which has
+    `lengths`, or those of `x` alone where an empty one is filled and they are None."""
+    eps = config.rms_norm_eps
+    h = rms_norm(x, p["input_layernorm"]["weight"], eps=eps)
+    a, cache = _attention(p["self_attn"], h, angles, config, cache, lengths, visible)
+    x = x + a
+    h = rms_norm(x, p["post_attention_layernorm"]["weight"], eps=eps)
+    if "experts" not in p["mlp"]:
+        return x + _feed_forward(p["mlp"], h, config), cache, None
+    y, routing = _experts(p["mlp"], h, config)
+    return x + y, cache, routing
+
+
+def layers_of(params: PyTree, config: DecoderConfig) -> Iterator[tuple[dict[str, Any], int | None]]:
+    """Each layer's parameters and window. Raises ShapeError for parameters of another config."""
+    found = len(params["layers"])
+    if found != config.num_hidden_layers:
+        raise errors.ShapeError(
+            f"the parameters are of {found} layers, but the config has num_hidden_layers "
+            f"{config.num_hidden_layers}"
+        )
+    return zip(params["layers"], config.windows)
+
+
+# ---- what a query attends to ----
+
+
+def visible_within(t: int, window: int | None) -> dict[str, Any]:
+    """The arguments of attention of `t` tokens to themselves: to none that follow, and to at most
+    `window` of them."""
+    if window is None or window >= t:
+        return {"is_causal": True}
+    return {"is_causal": True, "local_window_size": (window - 1, 0)}
+
+
+def visible_in_cache(
+    positions: Array, lengths: Array, capacity: int, window: int | None
+) -> dict[str, Any]:
+    """The arguments of attention that say which keys of a cache each query attends to: those up to
+    its own position, at most `window` of them. Later ones are empty or padding."""
+    keys, places = jnp.arange(capacity)[None, None, None, :], positions[:, None, :, None]
+    near = None if window is None or window >= capacity else keys > places - window
+    if positions.shape[1] == 1:
+        return {"key_value_seq_lengths": lengths + 1, "mask": near}
+    seen = keys <= places
+    return {"mask": seen if near is None else seen & near}
