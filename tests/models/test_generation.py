@@ -209,6 +209,20 @@ def test_drawn_tokens_depend_on_the_key_and_the_rows_number(pair):
     assert not np.array_equal(other, alone)
 
 
+def test_without_jit_the_tokens_are_the_same(pair):
+    _, params, config = pair
+    generation = GenerationConfig(max_new_tokens=3, do_sample=True, repetition_penalty=1.2, seed=2)
+    run = lambda: (
+        np.asarray(generate(params, TOKENS[:, :5], config, generation=generation)[0])[
+            0, 5:
+        ].tolist(),
+        [t.token for t in models.stream(params, TOKENS[0, :5], config, generation=generation)],
+    )
+    compiled = run()
+    with gf.disable_jit():
+        assert run() == compiled
+
+
 def test_keys_are_used_once(pair):
     _, params, config = pair
     with gf.check_keys(True), warnings.catch_warnings():
