@@ -583,6 +583,8 @@ def test_configs_are_those_of_transformers(tmp_path):
         for name, value in written.items():
             assert getattr(again, name) == value
         assert GenerationConfig.from_file(folder / "generation_config.json") == config
+    assert GenerationConfig(eos_token_id=[9, 4, 9]).ends == (4, 9)
+    assert (GenerationConfig(eos_token_id=3).ends, GenerationConfig().ends) == ((3,), ())
     everything = GenerationConfig(top_k=None, presence_penalty=1.0, seed=5)
     assert everything.to_dict()["top_k"] == 0
     assert GenerationConfig.from_dict(everything.to_dict()) == everything
