@@ -232,7 +232,7 @@ def _beams(
     ends = set(generation.ends)
     for row, length, score in zip(tokens.tolist()[0], lengths.tolist()[0], scores.tolist()[0]):
         new = row[len(prompt) : length]
-        stream = TextStream(model.tokenizer, generation.stops, prompt)
+        stream = TextStream(model.tokenizer, generation.stop_strings, prompt)
         text = "".join(stream.push(token) for token in new if token not in ends) + stream.finish()
         ended = stream.stopped or bool(new) and new[-1] in ends
         yield {

@@ -181,8 +181,8 @@ def test_session_lengths_share_programs(pair, caplog):
         history.extend(TOKENS[1, :count].tolist())
         history.extend(t.token for t in session.stream(history, generation, chunk=2))
 
-    first = compiled(caplog, lambda: turn(0))
-    assert first.count("resume") == 1 and first.count("decode") == 1
+    first = compiled(caplog, lambda: [turn(0), turn(2)])  # an empty cache, and one that has a turn
+    assert [first.count(name) for name in ("prefill", "resume", "decode")] == [1, 1, 1]
     again = compiled(caplog, lambda: [turn(n) for n in (3, 1, 9, 12, 2)])
     assert not {"resume", "decode", "prefill"} & {*again}
 
@@ -207,6 +207,20 @@ def test_drawn_tokens_depend_on_the_key_and_the_rows_number(pair):
         "key": random.key(9)
     })  # fmt: skip
     assert not np.array_equal(other, alone)
+
+
+def test_without_jit_the_tokens_are_the_same(pair):
+    _, params, config = pair
+    generation = GenerationConfig(max_new_tokens=3, do_sample=True, repetition_penalty=1.2, seed=2)
+    run = lambda: (
+        np.asarray(generate(params, TOKENS[:, :5], config, generation=generation)[0])[
+            0, 5:
+        ].tolist(),
+        [t.token for t in models.stream(params, TOKENS[0, :5], config, generation=generation)],
+    )
+    compiled = run()
+    with gf.disable_jit():
+        assert run() == compiled
 
 
 def test_keys_are_used_once(pair):
@@ -569,6 +583,8 @@ def test_configs_are_those_of_transformers(tmp_path):
         for name, value in written.items():
             assert getattr(again, name) == value
         assert GenerationConfig.from_file(folder / "generation_config.json") == config
+    assert GenerationConfig(eos_token_id=[9, 4, 9]).ends == (4, 9)
+    assert (GenerationConfig(eos_token_id=3).ends, GenerationConfig().ends) == ((3,), ())
     everything = GenerationConfig(top_k=None, presence_penalty=1.0, seed=5)
     assert everything.to_dict()["top_k"] == 0
     assert GenerationConfig.from_dict(everything.to_dict()) == everything

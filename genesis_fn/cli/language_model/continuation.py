@@ -57,7 +57,7 @@ class Continuation:
         self.model, self.session, self.prompt, self.key = model, session, prompt, key
         longest = min(generation.max_new_tokens or room, room)
         self.generation = dataclasses.replace(generation, max_new_tokens=longest, stop_strings=())
-        self.stop = generation.stops
+        self.stop = generation.stop_strings
         self.tokens: list[int] = []
         self.logprobs: list[float] = []
         self.text, self.finish = "", "interrupted"

@@ -127,4 +127,4 @@ def shown(generation: GenerationConfig) -> dict[str, Any]:
     if not generation.do_sample:
         found["temperature"] = 0
     found["min_p"] = found["min_p"] or 0
-    return {**found, "stop": list(generation.stops) or "off"}
+    return {**found, "stop": list(generation.stop_strings) or "off"}

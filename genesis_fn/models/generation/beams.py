@@ -186,7 +186,8 @@ def _program(plan: BeamPlan) -> JitFunction[..., tuple[Array, Array, Array]]:
     def search(
         params: PyTree, tokens: Array, lengths: Array, limit: Array, least: Array, pad: Array
     ) -> tuple[Array, Array, Array]:
-        limit, least = jnp.asarray(limit), jnp.asarray(least)
+        # As arrays where `disable_jit` leaves what the host passes as it is.
+        tokens, lengths, limit, least = map(jnp.asarray, (tokens, lengths, limit, least))
         logits, state = _start(plan, params, tokens, lengths)
         state = _chosen(plan, state, logits, limit, least)
 

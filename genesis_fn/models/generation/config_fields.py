@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import math
 import numbers
-from collections.abc import Callable
+import operator
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from genesis_fn.extend import brief
@@ -137,3 +138,15 @@ def honoured(values: dict[str, Any]) -> dict[str, Any]:
         elif name not in HARMLESS:
             raise ValueError(f"{name} is {brief(value)}, a field that this library does not know")
     return found
+
+
+def end_tokens(eos: int | Sequence[int] | None) -> tuple[int, ...]:
+    """The tokens that end a row, ascending, of one or several."""
+    if eos is None:
+        return ()
+    several: Any = eos
+    try:
+        several = [operator.index(several)]
+    except TypeError:  # a sequence, or an array of several
+        several = list(several)
+    return tuple(sorted({operator.index(end) for end in several}))

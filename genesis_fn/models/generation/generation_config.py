@@ -9,7 +9,7 @@ from typing import Any
 
 from genesis_fn.errors import FileError
 from genesis_fn.extend import read_json
-from genesis_fn.models.generation.config_fields import CHECKS, honoured
+from genesis_fn.models.generation.config_fields import CHECKS, end_tokens, honoured
 
 _LARGEST_FILE = 1 << 20  # bytes; a real generation_config.json has some hundred
 _DEFAULT_NEW_TOKENS = 20  # transformers', where no length is set
@@ -70,7 +70,7 @@ class GenerationConfig:
     eos_token_id: int | Sequence[int] | None = None
     pad_token_id: int | None = None
     bos_token_id: int | None = None
-    stop_strings: str | Sequence[str] | None = None
+    stop_strings: str | Sequence[str] = ()
     num_beams: int = 1
     length_penalty: float = 1.0
     early_stopping: bool | str = False
@@ -144,23 +144,16 @@ class GenerationConfig:
             if name == "top_k" and value is None:
                 value = 0  # where nothing stands, the default is kept
             own = name in ("presence_penalty", "frequency_penalty") and value == 0
-            if value is not None and not own:
+            if value is not None and value != () and not own:
                 values[name] = list(value) if isinstance(value, tuple) else value
         return values
 
-    # ---- what programs are made for ----
+    # ---- what a call makes of it ----
 
     @property
     def ends(self) -> tuple[int, ...]:
-        """The tokens after which a row ends, `eos_token_id`."""
-        ends: Any = self.eos_token_id
-        return () if ends is None else (ends,) if isinstance(ends, int) else tuple(ends)
-
-    @property
-    def stops(self) -> tuple[str, ...]:
-        """The strings that end a row, `stop_strings`."""
-        stops = self.stop_strings
-        return () if stops is None else (stops,) if isinstance(stops, str) else tuple(stops)
+        """The tokens that end a row, ascending."""
+        return end_tokens(self.eos_token_id)
 
     def least_tokens(self, prompt_length: int) -> int:
         """How many tokens a prompt of this length gains before an end may come."""

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import genesis_fn.numpy as jnp
 import genesis_fn.random as random
-from genesis_fn import Array, ArrayLike, DTypeLike, Key, PyTree, jit
+from genesis_fn import Array, ArrayLike, DTypeLike, Key, PyTree, jit, tree
 from genesis_fn.lax import dynamic_update_slice, while_loop
 from genesis_fn.models.generation import causal_model
 from genesis_fn.models.generation.penalties import (
@@ -171,12 +171,16 @@ def _put(buffer: Array, column: Array, at: Array) -> Array:
 
 # ---- compiled ----
 
+# What the host passes is NumPy's; where `disable_jit` holds, nothing else makes arrays of it.
+_arrays = functools.partial(tree.map, jnp.asarray)
+
 
 @functools.lru_cache(_KEPT)
 def prefill_program(plan: GenerationPlan, length: int) -> JitFunction[..., State]:
     """(params, tokens [B, length], lengths [B], numbers) to a state, in a cache of its own."""
 
     def prefill(params: PyTree, tokens: Array, lengths: Array, numbers: Numbers) -> State:
+        tokens, lengths = _arrays((tokens, lengths))
         cache = causal_model.init_cache(plan.config, plan.rows, plan.capacity, plan.cache_dtype)
         return first_token(plan, params, cache, tokens, lengths, (tokens, lengths), numbers, True)
 
@@ -197,6 +201,7 @@ def resume_program(plan: GenerationPlan, length: int) -> JitFunction[..., State]
         history: tuple[Array, Array],
         numbers: Numbers,
     ) -> State:
+        tokens, count, history = _arrays((tokens, count, history))
         lengths = jnp.astype(jnp.broadcast_to(start, (plan.rows,)), jnp.int32)
         cache = {**cache, "lengths": lengths}
         return first_token(plan, params, cache, tokens, count, history, numbers)
@@ -224,6 +229,7 @@ def joined_program(rows: int, length: int, capacity: int) -> JitFunction[..., tu
     def joined(
         tokens: Array, lengths: Array, new: Array, count: Array, pad: Array
     ) -> tuple[Array, Array]:
+        tokens, lengths, count = _arrays((tokens, lengths, count))
         at = jnp.arange(capacity)[None, :] - lengths[:, None]
         behind = jnp.take_along_axis(new, at, axis=1, mode="clip")
         prompt = jnp.pad(tokens, ((0, 0), (0, capacity - length)))

@@ -5,11 +5,10 @@ from __future__ import annotations
 import dataclasses
 import operator
 from collections.abc import Sequence
-from typing import Any
 
 from genesis_fn import Key, PyTree, random, tree
 from genesis_fn.extend import default_device_of
-from genesis_fn.models.generation.config_fields import CHECKS
+from genesis_fn.models.generation.config_fields import CHECKS, end_tokens
 from genesis_fn.models.generation.generation_config import GenerationConfig
 from genesis_fn.models.generation.penalties import Penalties
 from genesis_fn.models.generation.sampling import Sampling
@@ -72,7 +71,7 @@ def requested(
         base.min_p if min_p is None else min_p,
         base.typical_p if typical_p is None else typical_p,
     )
-    ends = _end_tokens(base.ends if eos is None else eos)
+    ends = end_tokens(base.eos_token_id if eos is None else eos)
     for end in ends:
         if not 0 <= end < vocabulary:
             raise ValueError(f"{caller}: eos {end} is no token of a vocabulary of {vocabulary}")
@@ -86,9 +85,8 @@ def requested(
     if key is None and base.seed is not None:
         with default_device_of(tree.leaves(params)):
             key = random.key(base.seed)
-    stop = base.stops
-    if stop_strings is not None:
-        stop = CHECKS["stop_strings"](f"{caller}: stop_strings", stop_strings)
+    stop = base.stop_strings if stop_strings is None else stop_strings
+    stop = CHECKS["stop_strings"](f"{caller}: stop_strings", stop)
     pad = base.pad_token_id or 0
     return Request(sampling, penalties, limit, least, key, stop, pad)
 
@@ -98,14 +96,3 @@ def _count(caller: str, name: str, value: int) -> int:
     if value < 0:
         raise ValueError(f"{caller}: {name} {value} must not be negative")
     return value
-
-
-def _end_tokens(eos: int | Sequence[int] | None) -> tuple[int, ...]:
-    if eos is None:
-        return ()
-    several: Any = eos
-    try:
-        several = [operator.index(several)]
-    except TypeError:  # a sequence, or an array of several
-        several = list(several)
-    return tuple(sorted({operator.index(end) for end in several}))

@@ -149,9 +149,7 @@ class Session:
                 f"Session.stream: num_beams {how.num_beams} and num_return_sequences "
                 f"{how.num_return_sequences} must be 1; beam_search and generate take others"
             )
-        request = requested(
-            "Session.stream", self.params, self.config.vocab_size, len(history), how, key=key
-        )
+        request = requested("Session.stream", self.params, vocabulary, len(history), how, key=key)
         if request.stop and tokenizer is None:
             raise errors.ArgumentError(
                 f"Session.stream: stop_strings {request.stop} need a tokenizer"

@@ -40,7 +40,7 @@ class TextStream:
     """
 
     def __init__(
-        self, tokenizer: Any, stop: Sequence[str] = (), prompt: Sequence[int] = ()
+        self, tokenizer: Any, stop: str | Sequence[str] = (), prompt: Sequence[int] = ()
     ) -> None:
         self._stop = (stop,) if isinstance(stop, str) else tuple(stop)
         if not all(self._stop):
