@@ -173,9 +173,8 @@ def _attention(
 
 def _feed_forward(p: dict[str, Any], x: Array, config: DecoderConfig) -> Array:
     activation = ACTIVATIONS[config.hidden_act]
-    return _project(
-        p["down_proj"], activation(_project(p["gate_proj"], x)) * _project(p["up_proj"], x)
-    )
+    gated = activation(_project(p["gate_proj"], x)) * _project(p["up_proj"], x)
+    return _project(p["down_proj"], gated)
 
 
 def _experts(
@@ -503,7 +502,8 @@ def extend_within(
     lengths = cache["lengths"]
     capacity = cache["layers"][0]["k"].shape[1]
     positions = lengths[:, None] + jnp.arange(t)[None, :]
-    visible = {w: _visible_in_cache(positions, lengths, capacity, w) for w in {*config.windows}}
+    kinds = dict.fromkeys(config.windows)  # in order, so that every process traces one program
+    visible = {w: _visible_in_cache(positions, lengths, capacity, w) for w in kinds}
     if counts is None:
         added = jnp.full((b,), t, jnp.int32)
     else:
