@@ -403,7 +403,7 @@ def prefill(
     _check_room("prefill", tokens, cache, counts)
     assert_(cache["lengths"] == 0, "prefill: the cache is not empty; extend follows what it holds")
     start = jnp.zeros(tokens.shape[:1], jnp.int32)
-    visible = {w: visible_within(tokens.shape[-1], w) for w in {*config.windows}}
+    visible = {w: visible_within(tokens.shape[-1], w) for w in dict.fromkeys(config.windows)}
     return _run(params, tokens, cache, config, counts, last, start, visible, empty=True)
 
 
@@ -457,7 +457,8 @@ def extend_within(
     """
     lengths, capacity = cache["lengths"], cache["layers"][0]["k"].shape[1]
     places = lengths[:, None] + jnp.arange(tokens.shape[1])[None, :]
-    visible = {w: visible_in_cache(places, lengths, capacity, w) for w in {*config.windows}}
+    kinds = dict.fromkeys(config.windows)  # in order, so that every process traces one program
+    visible = {w: visible_in_cache(places, lengths, capacity, w) for w in kinds}
     return _run(params, tokens, cache, config, counts, last, lengths, visible)
 
 

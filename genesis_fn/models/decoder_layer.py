@@ -66,9 +66,8 @@ def _first_in(buffer: Array, new: Array) -> Array:
 
 def _feed_forward(p: dict[str, Any], x: Array, config: DecoderConfig) -> Array:
     activation = ACTIVATIONS[config.hidden_act]
-    return _project(
-        p["down_proj"], activation(_project(p["gate_proj"], x)) * _project(p["up_proj"], x)
-    )
+    gated = activation(_project(p["gate_proj"], x)) * _project(p["up_proj"], x)
+    return _project(p["down_proj"], gated)
 
 
 def _experts(

@@ -11,7 +11,7 @@ from genesis_fn.extend import brief
 
 LARGEST_SIZE = 2**31 - 1
 MOST_LAYERS = 10_000
-MOST_EXPERTS = 10_000
+MOST_EXPERTS = 2**20
 
 Check = Callable[[str, Any], None]
 
