@@ -95,7 +95,7 @@ def read(limit: int = 4_000_000) -> tuple[np.ndarray, np.ndarray]:
     return tuple([np.frombuffer(text.encode(), np.uint8) for text in texts])
 
 
-def main(steps: int = 600, batch: int = 8, length: int = LENGTH, seed: int = 0) -> float:
+def main(steps: int = 500, batch: int = 8, length: int = LENGTH, seed: int = 0) -> float:
     """Train, print a sample, and return how many nats per byte the loss on other files lies below
     the entropy of single bytes."""
     train, test = read()
