@@ -95,7 +95,7 @@ def read(limit: int = 4_000_000) -> tuple[np.ndarray, np.ndarray]:
     return tuple([np.frombuffer(text.encode(), np.uint8) for text in texts])
 
 
-def main(steps: int = 500, batch: int = 16, length: int = 128, seed: int = 0) -> float:
+def main(steps: int = 500, batch: int = 8, length: int = LENGTH, seed: int = 0) -> float:
     """Train, print a sample, and return how many nats per byte the loss on other files lies below
     the entropy of single bytes."""
     train, test = read()
@@ -119,14 +119,13 @@ def main(steps: int = 500, batch: int = 16, length: int = 128, seed: int = 0) ->
         if (i + 1) % 50 == 0:
             print(f"step {i + 1}: loss {float(value):.3f} nats per byte")
 
-    held_out = data.TokenWindows(test, length, batch).in_order(20)
+    held_out = list(data.TokenWindows(test, length, batch).in_order(20))
     result = float(np.mean([float(loss(params, w)) for w in held_out]))
-    entropy = data.unigram_entropy(test)
+    entropy = data.unigram_entropy(np.ravel(held_out))
     print(f"loss on other files {result:.3f}, entropy of single bytes {entropy:.3f}")
     prompt = np.frombuffer(b"    def __init__(self", np.uint8).astype(np.int32)
-    print(
-        bytes(np.asarray(sample(params, key["sample"], prompt), np.uint8)).decode(errors="replace")
-    )
+    text = np.asarray(sample(params, key["sample"], prompt)).astype(np.uint8)
+    print(text.tobytes().decode(errors="replace"))
     return entropy - result
 
 

@@ -110,8 +110,8 @@ def main(steps: int = 2000, batch: int = 100, seed: int = 0, plot: str | None = 
     tighter = float(jnp.mean(gf.jit(importance_bound)(params, key["importance"], x_test)))
     plain = float(jnp.mean(independent(x_train, x_test)))
     divergence = float(jnp.mean(kl(*encode(params, x_test))))
-    print(f"on test images: ELBO {bound:.1f} nats, {divergence:.1f} of them for the code")
-    print(f"importance-weighted bound {tighter:.1f}, independent pixels {plain:.1f}")
+    print(f"test images: ELBO {bound:.1f}, of which the divergence of codes is {-divergence:.1f}")
+    print(f"importance-weighted bound {tighter:.1f}, with independent pixels {plain:.1f}")
     if plot:
         draw(params, key["samples"], x_test[:16], plot)
     return bound - plain

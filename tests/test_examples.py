@@ -26,13 +26,13 @@ CASES = {
     "custom_primitive": ({}, lambda error: error < 1e-4),
     "higher_order": ({}, lambda error: error < 2e-3),
     # The nats per byte that are gained over single bytes.
-    "gpt": ({"steps": 40, "batch": 4, "length": 64}, lambda gain: gain > 0.2),
+    "gpt": ({"steps": 80, "batch": 4, "length": 64}, lambda gain: gain > 0.2),
     # Chance is a tenth.
     "diffusion_digits": ({"steps": 400, "batch": 64}, lambda share: share > 0.4),
     # Mean returns, before and after.
     "ppo_cartpole": ({"steps": 15}, lambda returns: returns[0] < 40 and returns[1] > 80),
     # A network that learned nothing errs by 0.5.
-    "neural_ode": ({"steps": 200, "batch": 16}, lambda error: error < 0.15),
+    "neural_ode": ({"steps": 200, "batch": 16}, lambda error: error < 0.2),
     # Nats per image that are gained over independent pixels, of 255.
     "vae_digits": ({"steps": 200}, lambda gain: gain > 60),
 }
@@ -249,9 +249,15 @@ def test_the_solver_finds_what_scipy_finds():
 
 
 def test_the_method_has_order_five():
+    """And the error that a step estimates is that of order four: it goes with h to the fifth."""
     ode, wanted = load("neural_ode"), by_scipy(PARAMS, START, TIMES)
-    coarse, fine = [abs(solved(ode.fixed, count) - wanted).max() for count in (20, 40)]
+    coarse, fine = [abs(solved(ode.fixed, count) - wanted).max() for count in (40, 80)]
     assert 4.5 < math.log2(coarse / fine) < 6
+    slope = functools.partial(driven, double(PARAMS))
+    coarse, fine = [
+        np.linalg.norm(ode.step(slope, double(1.0), double(START), h)[1]) for h in (0.02, 0.01)
+    ]
+    assert 4.8 < math.log2(coarse / fine) < 5.2
 
 
 def test_the_adjoint_is_the_derivative():
