@@ -25,7 +25,7 @@ def add_command(
         name: the command.
         run: takes the parsed arguments, and returns the exit status.
         help: the line of the command among the others.
-        description: what it does, in lines of at most 90 characters.
+        description: what it does, in lines of at most 100 characters.
         examples: command lines, which the help ends with.
     """
     parser = commands.add_parser(

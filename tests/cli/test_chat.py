@@ -220,7 +220,7 @@ def test_a_chat_at_a_terminal(folder, tmp_path):
     assert "\x1b[31merror: there is no command" in terminal.wait_for("/nonsense:")
     terminal.wait_for("> ")
     terminal.type("half a mess\x03")
-    terminal.wait_for("[stopped: Ctrl-C again, Ctrl-D or /exit ends the chat]")
+    terminal.wait_for("[Ctrl-C again, Ctrl-D or /exit ends the chat]")
     terminal.type("\x04")
     assert terminal.status() == 0
     rows = [json.loads(line) for line in path.read_text().splitlines()]
@@ -246,7 +246,7 @@ def test_ctrl_c_at_a_terminal_stops_the_answer_then_the_chat(folder, tmp_path):
     terminal.wait_for("[saved 1 turn to")
     terminal.wait_for("> ")
     terminal.type("\x03")
-    terminal.wait_for("[stopped")
+    terminal.wait_for("[Ctrl-C again")
     terminal.wait_for("> ")
     terminal.type("\x03")
     assert terminal.status() == 0

@@ -10,7 +10,7 @@ from genesis_fn.cli.dialogue.reading import LineSource, read_message
 from genesis_fn.cli.failures import EXPECTED, line_of
 from genesis_fn.cli.interrupt import Interrupted
 
-_ENDING = "[stopped: Ctrl-C again, Ctrl-D or /exit ends the chat]"
+_ENDING = "Ctrl-C again, Ctrl-D or /exit ends the chat"
 
 
 def converse(chat: Chat, source: LineSource) -> None:
@@ -44,7 +44,7 @@ def converse(chat: Chat, source: LineSource) -> None:
             chat.screen.show("")
             if interrupts > 1:
                 return
-            chat.screen.notice(_ENDING)
+            chat.screen.notice(f"[{_ENDING}]")
             continue
         except EXPECTED as error:
             if not source.interactive or isinstance(error, BrokenPipeError):
@@ -58,4 +58,4 @@ def converse(chat: Chat, source: LineSource) -> None:
         interrupts = 0
         if stopped is not None:
             interrupts = 1
-            chat.screen.notice(_ENDING)
+            chat.screen.notice(f"[stopped: {_ENDING}]")
