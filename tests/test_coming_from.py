@@ -13,7 +13,7 @@ from genesis_fn import amp, io, lax, nn, optim, random, tree
 from genesis_fn.core.diagnostics.torch_habits import MODULES
 from tests.support.documents import DOCS, run
 
-PAGES = ("coming-from-jax.md", "coming-from-pytorch.md", "layers.md")
+PAGES = ("coming-from-jax.md", "coming-from-pytorch.md", "layers.md", "models.md")
 SPACES = {
     "gf": gf, "genesis_fn": gf, "jnp": jnp, "lax": lax, "nn": nn, "optim": optim, "random": random,
     "tree": tree, "io": io, "amp": amp,

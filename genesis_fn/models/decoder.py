@@ -119,7 +119,7 @@ def head_weight(params: PyTree) -> Array:
     """The weight of the output layer: its own, or the embedding's where they are tied.
 
     Args:
-        params: parameters, from `init` or `io.load_qwen`.
+        params: parameters, from `init` or `io.load_model`.
 
     Returns:
         An array [vocabulary, hidden].
@@ -135,7 +135,7 @@ def head_weight(params: PyTree) -> Array:
 # ---- the network ----
 
 
-def _angles(positions: Array, config: DecoderConfig) -> tuple[Array, Array]:
+def _angles(positions: ArrayLike, config: DecoderConfig) -> tuple[Array, Array]:
     """Cosines and sines of the rotary positions."""
     c = config
     return RotaryEmbedding(c.head_dim, c.rope_theta, scaling=c.rope_scaling).angles(positions)
@@ -279,7 +279,7 @@ def hidden(
     """The activations after the last norm, which the output layer multiplies.
 
     Args:
-        params: parameters, from `init` or `io.load_qwen`.
+        params: parameters, from `init` or `io.load_model`.
         tokens: int tokens [B, T].
         config: the hyperparameters.
         positions: rotary positions, integers [B, T] or [1, T]; None means 0 ... T - 1.
@@ -313,7 +313,7 @@ def forward(
     """Logits of the next token at every position.
 
     Args:
-        params: parameters, from `init` or `io.load_qwen`.
+        params: parameters, from `init` or `io.load_model`.
         tokens: int tokens [B, T], or [T] without a batch.
         config: the hyperparameters.
         positions: rotary positions, integers [B, T] or [1, T]; None means 0 ... T - 1.
@@ -332,9 +332,9 @@ def forward(
     """
     if tokens.ndim == 1:
         counts = None if counts is None else jnp.asarray(counts)[None]
-        tokens, options = tokens[None], {"positions": positions, "mask": mask, "remat": remat}
-        return forward(params, tokens, config, counts=counts, **options)[0]
-    x = _trunk(params, tokens, config, positions, mask, remat, counts)[0]
+        x = _trunk(params, tokens[None], config, positions, mask, remat, counts)[0][0]
+    else:
+        x = _trunk(params, tokens, config, positions, mask, remat, counts)[0]
     return linear(x, head_weight(params))
 
 
@@ -355,7 +355,7 @@ def loss(
     is added, times `config.router_aux_loss_coef`; every token counts in it.
 
     Args:
-        params: parameters, from `init` or `io.load_qwen`.
+        params: parameters, from `init` or `io.load_model`.
         tokens: int tokens [B, T].
         labels: int labels [B, T]; the label of a position is the token that follows it.
         config: the hyperparameters.
@@ -432,7 +432,7 @@ def extend(
     """Logits after tokens that follow the cache's, and the cache with them.
 
     Args:
-        params: parameters, from `init` or `io.load_qwen`.
+        params: parameters, from `init` or `io.load_model`.
         tokens: int tokens [B, T] that follow what the cache holds: the prompt in a prefill, one
             token in a decoding step.
         cache: from `init_cache` or an earlier call.
@@ -479,7 +479,7 @@ def extend_within(
     """`extend` for a caller who knows that the cache has room: nothing is checked.
 
     Args:
-        params: parameters, from `init` or `io.load_qwen`.
+        params: parameters, from `init` or `io.load_model`.
         tokens: int tokens [B, T] that follow what the cache holds: the prompt in a prefill, one
             token in a decoding step.
         cache: from `init_cache` or an earlier call.
@@ -515,7 +515,9 @@ def extend_within(
     for (p, window), kept in zip(_layers(params, config), cache["layers"], strict=True):
         x, new, _ = _layer(p, x, angles, config, visible[window], kept, lengths)
         layers.append(new)
-    if last:
+    if last and counts is None:
+        x = x[:, -1:]
+    elif last:
         # Clipped, so that a row without real tokens has logits that mean nothing, and no error.
         x = jnp.take_along_axis(x, (added - 1)[:, None, None], axis=1, mode="clip")
     x = rms_norm(x, params["norm"]["weight"], eps=config.rms_norm_eps)
@@ -558,7 +560,7 @@ def decode_step(
     """Logits after one more token per row, and the cache with it.
 
     Args:
-        params: parameters, from `init` or `io.load_qwen`.
+        params: parameters, from `init` or `io.load_model`.
         token: int tokens [B].
         cache: from `init_cache` or an earlier call.
         config: the hyperparameters.

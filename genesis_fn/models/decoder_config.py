@@ -32,7 +32,8 @@ class DecoderConfig:
         rope_theta: base of the rotary frequencies.
         rms_norm_eps: added to mean squares in the norms.
         tie_word_embeddings: whether the output layer shares the embedding's weight.
-        max_position_embeddings: the longest sequence that the model is meant for; nothing reads it.
+        max_position_embeddings: the longest sequence that the model is meant for; no computation
+            reads it, a file's scaling of positions does.
         initializer_range: standard deviation of random weights.
         attention_bias: whether queries, keys and values have biases.
         qk_norm: whether queries and keys are normalised, as in Qwen3.
@@ -241,7 +242,7 @@ _CHECKS: dict[str, check.Check] = {
     "initializer_range": check.number, "attention_bias": check.boolean, "qk_norm": check.boolean,
     "hidden_act": _activation, "output_bias": check.optional(check.boolean),
     "mlp_bias": check.boolean, "sliding_window": check.optional(check.positive_int),
-    "num_experts": check.count, "num_experts_per_tok": check.positive_int,
+    "num_experts": check.expert_count, "num_experts_per_tok": check.positive_int,
     "moe_intermediate_size": check.positive_int, "norm_topk_prob": check.boolean,
     "decoder_sparse_step": check.positive_int, "output_router_logits": check.boolean,
     "router_aux_loss_coef": check.number, "model_type": check.optional(_family),

@@ -11,6 +11,7 @@ from genesis_fn.extend import brief
 
 LARGEST_SIZE = 2**31 - 1
 MOST_LAYERS = 10_000
+MOST_EXPERTS = 10_000
 
 Check = Callable[[str, Any], None]
 
@@ -28,6 +29,11 @@ def count(name: str, value: Any) -> None:
 def layer_count(name: str, value: Any) -> None:
     """An integer from 1 to `MOST_LAYERS`."""
     integer(name, value, 1, MOST_LAYERS)
+
+
+def expert_count(name: str, value: Any) -> None:
+    """An integer from 0 to `MOST_EXPERTS`."""
+    integer(name, value, 0, MOST_EXPERTS)
 
 
 def integer(name: str, value: Any, least: int, most: int) -> None:

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import functools
+
 from genesis_fn.models.decoder_config import DecoderConfig
 from genesis_fn.nn import Llama3Scaling
 
-_QWEN25 = dict(attention_bias=True, qk_norm=False)
-_LLAMA = dict(qk_norm=False, tie_word_embeddings=False, rms_norm_eps=1e-5)
+# Llama and Mistral, of 32 layers and heads.
+_llama = functools.partial(
+    DecoderConfig,
+    num_hidden_layers=32,
+    num_attention_heads=32,
+    qk_norm=False,
+    tie_word_embeddings=False,
+    rms_norm_eps=1e-5,
+)
 
 PRESETS: dict[str, DecoderConfig] = {
     "qwen3-0.6b": DecoderConfig(),
@@ -21,12 +30,12 @@ PRESETS: dict[str, DecoderConfig] = {
                                    norm_topk_prob=True),
     "qwen2.5-0.5b": DecoderConfig(hidden_size=896, intermediate_size=4864, num_hidden_layers=24,
                                   num_attention_heads=14, num_key_value_heads=2, head_dim=64,
-                                  max_position_embeddings=32768, **_QWEN25),
-    "llama-2-7b": DecoderConfig(32000, 4096, 11008, 32, 32, 32, rope_theta=1e4,
-                                max_position_embeddings=4096, **_LLAMA),
-    "llama-3.1-8b": DecoderConfig(128256, 4096, 14336, 32, 32, 8, rope_theta=5e5,
-                                  max_position_embeddings=131072,
-                                  rope_scaling=Llama3Scaling(8.0, 1.0, 4.0, 8192), **_LLAMA),
-    "mistral-7b": DecoderConfig(32000, 4096, 14336, 32, 32, 8, rope_theta=1e4,
-                                max_position_embeddings=32768, sliding_window=4096, **_LLAMA),
+                                  max_position_embeddings=32768, attention_bias=True,
+                                  qk_norm=False),
+    "llama-2-7b": _llama(32000, 4096, 11008, num_key_value_heads=32, rope_theta=1e4,
+                         max_position_embeddings=4096),
+    "llama-3.1-8b": _llama(128256, 4096, 14336, rope_theta=5e5, max_position_embeddings=131072,
+                           rope_scaling=Llama3Scaling(8.0, 1.0, 4.0, 8192)),
+    "mistral-7b": _llama(32000, 4096, 14336, rope_theta=1e4, max_position_embeddings=32768,
+                         sliding_window=4096),
 }  # fmt: skip

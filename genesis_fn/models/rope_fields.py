@@ -78,14 +78,15 @@ def _read_table(name: str, table: Any) -> tuple[dict[str, Any], str]:
     if not isinstance(table, dict):
         raise ValueError(f"{name} is {brief(table)}, expected an object")
     types = [table[k] for k in ("rope_type", "type") if table.get(k) is not None]
+    for found in types:
+        if not isinstance(found, str) or found not in _FIELDS:
+            raise ValueError(
+                f"{name} is of type {brief(found)}, which this library does not honour; it "
+                f"computes {', '.join(map(repr, _FIELDS))}"
+            )
     rope_type = types[0] if types else "default"
-    if any(t != rope_type for t in types):
-        raise ValueError(f"{name} is of type {brief(types[0])} and of type {brief(types[1])}")
-    if not isinstance(rope_type, str) or rope_type not in _FIELDS:
-        raise ValueError(
-            f"{name} is of type {brief(rope_type)}, which this library does not honour; it "
-            f"computes {', '.join(map(repr, _FIELDS))}"
-        )
+    if len({*types}) > 1:
+        raise ValueError(f"{name} is of type {rope_type!r} and of type {types[1]!r}")
     fields: dict[str, Any] = {}
     for field, value in table.items():
         checks = _FIELDS[rope_type]
@@ -125,7 +126,7 @@ def _scaling(
         return DynamicScaling(float(fields["factor"]), original)
     if rope_type == "yarn":
         fields.setdefault("factor", max_position_embeddings / original)
-        numbers = {n: v if n == "truncate" else float(v) for n, v in fields.items()}
+        numbers: dict[str, Any] = {n: v if n == "truncate" else float(v) for n, v in fields.items()}
         return YarnScaling(original_max_position_embeddings=original, **numbers)
     for field in ("low_freq_factor", "high_freq_factor"):
         if field not in fields:

@@ -48,13 +48,19 @@ LAUNCHES_TO_SAMPLE = 12  # two of them look for NaN logits
 CACHED = 2048
 
 
-@pytest.mark.parametrize(("batch", "dtype"), [(1, gnp.float32), (2, gnp.bfloat16)])
-def test_generation_is_one_graph(batch: int, dtype: Any) -> None:
+@pytest.mark.filterwarnings("ignore::genesis_fn.errors.RecompilationWarning")  # once a case
+@pytest.mark.parametrize(("batch", "dtype", "options"), [
+    (1, gnp.float32, {}), (2, gnp.bfloat16, {}),
+    (2, gnp.float32, dict(sliding_window=2, num_experts=3, num_experts_per_tok=2,
+                          moe_intermediate_size=16, mlp_bias=True)),
+], ids=["float32", "bfloat16", "windows and experts"])  # fmt: skip
+def test_generation_is_one_graph(batch: int, dtype: Any, options: dict[str, Any]) -> None:
     tokens = np.random.default_rng(0).integers(0, 32, (batch, 3)).astype(np.int32)
-    params = jit(lambda: qwen.init(random.key(3), SMALL, dtype))()
+    config = dataclasses.replace(SMALL, **options)
+    params = jit(lambda: qwen.init(random.key(3), config, dtype))()
 
     def f(params: Any, tokens: Any) -> Any:
-        return generate(params, tokens, SMALL, max_new_tokens=3, cache_dtype=dtype)
+        return generate(params, tokens, config, max_new_tokens=3, cache_dtype=dtype)
 
     with g.default_matmul_precision("float32"):
         executable = programs.compare(f, params, tokens)

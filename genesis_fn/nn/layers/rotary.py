@@ -114,7 +114,7 @@ def _ntk_exponent(size: int) -> float:
 class DynamicScaling:
     """`NTKScaling` by as much as the sequence is longer than the trained context.
 
-        base * (factor * length / original - (factor - 1))**(size / (size - 2)),
+        base * (1 + factor * (length / original - 1))**(size / (size - 2)),
         where length is at least original
 
     The whole call has one length, the largest position plus 1, as in transformers; keys that a
@@ -143,7 +143,7 @@ class DynamicScaling:
     def frequencies(self, base: float, size: int, length: ArrayLike) -> tuple[Array, float]:
         original = self.original_max_position_embeddings
         reached = jnp.maximum(jnp.astype(length, jnp.float32), float(original)) / original
-        growth = self.factor * reached - (self.factor - 1)
+        growth = 1 + self.factor * (reached - 1)  # of large factors, the other order rounds to 0
         # (base * growth**e)**(-2 i / size) as a product, whose first factor is exact.
         exponents = -np.arange(0, size, 2) / size * _ntk_exponent(size)
         stretch = jnp.exp(jnp.log(growth) * exponents.astype(np.float32))
