@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from genesis_fn.core.errors import FileError
 from genesis_fn.core.files import brief, read_json, read_plain
-from genesis_fn.data.chat_files import read_special_tokens, read_tokenizer_config
+from genesis_fn.data.chat_files import is_text, read_special_tokens, read_tokenizer_config
 
 if TYPE_CHECKING:
     from tokenizers import AddedToken, Tokenizer
@@ -78,7 +78,7 @@ def _vocabulary(folder: str) -> dict[str, int]:
     path = os.path.join(folder, "vocab.json")
     found = read_json(path, LARGEST_FILE)
     for token, number in found.items():
-        if type(number) is not int or not 0 <= number < 2**31:
+        if type(number) is not int or not 0 <= number < 2**31 or not is_text(token):
             raise FileError(f"{path}: {brief(token)} has the number {brief(number)}")
     if len(set(found.values())) != len(found):
         raise FileError(f"{path}: two tokens have one number")
@@ -141,6 +141,8 @@ def _listed(folder: str, special: set[str]) -> tuple[dict[int, AddedToken], str]
         if not os.path.lexists(path):
             return {}, path
         for text, number in read_json(path, LARGEST_FILE).items():
+            if not is_text(text):
+                raise FileError(f"{path}: {brief(text)} is no text that can be encoded")
             is_special = text in special
             found[_number(number, path)] = AddedToken(
                 text, special=is_special, normalized=not is_special
@@ -155,7 +157,7 @@ def _listed(folder: str, special: set[str]) -> tuple[dict[int, AddedToken], str]
             for n in ("single_word", "lstrip", "rstrip", "normalized", "special")
             if isinstance(fields, dict) and n in fields
         }
-        if not isinstance(text, str) or not all(isinstance(v, bool) for v in flags.values()):
+        if not is_text(text) or not all(isinstance(v, bool) for v in flags.values()):
             raise FileError(
                 f"{path}: added_tokens_decoder has {brief(fields)} for {brief(number)}, expected "
                 "a token's content and flags"

@@ -117,6 +117,17 @@ def read_special_tokens(folder: str) -> dict[str, str]:
 def _token(value: Any, name: str, path: str) -> str | None:
     """The text of a token: written as such, or as an object with its `content`."""
     text = value.get("content") if isinstance(value, dict) else value
-    if text is not None and not isinstance(text, str):
+    if text is not None and not is_text(text):
         raise FileError(f"{path}: {name} is {brief(value)}, expected a text")
     return text
+
+
+def is_text(value: Any) -> bool:
+    """Whether a value is a text that UTF-8 can encode, as JSON's halves of characters cannot be."""
+    if not isinstance(value, str):
+        return False
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

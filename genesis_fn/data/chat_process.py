@@ -7,12 +7,15 @@ import contextlib
 import importlib.util
 import os
 import pathlib
+import re
 import subprocess
 import sys
 import threading
 from typing import Any
 
 from genesis_fn.data import chat_worker
+
+_SAFE = (3, 1, 6)  # of jinja2: the first version without known ways out of the sandbox
 
 
 class ChatProcess:
@@ -52,7 +55,7 @@ class ChatProcess:
             return
         process.kill()
         process.wait()
-        for pipe in (process.stdin, process.stdout):
+        for pipe in (process.stdin, process.stdout, process.stderr):
             if pipe is not None:
                 with contextlib.suppress(BrokenPipeError):  # of what was not sent
                     pipe.close()
@@ -69,10 +72,23 @@ class ChatProcess:
 
 def _start() -> subprocess.Popen[bytes]:
     folders = [_folder("jinja2"), _folder("markupsafe")]
-    command = [sys.executable, "-I", "-S", "-B", chat_worker.__file__, *folders]
-    return subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
-    )
+    command = [sys.executable, "-I", "-S", "-B", "-W", "ignore", chat_worker.__file__, *folders]
+    pipe = subprocess.PIPE
+    process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe)
+    assert process.stdout is not None
+    ready = chat_worker.receive(process.stdout)
+    if ready is None:
+        said = process.communicate()[1].decode(errors="replace").strip()
+        raise ImportError(f"chat templates are rendered by jinja2, which fails: {said[-300:]}")
+    version = tuple(int(part) for part in re.findall(r"\d+", ready["jinja2"])[:3])
+    if version < _SAFE:
+        process.kill()
+        process.communicate()
+        raise ImportError(
+            f"jinja2 {ready['jinja2']} is installed, whose sandbox has known holes: chat templates "
+            "need 3.1.6 at least: pip install -U jinja2"
+        )
+    return process
 
 
 def _folder(package: str) -> str:

@@ -29,7 +29,7 @@ class ChatTemplate:
 
     It is the text of transformers' `apply_chat_template(..., tokenize=False)`. A template is a
     program that came with the model: it runs in a sandbox, in a process of its own that has two
-    seconds and a gibibyte for each text and cannot write files. That process is started by the
+    seconds and 512 MiB for each text and cannot write files. That process is started by the
     first text; jinja2 has to be installed.
 
     Args:

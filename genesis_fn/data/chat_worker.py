@@ -22,7 +22,7 @@ from types import TracebackType
 from typing import IO, Any
 
 SECONDS = 2.0  # of the processor, for a template
-MEMORY = 1 << 30  # bytes
+MEMORY = 1 << 29  # bytes
 LARGEST_TEXT = 1 << 24  # characters
 
 
@@ -187,7 +187,9 @@ def time_limited() -> Any:
 def main() -> None:
     """Answer requests until the input ends."""
     sys.path.extend(sys.argv[1:])
-    compiled("")  # imports jinja2 before the limits: modules are files
+    compiled("")  # imports jinja2 before the limits hold
+    import jinja2
+
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the program that asks
     for kind, limit in [
         (resource.RLIMIT_AS, MEMORY), (resource.RLIMIT_FSIZE, 0), (resource.RLIMIT_CORE, 0),
@@ -196,6 +198,7 @@ def main() -> None:
         with contextlib.suppress(OSError, ValueError):  # a system may know less
             resource.setrlimit(kind, (limit, limit))
     source, out = sys.stdin.buffer, sys.stdout.buffer
+    send(out, {"jinja2": jinja2.__version__})
     while (request := receive(source)) is not None:
         send(out, reply(request))
 

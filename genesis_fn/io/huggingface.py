@@ -13,6 +13,7 @@ from collections.abc import Container, Iterator
 from typing import NamedTuple
 
 from genesis_fn.core import dtypes
+from genesis_fn.core.device import cpu, using_device
 from genesis_fn.core.types.annotations import PyTree
 from genesis_fn.models import DecoderConfig, decoder
 from genesis_fn.random import key
@@ -40,7 +41,8 @@ class Part(NamedTuple):
 
 def parameter_shapes(config: DecoderConfig) -> PyTree:
     """The parameters of a config, as shapes."""
-    return jit(lambda: decoder.init(key(0), config)).eval_shape()
+    with using_device(cpu()):  # where a key costs no transfer
+        return jit(lambda: decoder.init(key(0), config)).eval_shape()
 
 
 def hf_name(path: str) -> str:

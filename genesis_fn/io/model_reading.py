@@ -25,8 +25,8 @@ from genesis_fn.io.huggingface import (
     parts,
 )
 from genesis_fn.io.mismatches import Mismatches
-from genesis_fn.io.read_ahead import Source, read_ahead, same_bytes
-from genesis_fn.io.safetensors import Entry, Span, flat_names
+from genesis_fn.io.read_ahead import ArraySource, read_ahead, same_bytes
+from genesis_fn.io.safetensors import Entry, FileSpan, flat_names
 from genesis_fn.io.shards import read_folder
 from genesis_fn.models import DecoderConfig
 
@@ -150,13 +150,13 @@ def _check_tied(entries: dict[str, Entry], folder: str) -> None:
 
 def _sources(
     named: dict[str, tuple[int, ...]], entries: dict[str, Entry], folder: str
-) -> list[Source]:
+) -> list[ArraySource]:
     """Where each parameter lies. Raises one FileError for all that does not fit."""
     wrong = Mismatches()
     used: set[str] = set()
     sources = []
     for name, shape in named.items():
-        spans: list[Span] = []
+        spans: list[FileSpan] = []
         found: set[dtypes.DType] = set()
         for part in parts(name, shape, entries):
             if wrong.full:
@@ -178,18 +178,18 @@ def _sources(
             kinds = " and ".join(sorted(map(str, found)))
             wrong.dtypes.setdefault(name, f"has experts of dtypes {kinds}")
         if not wrong:
-            sources.append(Source(found.pop(), shape, spans))
+            sources.append(ArraySource(found.pop(), shape, spans))
     wrong.unexpected = [n for n in entries if n not in used and not COMPUTED.fullmatch(n)]
     if wrong:
         raise FileError(f"{folder}: the weights do not fit config.json\n  {wrong.report()}")
     return sources
 
 
-def _spans(part: Part, entry: Entry) -> list[Span]:
+def _spans(part: Part, entry: Entry) -> list[FileSpan]:
     """The bytes of a part, in its order."""
     if part.shares == 1:
         return [entry.span]
     file, start, size = entry.span
     blocks = math.prod(part.shape[:-2]) * part.shares
     step = size // blocks
-    return [Span(file, start + i * step, step) for i in range(part.which, blocks, part.shares)]
+    return [FileSpan(file, start + i * step, step) for i in range(part.which, blocks, part.shares)]

@@ -12,7 +12,7 @@ import numpy as np
 
 from genesis_fn.core import dtypes
 from genesis_fn.core.errors import FileError
-from genesis_fn.io.safetensors import Span
+from genesis_fn.io.safetensors import FileSpan
 
 # A thread reads into memory that no page of is there yet, which costs as much as the copy: two on
 # two cores read 1.3 times as fast as one, and several keep a disk busy.
@@ -21,15 +21,15 @@ _CHUNK = 4 << 20  # bytes that a thread reads at once
 _AHEAD = 256 << 20  # bytes that may be read before they are asked for
 
 
-class Source(NamedTuple):
+class ArraySource(NamedTuple):
     """An array as the bytes of files that follow each other in it."""
 
     dtype: dtypes.DType
     shape: tuple[int, ...]
-    spans: list[Span]
+    spans: list[FileSpan]
 
 
-def read_ahead(sources: Iterable[Source]) -> Iterator[np.ndarray]:
+def read_ahead(sources: Iterable[ArraySource]) -> Iterator[np.ndarray]:
     """The arrays in order, each in memory of its own. Raises FileError for a file cut short."""
     waiting: collections.deque[tuple[np.ndarray, list[concurrent.futures.Future[None]]]]
     waiting, held = collections.deque(), 0
@@ -54,17 +54,19 @@ def _finished(x: np.ndarray, reads: list[concurrent.futures.Future[None]]) -> np
     return x
 
 
-def _jobs(x: np.ndarray, spans: list[Span]) -> Iterator[tuple[list[memoryview], list[Span]]]:
+def _jobs(
+    x: np.ndarray, spans: list[FileSpan]
+) -> Iterator[tuple[list[memoryview], list[FileSpan]]]:
     """(memory, bytes of files) for a thread each: long spans cut, short ones together."""
     memory = x.reshape(-1).view(np.uint8).data
     into: list[memoryview] = []
-    pieces: list[Span] = []
+    pieces: list[FileSpan] = []
     at = begun = 0
     for file, start, size in spans:
         for offset in range(0, size, _CHUNK):
             n = min(_CHUNK, size - offset)
             into.append(memory[at : at + n])
-            pieces.append(Span(file, start + offset, n))
+            pieces.append(FileSpan(file, start + offset, n))
             at += n
             if at - begun >= _CHUNK:
                 yield into, pieces
@@ -73,12 +75,12 @@ def _jobs(x: np.ndarray, spans: list[Span]) -> Iterator[tuple[list[memoryview], 
         yield into, pieces
 
 
-def _read(into: list[memoryview], spans: list[Span]) -> None:
+def _read(into: list[memoryview], spans: list[FileSpan]) -> None:
     for memory, span in zip(into, spans):
         _fill(memory, span)
 
 
-def _fill(memory: memoryview, span: Span) -> None:
+def _fill(memory: memoryview, span: FileSpan) -> None:
     """Fill memory with the bytes of a file. Not by a memory map: a file that is cut short while it
     is read would end the process."""
     with span.file.open() as f:
@@ -90,13 +92,13 @@ def _fill(memory: memoryview, span: Span) -> None:
             done += n
 
 
-def same_bytes(a: Span, b: Span) -> bool:
+def same_bytes(a: FileSpan, b: FileSpan) -> bool:
     """Whether files hold the same bytes in two places of one size."""
     x, y = bytearray(min(_CHUNK, a.size)), bytearray(min(_CHUNK, a.size))
     for at in range(0, a.size, _CHUNK):
         n = min(_CHUNK, a.size - at)
-        _fill(memoryview(x)[:n], Span(a.file, a.start + at, n))
-        _fill(memoryview(y)[:n], Span(b.file, b.start + at, n))
+        _fill(memoryview(x)[:n], FileSpan(a.file, a.start + at, n))
+        _fill(memoryview(y)[:n], FileSpan(b.file, b.start + at, n))
         if memoryview(x)[:n] != memoryview(y)[:n]:
             return False
     return True

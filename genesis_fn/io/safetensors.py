@@ -207,7 +207,7 @@ class DataFile(NamedTuple):
         return f
 
 
-class Span(NamedTuple):
+class FileSpan(NamedTuple):
     """Bytes of a file."""
 
     file: DataFile
@@ -220,7 +220,7 @@ class Entry(NamedTuple):
 
     dtype: dtypes.DType
     shape: tuple[int, ...]
-    span: Span
+    span: FileSpan
 
 
 def _version(f: io.BufferedReader) -> tuple[int, ...]:
@@ -249,7 +249,7 @@ def _entries(f: io.BufferedReader, path: str) -> dict[str, Entry]:
     for name, entry in header.items():
         dtype, shape, start, end = _parse_entry(name, entry, available, path)
         spans.append((start, end, name))
-        found[name] = Entry(dtype, shape, Span(file, base + start, end - start))
+        found[name] = Entry(dtype, shape, FileSpan(file, base + start, end - start))
     _check_coverage(sorted(spans), available, path)
     return found
 

@@ -272,7 +272,7 @@ def test_more_experts_than_the_files_have(tmp_path):
     config = models.DecoderConfig(17, 8, 8, 1, 2, 1, 4, num_experts=3, num_experts_per_tok=1)
     io.save_model(tmp_path, models.decoder.init(random.key(0), config), config)
     values = json.loads((tmp_path / "config.json").read_text())
-    for count in (4, 100_000):
+    for count in (4, 9_000):
         (tmp_path / "config.json").write_text(json.dumps({**values, "num_experts": count}))
         with pytest.raises(io.FileError, match="missing model.*experts") as error:
             io.load_model(tmp_path)
