@@ -174,14 +174,16 @@ def time_limited() -> Any:
 
     used = resource.getrusage(resource.RUSAGE_SELF)
     spent = int(used.ru_utime + used.ru_stime)
-    hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
+    soft, hard = resource.getrlimit(resource.RLIMIT_CPU)
     resource.setrlimit(resource.RLIMIT_CPU, (spent + int(SECONDS) + 2, hard))
-    signal.signal(signal.SIGPROF, up)
+    before = signal.signal(signal.SIGPROF, up)
     signal.setitimer(signal.ITIMER_PROF, SECONDS)
     try:
         yield
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, before)
+        resource.setrlimit(resource.RLIMIT_CPU, (soft, hard))
 
 
 def main() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 import threading
 import time
@@ -429,11 +430,14 @@ def test_no_code_of_the_folder_runs_and_no_file_is_written(tmp_path):
 
 
 def test_the_worker_replies(monkeypatch):
+    limits = resource.getrlimit(resource.RLIMIT_CPU), signal.getsignal(signal.SIGPROF)
     assert chat_worker.reply({"template": "{{ a }}", "variables": {"a": 1}}) == {"text": "1"}
     found = chat_worker.reply({"template": "\n{{ raise_exception('no') }}", "variables": {}})
     assert found == {"error": "no", "line": 2, "refused": True}
     monkeypatch.setattr(chat_worker, "LARGEST_TEXT", 3)
     assert "more than 3 char" in chat_worker.reply({"template": "abcd", "variables": {}})["error"]
+    # A limit that stayed would end this process later on, wherever it is then.
+    assert limits == (resource.getrlimit(resource.RLIMIT_CPU), signal.getsignal(signal.SIGPROF))
 
 
 def test_a_process_that_ends_is_started_anew(tmp_path):

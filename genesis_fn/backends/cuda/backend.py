@@ -95,6 +95,10 @@ class CudaBackend(Backend):
         value = np.asarray(value, dtype=aval.dtype, order="C")
         return eager.write(device_runtime(device.index), value, where(depth=4))
 
+    def adopt(self, value: np.ndarray, aval: Aval, device: Device) -> Buffer:
+        """A buffer with a copy of `value`: host memory is not the device's."""
+        return self.from_numpy(value, aval, device)
+
     def to_numpy(self, array: ArrayImpl) -> np.ndarray:
         """The array's values on the host; raises the errors that queued work reported."""
         return eager.read(_runtime_of(array), array.data, array.sig.aval)
