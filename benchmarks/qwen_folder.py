@@ -111,7 +111,7 @@ def load_transformers(folder: str) -> dict[str, Any]:
 
     def call() -> None:
         transformers.AutoModelForCausalLM.from_pretrained(
-            folder, dtype=torch.bfloat16, device_map=device
+            folder, dtype=torch.bfloat16, device_map=device if device == "cuda" else None
         )
         if device == "cuda":
             torch.cuda.synchronize()
@@ -129,14 +129,13 @@ def prompt(s: dict[str, Any], length: int) -> list[int]:
 
 def first_ours(folder: str, tokens: list[int]) -> dict[str, Any]:
     """The first item of `models.stream`."""
-    import genesis_fn.numpy as jnp
     from genesis_fn import io, models
 
     params, config = io.load_model(folder)
     given = models.GenerationConfig(max_new_tokens=64)
 
     def call() -> int:
-        found = models.stream(params, tokens, config, generation=given, cache_dtype=jnp.bfloat16)
+        found = models.stream(params, tokens, config, generation=given)
         token = next(iter(found)).token
         found.close()
         return token
@@ -153,7 +152,7 @@ def first_transformers(folder: str, tokens: list[int]) -> dict[str, Any]:
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     model = transformers.AutoModelForCausalLM.from_pretrained(
-        folder, dtype=torch.bfloat16, device_map=device
+        folder, dtype=torch.bfloat16, device_map=device if device == "cuda" else None
     ).eval()
 
     def call() -> int:

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-import genesis_fn.numpy as jnp
 import genesis_fn.random as random
 from genesis_fn import data
 from genesis_fn.backends.cpu.lowerings.contraction import native_bfloat16
@@ -186,12 +185,7 @@ def _run(arguments: argparse.Namespace) -> int:
     )
     prompt = np.asarray([tokenizer.encode(arguments.prompt).ids or [end]], np.int32)
     out, lengths = generate(
-        params,
-        as_array(prompt),
-        CONFIG,
-        key=random.key(arguments.seed),
-        generation=generation,
-        cache_dtype=jnp.float32,
+        params, as_array(prompt), CONFIG, key=random.key(arguments.seed), generation=generation
     )
     text = tokenizer.decode(np.asarray(out)[0, : int(lengths[0])].tolist())
     print("a sampled continuation:\n" + "\n".join(f"    {line}" for line in text.splitlines()))

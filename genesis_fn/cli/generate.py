@@ -20,7 +20,7 @@ from genesis_fn.cli.language_model.opening import LanguageModel
 from genesis_fn.cli.options import option
 from genesis_fn.core.errors import FileError
 from genesis_fn.core.files import read_plain
-from genesis_fn.models import GenerationConfig, Session, TextStream, beam_search, qwen
+from genesis_fn.models import GenerationConfig, Session, TextStream, beam_search
 
 _LONGEST = 256  # tokens of a continuation, where nothing else says it
 _LARGEST_PROMPT = 1 << 26  # bytes
@@ -227,7 +227,6 @@ def _beams(
             do_sample=False,
             stop_strings=(),
         ),
-        cache_dtype=qwen.head_weight(model.params).dtype,
     )
     ends = set(generation.ends)
     for row, length, score in zip(tokens.tolist()[0], lengths.tolist()[0], scores.tolist()[0]):

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import genesis_fn.numpy as jnp
-from genesis_fn import Array, ArrayLike, DTypeLike, PyTree, dtypes, jit, tree
+from genesis_fn import Array, ArrayLike, DTypeLike, PyTree, jit, tree
 from genesis_fn.lax import dynamic_update_slice, top_k as largest, while_loop
 from genesis_fn.models.generation import causal_model
 from genesis_fn.models.generation.generation_config import GenerationConfig
@@ -59,7 +59,7 @@ def beam_search(
     min_new_tokens: int | None = None,
     eos: int | Sequence[int] | None = None,
     lengths: ArrayLike | None = None,
-    cache_dtype: DTypeLike = jnp.float32,
+    cache_dtype: DTypeLike | None = None,
     generation: GenerationConfig | None = None,
 ) -> tuple[Array, Array, Array]:
     """The continuations of prompts that score best among those that beams find.
@@ -89,7 +89,8 @@ def beam_search(
         min_new_tokens: how many tokens come before one of `eos` may.
         eos: token, or several, that finish a continuation.
         lengths: length of each prompt, integers [B] from 1 to T; None means T.
-        cache_dtype: dtype of the cached keys and values.
+        cache_dtype: dtype of the cached keys and values; None means that of the output layer's
+            weight.
         generation: what holds where an argument is None.
 
     Returns:
@@ -134,7 +135,7 @@ def beams_of(
     config: causal_model.Config,
     how: GenerationConfig,
     request: Request,
-    cache_dtype: DTypeLike,
+    cache_dtype: DTypeLike | None,
 ) -> tuple[Array, Array, Array]:
     """`beam_search` of what was checked: `how` has the fields about beams, `request` the others."""
     kept = max(2, 1 + len(request.penalties.eos))
@@ -153,7 +154,8 @@ def beams_of(
         capacity = bucket(prompts.padded + request.limit)
     plan = BeamPlan(
         config, request.penalties, prompts.rows, prompts.padded, capacity,
-        dtypes.dtype(cache_dtype), how.num_beams, how.length_penalty, how.early_stopping,
+        causal_model.cache_dtype_of(params, cache_dtype), how.num_beams, how.length_penalty,
+        how.early_stopping,
     )  # fmt: skip
     out, ends, scores = _program(plan)(
         params, prompts.tokens, prompts.lengths, request.limit, request.least,

@@ -7,6 +7,7 @@ as their first axis.
 
 from __future__ import annotations
 
+from genesis_fn import DTypeLike, PyTree, dtypes
 from genesis_fn.models import decoder
 from genesis_fn.models.decoder_config import DecoderConfig
 
@@ -15,3 +16,8 @@ init_cache = decoder.init_cache
 prefill = decoder.prefill
 extend_within = decoder.extend_within
 head_weight = decoder.head_weight
+
+
+def cache_dtype_of(params: PyTree, dtype: DTypeLike | None) -> DTypeLike:
+    """The dtype of a cache: `dtype`, or that of the output layer's weight where it is None."""
+    return dtypes.dtype(head_weight(params).dtype if dtype is None else dtype)

@@ -8,7 +8,7 @@ from typing import Any, Literal, overload
 import numpy as np
 
 import genesis_fn.numpy as jnp
-from genesis_fn import Array, ArrayLike, DTypeLike, Key, PyTree, dtypes
+from genesis_fn import Array, ArrayLike, DTypeLike, Key, PyTree
 from genesis_fn.models.generation import causal_model
 from genesis_fn.models.generation.beams import beams_of
 from genesis_fn.models.generation.generation_config import GenerationConfig
@@ -55,7 +55,7 @@ def generate(
     min_new_tokens: int | None = None,
     eos: int | Sequence[int] | None = None,
     lengths: ArrayLike | None = None,
-    cache_dtype: DTypeLike = jnp.float32,
+    cache_dtype: DTypeLike | None = None,
     generation: GenerationConfig | None = None,
     tokenizer: Any = None,
     stop_strings: str | Sequence[str] | None = None,
@@ -79,7 +79,7 @@ def generate(  # pyright: ignore[reportInconsistentOverload] - `options` are tho
     min_new_tokens: int | None = None,
     eos: int | Sequence[int] | None = None,
     lengths: ArrayLike | None = None,
-    cache_dtype: DTypeLike = jnp.float32,
+    cache_dtype: DTypeLike | None = None,
     generation: GenerationConfig | None = None,
     tokenizer: Any = None,
     stop_strings: str | Sequence[str] | None = None,
@@ -112,7 +112,8 @@ def generate(  # pyright: ignore[reportInconsistentOverload] - `options` are tho
         min_new_tokens: how many tokens come before one of `eos` may.
         eos: token, or several, after which a row stops.
         lengths: length of each prompt, integers [B] from 1 to T; None means T.
-        cache_dtype: dtype of the cached keys and values.
+        cache_dtype: dtype of the cached keys and values; None means that of the output layer's
+            weight.
         generation: what holds where an argument is None, `num_beams`, `num_return_sequences` (so
             many rows for each prompt, one after the other) and `pad_token_id`.
         tokenizer: what `stop_strings` need, as `TextStream` takes it.
@@ -167,7 +168,7 @@ def generate(  # pyright: ignore[reportInconsistentOverload] - `options` are tho
         request.penalties,
         prompts.rows,
         total if prompts.traced else bucket(prompts.padded + request.limit),
-        dtypes.dtype(cache_dtype),
+        causal_model.cache_dtype_of(params, cache_dtype),
         return_logprobs,
     )
     numbers = Numbers(request.limit, request.least, request.key)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from genesis_fn import ArrayLike, DTypeLike, Key, PyTree, dtypes, errors
+from genesis_fn import ArrayLike, DTypeLike, Key, PyTree, errors
 from genesis_fn.models.generation import causal_model
 from genesis_fn.models.generation.generation_config import GenerationConfig
 from genesis_fn.models.generation.programs import (
@@ -92,10 +92,8 @@ class Session:
         capacity = operator.index(capacity)
         if capacity < 1:
             raise ValueError(f"Session: capacity {capacity} must be positive")
-        if cache_dtype is None:
-            cache_dtype = causal_model.head_weight(params).dtype
         self.params, self.config, self.capacity = params, config, capacity
-        self.cache_dtype = dtypes.dtype(cache_dtype)
+        self.cache_dtype = causal_model.cache_dtype_of(params, cache_dtype)
         self.reused = 0
         # The cache, and the tokens whose keys and values it holds. A call takes both away and puts
         # them back when it has succeeded, so that an interrupted one leaves none.
