@@ -104,6 +104,12 @@ def test_transformers_reads_what_is_saved_bit_for_bit(saved, tmp_path):
     ours, theirs = again.config.to_dict(), model.config.to_dict()
     assert {n: v for n, v in theirs.items() if ours.get(n) != v and n != "_name_or_path"} == {}
     assert again.generation_config.to_dict() == model.generation_config.to_dict()
+    tokens = torch.from_numpy(TOKENS.astype(np.int64))
+    with torch.no_grad():
+        torch.testing.assert_close(again(tokens).logits, model(tokens).logits, rtol=0, atol=1e-5)
+    options = dict(max_new_tokens=6, do_sample=False, attention_mask=torch.ones_like(tokens))
+    texts = [m.generate(tokens, pad_token_id=0, **options).tolist() for m in (again, model)]
+    assert texts[0] == texts[1]
     assert (tmp_path / "merges.txt").read_text() == "a b"
     sizes = [p.stat().st_size for p in tmp_path.glob("*.safetensors")]
     assert len(sizes) > 2 and max(sizes) < 20_000 + 4000  # with the header
