@@ -29,7 +29,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from qwen_twins import nested, sizes, weights
+from qwen_twins import fields, nested, sizes, weights
 from results_file import Results, parser, short
 
 REPEATS = 5
@@ -43,15 +43,7 @@ def written(folder: str, s: dict[str, Any]) -> int:
     import genesis_fn.numpy as jnp
     from genesis_fn import io, models
 
-    config = models.QwenConfig(
-        vocab_size=s["vocab"],
-        hidden_size=s["width"],
-        intermediate_size=s["inner"],
-        num_hidden_layers=s["layers"],
-        num_attention_heads=s["heads"],
-        num_key_value_heads=s["kv_heads"],
-        head_dim=s["dim"],
-    )
+    config = models.QwenConfig(**fields(s))
     with gf.default_device("cpu"):
         flat = ((n, jnp.asarray(x).astype(jnp.bfloat16)) for n, x in weights(s))
         io.save_model(folder, nested(flat, s["layers"]), config, max_shard_size="400MB")

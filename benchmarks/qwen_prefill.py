@@ -26,7 +26,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from qwen_twins import Jax, Ours, Torch, sizes, weights
+from qwen_twins import Jax, Ours, Torch, fields, sizes, weights
 from results_file import Results, parser, short
 
 REPEATS = 10
@@ -105,19 +105,7 @@ def transformers_model(s: dict[str, Any], device: str) -> Any:
     import torch
     import transformers
 
-    config = transformers.Qwen3Config(
-        vocab_size=s["vocab"],
-        hidden_size=s["width"],
-        intermediate_size=s["inner"],
-        num_hidden_layers=s["layers"],
-        num_attention_heads=s["heads"],
-        num_key_value_heads=s["kv_heads"],
-        head_dim=s["dim"],
-        rope_theta=s["theta"],
-        tie_word_embeddings=True,
-        attn_implementation="sdpa",
-        dtype=torch.bfloat16,
-    )
+    config = transformers.Qwen3Config(**fields(s), attn_implementation="sdpa", dtype=torch.bfloat16)
     with torch.device(device):
         model = transformers.Qwen3ForCausalLM(config).to(torch.bfloat16).eval()
     own = dict(model.model.named_parameters())

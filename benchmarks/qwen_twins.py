@@ -30,6 +30,21 @@ def sizes(layers: int) -> dict[str, Any]:
     )
 
 
+def fields(s: dict[str, Any]) -> dict[str, Any]:
+    """The model in the words of Hugging Face's config.json."""
+    return dict(
+        vocab_size=s["vocab"],
+        hidden_size=s["width"],
+        intermediate_size=s["inner"],
+        num_hidden_layers=s["layers"],
+        num_attention_heads=s["heads"],
+        num_key_value_heads=s["kv_heads"],
+        head_dim=s["dim"],
+        rope_theta=s["theta"],
+        tie_word_embeddings=True,
+    )
+
+
 def weights(s: dict[str, Any]) -> Iterator[tuple[str, np.ndarray]]:
     """(name, float32 array) of every parameter: the same numbers in every process.
 
@@ -92,16 +107,7 @@ class Ours:
 
         self.jnp, self.qwen, self.capacity, self.batch = jnp, qwen, capacity, batch
         self.dtype = jnp.dtype(dtype)
-        self.config = qwen.QwenConfig(
-            vocab_size=s["vocab"],
-            hidden_size=s["width"],
-            intermediate_size=s["inner"],
-            num_hidden_layers=s["layers"],
-            num_attention_heads=s["heads"],
-            num_key_value_heads=s["kv_heads"],
-            head_dim=s["dim"],
-            rope_theta=s["theta"],
-        )
+        self.config = qwen.QwenConfig(**fields(s))
         flat = ((n, jnp.asarray(x).astype(self.dtype)) for n, x in weights(s))
         self.params = nested(flat, s["layers"])
 
