@@ -154,7 +154,7 @@ def _trunk(
     counts: ArrayLike | None = None,
 ) -> tuple[Array, list[tuple[Array, Array]]]:
     """(the activations after the last norm, the routing of each layer with experts)."""
-    t = tokens.shape[-1]
+    layers, t = layers_of(params, config), tokens.shape[-1]
     places = jnp.arange(t)[None, :]
     if counts is not None:
         start = jnp.zeros(tokens.shape[:1], jnp.int32)
@@ -162,7 +162,7 @@ def _trunk(
     x = take_rows(params["embed_tokens"]["weight"], tokens)
     angles = rotary_angles(places if positions is None else positions, config)
     routings = []
-    for p, window in layers_of(params, config):
+    for p, window in layers:
         visible = {"mask": mask, **visible_within(t, window)}
         block = functools.partial(_block, config=config, visible=visible)
         x, routing = (checkpoint(block) if remat else block)(p, x, angles)
@@ -202,6 +202,7 @@ def hidden(
     >>> hidden(params, jnp.array([[1, 2, 3]]), config).shape
     (1, 3, 32)
     """
+    tokens = _checked("hidden", tokens)
     return _trunk(params, tokens, config, positions, mask, remat, counts)[0]
 
 
@@ -235,12 +236,13 @@ def forward(
     >>> forward(params, jnp.array([1, 2, 3]), config).shape
     (3, 64)
     """
-    if tokens.ndim == 1:
-        counts = None if counts is None else jnp.asarray(counts)[None]
-        x = _trunk(params, tokens[None], config, positions, mask, remat, counts)[0][0]
-    else:
-        x = _trunk(params, tokens, config, positions, mask, remat, counts)[0]
-    return linear(x, head_weight(params))
+    tokens = jnp.asarray(tokens)
+    single = tokens.ndim == 1
+    if single:
+        tokens, counts = tokens[None], None if counts is None else jnp.asarray(counts)[None]
+    tokens = _checked("forward", tokens)
+    x = _trunk(params, tokens, config, positions, mask, remat, counts)[0]
+    return linear(x[0] if single else x, head_weight(params))
 
 
 def loss(
@@ -278,6 +280,7 @@ def loss(
     >>> loss(params, tokens[:, :-1], tokens[:, 1:], config).shape
     ()
     """
+    tokens = _checked("loss", tokens)
     x, routings = _trunk(params, tokens, config, None, mask, remat)
     mean = linear_cross_entropy(
         x, head_weight(params), labels, ignore_index=ignore_index, z_loss=z_loss
@@ -360,7 +363,8 @@ def extend(
     >>> logits.shape, cache["lengths"].tolist()
     ((1, 3, 64), [3])
     """
-    capacity, t = _check_room("extend", tokens, cache, counts)
+    tokens = _checked("extend", tokens)
+    capacity, t = _check_room("extend", tokens, cache, config, counts)
     assert_(cache["lengths"] <= capacity - t, _TOO_FEW.format("extend", capacity, t))
     return extend_within(params, tokens, cache, config, counts, last=last)
 
@@ -400,7 +404,8 @@ def prefill(
     >>> logits.shape, cache["lengths"].tolist()
     ((1, 64), [3])
     """
-    _check_room("prefill", tokens, cache, counts)
+    tokens = _checked("prefill", tokens)
+    _check_room("prefill", tokens, cache, config, counts)
     assert_(cache["lengths"] == 0, "prefill: the cache is not empty; extend follows what it holds")
     start = jnp.zeros(tokens.shape[:1], jnp.int32)
     visible = {w: visible_within(tokens.shape[-1], w) for w in dict.fromkeys(config.windows)}
@@ -411,16 +416,40 @@ _TOO_FEW = "{}: of the cache's {} positions fewer than the {} that follow are le
 
 
 def _check_room(
-    caller: str, tokens: Array, cache: PyTree, counts: ArrayLike | None
+    caller: str, tokens: Array, cache: PyTree, config: DecoderConfig, counts: ArrayLike | None
 ) -> tuple[int, int]:
-    """(positions of the cache, T). Raises ShapeError where T are too many."""
-    capacity, t = cache["layers"][0]["k"].shape[1], tokens.shape[-1]
+    """(positions of the cache, T). Raises ShapeError where the cache is of other rows or of another
+    config, or has fewer positions."""
+    rows, t = tokens.shape
+    shapes = {x.shape for layer in cache["layers"] for x in layer.values()}
+    capacity = next(iter(shapes))[1]
+    wanted = (rows, capacity, config.num_key_value_heads, config.head_dim)
+    if shapes != {wanted} or len(cache["layers"]) != config.num_hidden_layers:
+        raise errors.ShapeError(
+            f"{caller}: tokens {typeof(tokens)} and the config need a cache of "
+            f"{config.num_hidden_layers} layers with keys of shape [{rows}, capacity, {wanted[2]}, "
+            f"{wanted[3]}], but it has {len(cache['layers'])} with {sorted(map(list, shapes))}\n"
+            f"  init_cache(config, {rows}, capacity) makes it"
+        )
     if t > capacity:
         raise errors.ShapeError(_TOO_FEW.format(caller, capacity, t))
     if counts is not None:
         real = jnp.asarray(counts)
         assert_((real >= 0) & (real <= t), f"{caller}: counts must lie in 0 to {t}")
     return capacity, t
+
+
+def _checked(caller: str, tokens: ArrayLike) -> Array:
+    """Tokens as an array. Raises ShapeError or DTypeError where they are no integers [B, T]."""
+    found: Array = jnp.asarray(tokens)
+    aval = typeof(found)
+    if aval.ndim != 2 or 0 in aval.shape:
+        raise errors.ShapeError(
+            f"{caller}: tokens {aval} must be [batch, length], of at least one token"
+        )
+    if not dtypes.is_integer(aval.dtype):
+        raise errors.DTypeError(f"{caller}: tokens {aval} must be integers")
+    return found
 
 
 def extend_within(
@@ -475,7 +504,7 @@ def _run(
 ) -> tuple[Array, PyTree]:
     """(logits after tokens from position `start` [B] on, the cache with them); `visible` holds the
     arguments of attention by window."""
-    b, t = tokens.shape
+    own, (b, t) = layers_of(params, config), tokens.shape
     if counts is None:
         added, positions = jnp.full((b,), t, jnp.int32), start[:, None] + jnp.arange(t)[None, :]
     else:
@@ -484,7 +513,7 @@ def _run(
     x = take_rows(params["embed_tokens"]["weight"], tokens)
     angles = rotary_angles(positions, config)
     layers, at = [], None if empty else start
-    for (p, window), kept in zip(layers_of(params, config), cache["layers"], strict=True):
+    for (p, window), kept in zip(own, cache["layers"], strict=True):
         x, new, _ = run_layer(p, x, angles, config, visible[window], kept, at)
         layers.append(new)
     if last and counts is None:
@@ -533,5 +562,5 @@ def decode_step(
     >>> logits.shape
     (1, 64)
     """
-    logits, cache = extend(params, token[:, None], cache, config)
+    logits, cache = extend(params, jnp.asarray(token)[:, None], cache, config)
     return logits[:, 0], cache

@@ -107,14 +107,42 @@ def run_layer(
 
 
 def layers_of(params: PyTree, config: DecoderConfig) -> Iterator[tuple[dict[str, Any], int | None]]:
-    """Each layer's parameters and window. Raises ShapeError for parameters of another config."""
-    found = len(params["layers"])
-    if found != config.num_hidden_layers:
+    """Each layer's parameters and window. Raises ShapeError for parameters of another config, which
+    would be computed as a model that neither is."""
+    if not isinstance(params, dict) or not {"layers", "embed_tokens"} <= params.keys():
+        keys = isinstance(params, dict)
+        found = f"has the keys {list(params)}" if keys else f"is a {type(params).__name__}"
         raise errors.ShapeError(
-            f"the parameters are of {found} layers, but the config has num_hidden_layers "
-            f"{config.num_hidden_layers}"
+            f"params: 'layers' and 'embed_tokens' are wanted, but it {found}\n"
+            "  decoder.init(key, config) or io.load_model(folder) makes them"
         )
+    count, tied = len(params["layers"]), config.tie_word_embeddings
+    if count != config.num_hidden_layers:
+        raise _of_another_config(f"are of {count} layers", "num_hidden_layers", config)
+    if tied == ("lm_head" in params):
+        text = f"have {'an' if tied else 'no'} lm_head"
+        raise _of_another_config(text, "tie_word_embeddings", config)
+    for p, sparse in zip(params["layers"], config.sparse_layers):
+        attention, mlp = p["self_attn"], p["mlp"]
+        gate, output = mlp.get("gate_proj", ()), config.has_output_bias
+        for field, name, there, wanted in (
+            ("qk_norm", "q_norm", "q_norm" in attention, config.qk_norm),
+            ("attention_bias", "q_proj.bias", "bias" in attention["q_proj"], config.attention_bias),
+            ("has_output_bias", "o_proj.bias", "bias" in attention["o_proj"], output),
+            ("num_experts", "experts", "experts" in mlp, sparse),
+            ("mlp_bias", "gate_proj.bias", "bias" in gate, config.mlp_bias and not sparse),
+        ):
+            if there != wanted:
+                text = f"have a layer {'with' if there else 'without'} {name}"
+                raise _of_another_config(text, field, config)
     return zip(params["layers"], config.windows)
+
+
+def _of_another_config(text: str, field: str, config: DecoderConfig) -> errors.ShapeError:
+    return errors.ShapeError(
+        f"the parameters {text}, but the config has {field} {getattr(config, field)}: they are of "
+        "another config"
+    )
 
 
 # ---- what a query attends to ----

@@ -16,7 +16,7 @@ from transformers.activations import ACT2CLS, ACT2FN
 
 import genesis_fn as gf
 import genesis_fn.numpy as jnp
-from genesis_fn import io, models, nn, random, tree
+from genesis_fn import errors, io, models, nn, random, tree
 from genesis_fn.models import decoder
 from genesis_fn.models.activations import ACTIVATIONS
 
@@ -405,3 +405,55 @@ def test_parameters_of_another_config_are_named():
         np.asarray(logits)
     with pytest.raises(ValueError, match="positions=, mask= and remat= are for calls without"):
         model(params, jnp.asarray(TOKENS), state=state, remat=True)
+
+
+# ---- arguments that do not belong together ----
+
+
+def small(**fields):
+    return models.DecoderConfig(61, 32, 48, 2, 4, 2, 8, **fields)
+
+
+@pytest.mark.parametrize("fields", [
+    dict(qk_norm=False), dict(attention_bias=True), dict(attention_bias=True, output_bias=False),
+    dict(output_bias=True), dict(mlp_bias=True), dict(tie_word_embeddings=False),
+    dict(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16),
+    dict(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16, mlp_only_layers=(1,)),
+], ids=lambda fields: " ".join(fields))  # fmt: skip
+def test_parameters_of_another_config_are_refused(fields):
+    """Either way round: what would be computed is a model that neither config describes."""
+    plain, other = small(), small(**fields)
+    tokens = jnp.asarray([[1, 2, 3]])
+    for config, wrong in ((plain, other), (other, plain)):
+        params = decoder.init(random.key(0), config)
+        cache = decoder.init_cache(config, 1, 8)
+        decoder.forward(params, tokens, config)
+        for call in (
+            lambda: decoder.forward(params, tokens, wrong),
+            lambda: decoder.extend(params, tokens, cache, wrong),
+        ):
+            with pytest.raises(errors.ShapeError, match="another config"):
+                call()
+
+
+def test_caches_and_tokens_of_other_shapes_are_refused():
+    config = small()
+    params, tokens = decoder.init(random.key(0), config), jnp.asarray([[1, 2, 3]])
+    made = lambda rows: decoder.init_cache(config, rows, 8)
+    fewer = dataclasses.replace(config, num_hidden_layers=1)
+    wider = dataclasses.replace(config, head_dim=16)
+    for read in (decoder.prefill, decoder.extend):
+        for cache in (made(3), decoder.init_cache(fewer, 1, 8), decoder.init_cache(wider, 1, 8)):
+            with pytest.raises(errors.ShapeError, match="need a cache of 2 layers"):
+                read(params, tokens, cache, config)
+        for wrong in (tokens[0], tokens[:, :0], tokens[:0], jnp.asarray(3)):
+            with pytest.raises(errors.ShapeError, match=f"{read.__name__}: tokens"):
+                read(params, wrong, made(1), config)
+        with pytest.raises(errors.DTypeError, match=f"{read.__name__}: tokens"):
+            read(params, tokens * 1.0, made(1), config)
+        logits, _ = read(params, [[1, 2, 3]], made(1), config)  # lists and NumPy arrays are tokens
+        np.testing.assert_allclose(
+            logits, decoder.forward(params, np.asarray(tokens), config), atol=1e-5
+        )
+    with pytest.raises(errors.ShapeError, match="'layers' and 'embed_tokens' are wanted"):
+        decoder.forward({"w": tokens}, tokens, config)
