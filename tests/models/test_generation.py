@@ -3,6 +3,7 @@ pieces; programs that many lengths share."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import logging
 import warnings
@@ -13,7 +14,7 @@ import torch
 
 import genesis_fn as gf
 import genesis_fn.numpy as jnp
-from genesis_fn import data, io, models, random
+from genesis_fn import data, io, models, nn, random
 from genesis_fn.models import GenerationConfig, Session, StreamedToken, TextStream, generate, qwen
 from genesis_fn.models.generation.prompts import bucket
 from tests.models.test_qwen import reference
@@ -349,6 +350,27 @@ def test_a_session_that_is_full(pair):
     assert Session(params, config).capacity == config.max_position_embeddings
 
 
+def test_a_session_reuses_no_keys_that_dynamic_scaling_changes(pair):
+    _, params, config = pair
+    # So strong that a key of another length is seen.
+    config = dataclasses.replace(config, rope_scaling=nn.DynamicScaling(8.0, 16))
+    stretched = (None, params, config)
+    session = Session(params, config, capacity=90)
+    generation = GenerationConfig(max_new_tokens=3)
+    history = np.resize(TOKENS, 10).tolist()
+    # Up to the trained length, 16, all is reused; behind it nothing.
+    for more, reused in (([], 0), ([1], 12), ([2, 3, 4], 0)):
+        history += more
+        found = list(session.stream(history, generation))
+        same(found, fresh(stretched, history, generation))
+        assert session.reused == reused
+        history += [t.token for t in found]
+    # Nor the beginning of a text that was longer.
+    short = history[:9]
+    same(list(session.stream(short, generation)), fresh(stretched, short, generation))
+    assert session.reused == 0
+
+
 def test_one_stream_at_a_time(pair):
     _, params, config = pair
     session = Session(params, config, capacity=40)
@@ -610,6 +632,50 @@ def test_special_tokens_of_a_models_config(tmp_path):
             GenerationConfig.from_file(tmp_path)
 
 
+def test_fields_of_a_models_config_hold_where_no_other_file_is(tmp_path):
+    """As transformers reads them, which models had before there was a generation_config.json."""
+    import transformers
+
+    file = tmp_path / "config.json"
+    shape = dict(
+        model_type="qwen3", vocab_size=61, hidden_size=32, torch_dtype="float32", seed=None
+    )
+    older = dict(
+        max_length=20, min_length=0, do_sample=False, early_stopping=False, num_beams=1,
+        num_beam_groups=1, diversity_penalty=0.0, temperature=1.0, top_k=50, top_p=1.0,
+        typical_p=1.0, repetition_penalty=1.0, length_penalty=1.0, no_repeat_ngram_size=0,
+        encoder_no_repeat_ngram_size=0, bad_words_ids=None, num_return_sequences=1,
+        output_scores=False, return_dict_in_generate=False, forced_bos_token_id=None,
+        forced_eos_token_id=None, remove_invalid_values=False, suppress_tokens=None,
+        begin_suppress_tokens=None, exponential_decay_length_penalty=None, tf_legacy_loss=False,
+        eos_token_id=7, bos_token_id=1, pad_token_id=None,
+    )  # fmt: skip
+    cases = [
+        {}, older, dict(repetition_penalty=5.0, max_length=7),
+        dict(do_sample=True, temperature=0.3, top_k=4, top_p=0.5, min_p=0.2, typical_p=0.9),
+        dict(min_length=3, min_new_tokens=2, max_new_tokens=9, stop_strings=["a"]),
+        dict(num_beams=3, length_penalty=0.5, early_stopping=True, num_return_sequences=2),
+        dict(eos_token_id=[7, 8], pad_token_id=0, bos_token_id=1),
+    ]  # fmt: skip
+    for values in cases:
+        file.write_text(json.dumps({**shape, **values}))
+        found = GenerationConfig.from_file(tmp_path)
+        theirs = transformers.GenerationConfig.from_pretrained(
+            tmp_path, config_file_name="config.json", _from_model_config=True
+        )
+        taken = {n: v for n, v in theirs.to_dict().items() if hasattr(found, n) and v is not None}
+        assert {n for n, v in values.items() if v is not None and hasattr(found, n)} <= taken.keys()
+        assert found == GenerationConfig(**taken)
+    for name, value in {"suppress_tokens": [1, 2], "no_repeat_ngram_size": 2, "top_p": 7}.items():
+        file.write_text(json.dumps({**shape, name: value}))
+        with pytest.raises(io.FileError, match=f"config.json: .*{name} is"):
+            GenerationConfig.from_file(tmp_path)
+    # Beside a generation_config.json they are nothing.
+    file.write_text(json.dumps({**shape, "repetition_penalty": 5.0, "suppress_tokens": [1]}))
+    (tmp_path / "generation_config.json").write_text("{}")
+    assert GenerationConfig.from_file(tmp_path) == GenerationConfig()
+
+
 REFUSED = {
     "no_repeat_ngram_size": 3, "guidance_scale": 1.5, "bad_words_ids": [[1]], "max_time": 3.0,
     "renormalize_logits": True, "num_beam_groups": 2, "never_heard_of": 1,
@@ -669,7 +735,7 @@ STREAMS = {
     "none": (dict(tokens=[]), "at least one"),
     "floats": (dict(tokens=[1.0]), "must be integers"),
     "outside": (dict(tokens=[1, 61]), "61 is no token of a vocabulary of 61"),
-    "chunk": (dict(chunk=0), "chunk 0 must be positive"),
+    "chunk": (dict(chunk=0), "chunk 0 must not be below 1"),
     "beams": (dict(generation=GenerationConfig(num_beams=2)), "num_beams 2"),
     "strings": (dict(generation=GenerationConfig(stop_strings="a")), "need a tokenizer"),
 }
@@ -680,8 +746,92 @@ def test_streams_are_checked_at_once(pair, name):
     options, message = STREAMS[name]
     with pytest.raises((ValueError, TypeError), match=message):
         models.stream(pair[1], **{"tokens": [1, 2], "config": pair[2], **options})
-    with pytest.raises(ValueError, match="capacity 0 must be positive"):
+    with pytest.raises(ValueError, match="capacity 0 must not be below 1"):
         Session(pair[1], pair[2], capacity=0)
+
+
+GENERATES = {
+    "config": [{}, None, 3], "params": [None, {}, [1]], "generation": [{"max_new_tokens": 3}, 3],
+}  # fmt: skip
+SETTINGS = {
+    "max_new_tokens": [2.0, "2", True, 2**40], "min_new_tokens": [1.5, False],
+    "eos": ["a", [1.5], [[1]], 1.0, True, {"a": 1}],
+    "repetition_penalty": ["a", [1.0, 2.0], int], "presence_penalty": ["1"],
+}  # fmt: skip
+DRAWN = {
+    "top_k": [2.5, "3", True, 2**40], "temperature": ["a", "1", True, [1.0, 2.0], 10**400],
+    "top_p": ["x", 1j, [0.5, 0.5]], "min_p": ["x"], "typical_p": [{}],
+}  # fmt: skip
+# (how it is called, the name that errors have, {argument: values of the wrong kind})
+KINDS = {
+    "generate": (models.generate, {**GENERATES, **SETTINGS, **DRAWN, "tokenizer": ["x", 3]}),
+    "beam_search": (models.beam_search, {
+        **GENERATES, **SETTINGS, "num_beams": [2.0, "2", True], "num_return_sequences": [1.5],
+    }),
+    "stream": (models.stream, {
+        **GENERATES, "chunk": [2.5, "8", True, 2**40], "tokenizer": ["x"],
+        "tokens": [[1, [2]], 3, "ab", None],
+    }),
+    "Session": (Session, {
+        "config": [{}, None], "params": [None, {}], "capacity": [2.5, "8", 2**40],
+    }),
+    "Session.stream": (None, {
+        "generation": [{}], "chunk": [2.5], "tokenizer": ["x"], "tokens": [[1, [2]]],
+    }),
+    "sample": (models.sample, {**DRAWN, "logits": [1.0, [], np.zeros((3, 0))]}),
+    "TextStream": (TextStream, {
+        "tokenizer": ["x", None], "stop": [None, [1, 2], 3, [""]], "prompt": [3, ["a"], [-1]],
+    }),
+    "TextStream.push": (None, {"token": [None, -1, 1.5, "a", True]}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("caller", KINDS)
+def test_arguments_of_another_kind_are_named(pair, texts, caller):
+    _, params, config = pair
+    call, arguments = KINDS[caller]
+    tokenizer = texts[-2]
+    strings = GenerationConfig(max_new_tokens=2, stop_strings="a")
+    right = {
+        "generate": dict(params=params, tokens=TOKENS, config=config, max_new_tokens=2,
+                         temperature=1.0),
+        "beam_search": dict(params=params, tokens=TOKENS, config=config, num_beams=2,
+                            max_new_tokens=2),
+        "stream": dict(params=params, tokens=[1, 2], config=config),
+        "Session": dict(params=params, config=config),
+        "Session.stream": dict(tokens=[1, 2]),
+        "sample": dict(key=random.key(0), logits=[0.0, 1.0]),
+        "TextStream": dict(tokenizer=tokenizer),
+        "TextStream.push": {},
+    }[caller]  # fmt: skip
+    if caller == "Session.stream":
+        call = Session(params, config, capacity=40).stream
+    if caller == "TextStream.push":
+        call = TextStream(tokenizer).push
+    for name, values in arguments.items():
+        for value in values:
+            given = {**right, name: value}
+            if name == "tokenizer" and caller != "TextStream":
+                given["generation"] = strings
+            # Both, as the library's own errors are.
+            with pytest.raises(ValueError, match=rf"^{caller}: .*{name}") as error:
+                call(**given)
+            assert isinstance(error.value, TypeError), (name, value)
+
+
+def test_a_dictionary_of_fields_is_one():
+    for values in (None, [], "a", 3):
+        with pytest.raises(ValueError, match="generation config: .* is no dictionary"):
+            GenerationConfig.from_dict(values)
+
+
+def test_no_rows_are_refused(pair):
+    for call in (models.generate, models.beam_search):
+        with pytest.raises(gf.errors.ShapeError, match="at least one row"):
+            call(
+                pair[1], TOKENS[:0], pair[2], generation=GenerationConfig(num_beams=1),
+                max_new_tokens=2,
+            )  # fmt: skip
 
 
 def test_nan_weights_raise_in_a_stream(pair):

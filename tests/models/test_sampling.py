@@ -91,6 +91,12 @@ def test_options_out_of_range_are_named(name):
         sample(random.key(0), LOGITS, **options)
 
 
+@pytest.mark.parametrize("options", [{}, dict(temperature=0.0), dict(top_k=1)], ids=str)
+def test_logits_may_be_a_list(options):
+    assert int(sample(random.key(0), [-100.0, 100.0], **options)) == 1
+    assert sample(random.key(0), [[-100.0, 100.0]], **options).tolist() == [1]
+
+
 @pytest.mark.parametrize("options", [dict(min_p=0.5), dict(typical_p=0.5)], ids=str)
 def test_logits_without_a_number_raise(options):
     for bad in (np.where(LOGITS > 1, np.nan, LOGITS), np.full_like(LOGITS, -np.inf)):

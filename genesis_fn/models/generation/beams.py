@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import genesis_fn.numpy as jnp
-from genesis_fn import Array, ArrayLike, DTypeLike, PyTree, jit, tree
+from genesis_fn import Array, ArrayLike, DTypeLike, PyTree, errors, jit, tree
 from genesis_fn.lax import dynamic_update_slice, top_k as largest, while_loop
 from genesis_fn.models.generation import causal_model
 from genesis_fn.models.generation.generation_config import GenerationConfig
@@ -20,7 +20,7 @@ from genesis_fn.models.generation.penalties import (
     penalized,
 )
 from genesis_fn.models.generation.prompts import Prompts, bucket, prompts_of
-from genesis_fn.models.generation.request import Request, requested
+from genesis_fn.models.generation.request import Request, check_generation, requested
 from genesis_fn.nn import log_softmax
 from genesis_fn.transforms import JitFunction, assert_
 
@@ -110,6 +110,8 @@ def beam_search(
     >>> tokens.shape, lengths.tolist(), scores.shape
     ((1, 1, 7), [[7]], (1, 1))
     """
+    causal_model.check_model("beam_search", params, config)
+    check_generation("beam_search", generation)
     given = {
         "num_beams": num_beams, "length_penalty": length_penalty, "early_stopping": early_stopping,
         "num_return_sequences": num_return_sequences,
@@ -117,7 +119,10 @@ def beam_search(
     base = GenerationConfig() if generation is None else generation
     if num_beams is None and generation is None:
         raise ValueError("beam_search: give num_beams, or a generation config")
-    how = dataclasses.replace(base, **{n: v for n, v in given.items() if v is not None})
+    try:
+        how = dataclasses.replace(base, **{n: v for n, v in given.items() if v is not None})
+    except ValueError as error:
+        raise errors.ArgumentError(f"beam_search: {error}") from None
     prompts = prompts_of("beam_search", tokens, lengths)
     request = requested(
         "beam_search", params, config.vocab_size, prompts.width, generation,

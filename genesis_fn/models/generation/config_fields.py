@@ -1,14 +1,15 @@
 """The fields of a generation_config.json: which are honoured, which change nothing, and which are
-refused unless they say that nothing is to be done."""
+refused unless they say that nothing is to be done. And what the arguments of a call may be."""
 
 from __future__ import annotations
 
 import math
 import numbers
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from genesis_fn.errors import ArgumentError, ConcretizationTypeError
 from genesis_fn.extend import brief
 
 _LARGEST = 2**31 - 1
@@ -140,13 +141,57 @@ def honoured(values: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def end_tokens(eos: int | Sequence[int] | None) -> tuple[int, ...]:
+# ---- arguments ----
+
+
+def integer_argument(caller: str, name: str, value: Any) -> int:
+    """The integer that an argument is, of Python, NumPy or an array; no bool."""
+    if isinstance(value, bool):
+        raise _other_kind(caller, name, value, "an integer")
+    try:
+        return operator.index(value)
+    except ConcretizationTypeError:  # says what a traced value may not do
+        raise
+    except TypeError:
+        raise _other_kind(caller, name, value, "an integer") from None
+
+
+def count_argument(caller: str, name: str, value: Any, least: int = 0) -> int:
+    """An argument that counts tokens: an integer from `least` to 2**31 - 1."""
+    count = integer_argument(caller, name, value)
+    if count < least:
+        bound = f"below {least}" if least else "negative"
+        raise ArgumentError(f"{caller}: {name} {brief(count)} must not be {bound}")
+    if count > _LARGEST:
+        raise ArgumentError(f"{caller}: {name} {brief(count)} must not be above {_LARGEST}")
+    return count
+
+
+def number_argument(caller: str, name: str, value: Any) -> float:
+    """The number that an argument is, of Python, NumPy or an array; no bool and no text."""
+    if isinstance(value, bool | str | bytes | bytearray):
+        raise _other_kind(caller, name, value, "a number")
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf
+    except ConcretizationTypeError:
+        raise
+    except (TypeError, ValueError):
+        raise _other_kind(caller, name, value, "a number") from None
+
+
+def end_tokens(caller: str, eos: int | Sequence[int] | None) -> tuple[int, ...]:
     """The tokens that end a row, ascending, of one or several."""
     if eos is None:
         return ()
-    several: Any = eos
-    try:
-        several = [operator.index(several)]
-    except TypeError:  # a sequence, or an array of several
-        several = list(several)
-    return tuple(sorted({operator.index(end) for end in several}))
+    several: Any = [eos]
+    if getattr(eos, "ndim", 1) and isinstance(eos, Iterable) and not isinstance(eos, str):
+        several = eos
+    return tuple(sorted({integer_argument(caller, "eos", end) for end in several}))
+
+
+def _other_kind(caller: str, name: str, value: Any, expected: str) -> ArgumentError:
+    return ArgumentError(
+        f"{caller}: {name} is {brief(value)}, a {type(value).__name__}, expected {expected}"
+    )

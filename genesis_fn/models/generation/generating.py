@@ -21,8 +21,8 @@ from genesis_fn.models.generation.programs import (
     prefill_program,
 )
 from genesis_fn.models.generation.prompts import Prompts, bucket, prompts_of
-from genesis_fn.models.generation.request import Request, requested
-from genesis_fn.models.generation.text_stream import TextStream
+from genesis_fn.models.generation.request import Request, check_generation, requested
+from genesis_fn.models.generation.text_stream import TextStream, check_tokenizer
 
 _CHUNK = 16  # tokens between two looks for stop strings
 
@@ -97,7 +97,8 @@ def generate(  # pyright: ignore[reportInconsistentOverload] - `options` are tho
 
     The tokens of a row depend on its prompt, the key and, where tokens are drawn, the row's number;
     not on the other rows, nor on how they are padded, but as far as sums of floats are rounded
-    otherwise in other shapes.
+    otherwise in other shapes. With `nn.DynamicScaling` the rows share the frequencies of the
+    longest one, as in transformers: behind the trained context a row does depend on the others.
 
     Args:
         params: parameters, from `qwen.init` or `io.load_qwen`.
@@ -137,6 +138,8 @@ def generate(  # pyright: ignore[reportInconsistentOverload] - `options` are tho
     >>> tokens.shape, lengths.tolist()
     ((1, 7), [7])
     """
+    causal_model.check_model("generate", params, config)
+    check_generation("generate", generation)
     prompts = prompts_of(
         "generate", tokens, lengths, 1 if generation is None else _rows(generation)
     )
@@ -159,6 +162,8 @@ def generate(  # pyright: ignore[reportInconsistentOverload] - `options` are tho
         return jnp.reshape(beams, (-1, beams.shape[-1])), jnp.reshape(ends, (-1,))
     if request.stop and tokenizer is None:
         raise ValueError(f"generate: stop_strings {request.stop} need a tokenizer")
+    if request.stop:
+        check_tokenizer("generate", tokenizer)
     if request.stop and prompts.traced:
         raise ValueError("generate: stop_strings need tokens that are known, not traced ones")
     total = prompts.width + request.limit

@@ -7,9 +7,9 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from genesis_fn.errors import FileError
-from genesis_fn.extend import read_json
-from genesis_fn.models.generation.config_fields import CHECKS, end_tokens, honoured
+from genesis_fn.errors import ArgumentError, FileError
+from genesis_fn.extend import brief, read_json
+from genesis_fn.models.generation.config_fields import CHECKS, NEUTRAL, honoured
 
 _LARGEST_FILE = 1 << 20  # bytes; a real generation_config.json has some hundred
 _DEFAULT_NEW_TOKENS = 20  # transformers', where no length is set
@@ -102,6 +102,8 @@ class GenerationConfig:
 
         Raises ValueError naming a field that is malformed, unknown or not honoured.
         """
+        if not isinstance(values, dict):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ArgumentError(f"generation config: {brief(values)} is no dictionary of fields")
         try:
             return cls(**honoured(values))
         except ValueError as error:
@@ -111,24 +113,27 @@ class GenerationConfig:
     def from_file(cls, path: str | os.PathLike[str]) -> GenerationConfig:
         """From a generation_config.json, or the folder of a model.
 
-        Special tokens that the file does not have, or all of them where the folder has no such
-        file, are those of the folder's config.json. Raises FileError naming file and field.
+        Special tokens that the file does not have are those of the folder's config.json. Where the
+        folder has no such file, all fields are: those of older models are there. Raises FileError
+        naming file and field.
         """
         path = os.fspath(path)
         if not os.path.isdir(path):
             return cls._from_values(path, read_json(path, _LARGEST_FILE))
         own, model = (os.path.join(path, n) for n in ("generation_config.json", "config.json"))
-        special: dict[str, Any] = {}
+        found: dict[str, Any] = {}
         if os.path.lexists(model):
             found = read_json(model, _LARGEST_FILE)
-            special = {n: found[n] for n in _SPECIAL if found.get(n) is not None}
         if os.path.lexists(own):
+            special = {n: found[n] for n in _SPECIAL if found.get(n) is not None}
             given = read_json(own, _LARGEST_FILE)
             given = {n: v for n, v in given.items() if v is not None or n not in special}
             return cls._from_values(own, {**special, **given})
         if not os.path.lexists(model):
             raise FileError(f"{path} has no generation_config.json and no config.json")
-        return cls._from_values(model, special)
+        # Its other fields describe the model.
+        given = {n: v for n, v in found.items() if n in CHECKS or n in NEUTRAL}
+        return cls._from_values(model, given)
 
     @classmethod
     def _from_values(cls, path: str, values: dict[str, Any]) -> GenerationConfig:
@@ -153,7 +158,10 @@ class GenerationConfig:
     @property
     def ends(self) -> tuple[int, ...]:
         """The tokens that end a row, ascending."""
-        return end_tokens(self.eos_token_id)
+        ends = self.eos_token_id
+        if ends is None:
+            return ()
+        return (ends,) if isinstance(ends, int) else tuple(sorted({*ends}))
 
     def least_tokens(self, prompt_length: int) -> int:
         """How many tokens a prompt of this length gains before an end may come."""

@@ -7,7 +7,6 @@ A row's `Uses` are part of a loop's state only where a penalty reads them.
 from __future__ import annotations
 
 import dataclasses
-import math
 from typing import Any
 
 import genesis_fn.numpy as jnp
@@ -27,9 +26,6 @@ class Penalties:
         frequency_penalty: taken off as often as the continuation has the token.
         delays_end: whether there is a least number of tokens before one of `eos` may come.
         eos: the tokens that end a row, ascending.
-
-    Raises:
-        ValueError: a penalty is out of range.
     """
 
     repetition_penalty: float = 1.0
@@ -37,16 +33,6 @@ class Penalties:
     frequency_penalty: float = 0.0
     delays_end: bool = False
     eos: tuple[int, ...] = ()
-
-    def __post_init__(self) -> None:
-        for name in ("repetition_penalty", "presence_penalty", "frequency_penalty"):
-            object.__setattr__(self, name, float(getattr(self, name)))
-            if not math.isfinite(getattr(self, name)):
-                raise ValueError(f"generate: {name} {getattr(self, name)} must be finite")
-        if not self.repetition_penalty > 0:
-            raise ValueError(
-                f"generate: repetition_penalty {self.repetition_penalty} must be positive"
-            )
 
     @property
     def reads_prompt(self) -> bool:

@@ -57,9 +57,10 @@ def prompts_of(
     ends."""
     found: Array = jnp.asarray(tokens)
     aval = typeof(found)
-    if aval.ndim != 2 or aval.shape[1] == 0:
+    if aval.ndim != 2 or 0 in aval.shape:
         raise errors.ShapeError(
-            f"{caller}: tokens {aval} must be [batch, length], of at least one token a row"
+            f"{caller}: tokens {aval} must be [batch, length], of at least one row and at least "
+            "one token a row"
         )
     if not dtypes.is_integer(aval.dtype):
         raise errors.DTypeError(f"{caller}: tokens {aval} must be integers")

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
-import operator
+import math
 from collections.abc import Sequence
 
-from genesis_fn import Key, PyTree, random, tree
-from genesis_fn.extend import default_device_of
-from genesis_fn.models.generation.config_fields import CHECKS, end_tokens
+from genesis_fn import Key, PyTree, errors, random, tree
+from genesis_fn.extend import brief, default_device_of
+from genesis_fn.models.generation.config_fields import (
+    CHECKS,
+    count_argument,
+    end_tokens,
+    number_argument,
+)
 from genesis_fn.models.generation.generation_config import GenerationConfig
 from genesis_fn.models.generation.penalties import Penalties
-from genesis_fn.models.generation.sampling import Sampling
+from genesis_fn.models.generation.sampling import Sampling, sampling_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,6 +30,15 @@ class Request:
     key: Key | None
     stop: tuple[str, ...]
     pad: int
+
+
+def check_generation(caller: str, generation: GenerationConfig | None) -> None:
+    """Raise ArgumentError where something else is given for a config."""
+    if generation is not None and not isinstance(generation, GenerationConfig):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise errors.ArgumentError(
+            f"{caller}: generation is {brief(generation)}, a {type(generation).__name__}, expected "
+            "a GenerationConfig; GenerationConfig.from_dict makes one of a dictionary"
+        )
 
 
 def requested(
@@ -57,31 +71,31 @@ def requested(
             raise ValueError(f"{caller}: give max_new_tokens, or a generation config")
         limit = base.new_tokens(prompt_length)
     else:
-        limit = _count(caller, "max_new_tokens", max_new_tokens)
+        limit = count_argument(caller, "max_new_tokens", max_new_tokens)
     if min_new_tokens is None:
         least = base.least_tokens(prompt_length)
     else:
-        least = _count(caller, "min_new_tokens", min_new_tokens)
+        least = count_argument(caller, "min_new_tokens", min_new_tokens)
     if temperature is None:
         temperature = base.temperature if base.do_sample else 0.0
-    sampling = Sampling(
+    sampling = sampling_of(
+        caller,
         temperature,
         base.top_k if top_k is None else top_k,
         base.top_p if top_p is None else top_p,
         base.min_p if min_p is None else min_p,
         base.typical_p if typical_p is None else typical_p,
     )
-    ends = end_tokens(base.eos_token_id if eos is None else eos)
+    ends = end_tokens(caller, base.eos_token_id if eos is None else eos)
     for end in ends:
         if not 0 <= end < vocabulary:
             raise ValueError(f"{caller}: eos {end} is no token of a vocabulary of {vocabulary}")
-    penalties = Penalties(
-        base.repetition_penalty if repetition_penalty is None else repetition_penalty,
-        base.presence_penalty if presence_penalty is None else presence_penalty,
-        base.frequency_penalty if frequency_penalty is None else frequency_penalty,
-        least > 0 and bool(ends),
-        ends,
-    )
+    given = {
+        "repetition_penalty": repetition_penalty, "presence_penalty": presence_penalty,
+        "frequency_penalty": frequency_penalty,
+    }  # fmt: skip
+    by = {n: getattr(base, n) if v is None else _penalty(caller, n, v) for n, v in given.items()}
+    penalties = Penalties(**by, delays_end=least > 0 and bool(ends), eos=ends)
     if key is None and base.seed is not None:
         with default_device_of(tree.leaves(params)):
             key = random.key(base.seed)
@@ -91,8 +105,10 @@ def requested(
     return Request(sampling, penalties, limit, least, key, stop, pad)
 
 
-def _count(caller: str, name: str, value: int) -> int:
-    value = operator.index(value)
-    if value < 0:
-        raise ValueError(f"{caller}: {name} {value} must not be negative")
-    return value
+def _penalty(caller: str, name: str, value: float) -> float:
+    by = number_argument(caller, name, value)
+    if not math.isfinite(by):
+        raise errors.ArgumentError(f"{caller}: {name} {by} must be finite")
+    if name == "repetition_penalty" and not by > 0:
+        raise errors.ArgumentError(f"{caller}: {name} {by} must be positive")
+    return by

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import operator
 
 import genesis_fn.numpy as jnp
 import genesis_fn.random as random
-from genesis_fn import Array, ArrayLike, Key
+from genesis_fn import Array, ArrayLike, Key, errors
+from genesis_fn.extend import typeof
 from genesis_fn.lax import bitcast_convert_type, top_k as largest
+from genesis_fn.models.generation.config_fields import count_argument, number_argument
 from genesis_fn.nn import log_softmax, softmax
 from genesis_fn.transforms import assert_
 
 
 @dataclasses.dataclass(frozen=True)
 class Sampling:
-    """How a token is drawn from logits; the fields are the options of `sample`, checked."""
+    """How a token is drawn from logits, as `sampling_of` makes it of the options of `sample`."""
 
     temperature: float = 1.0
     top_k: int | None = None
@@ -24,29 +25,32 @@ class Sampling:
     min_p: float | None = None
     typical_p: float | None = None
 
-    def __post_init__(self) -> None:
-        temperature = float(self.temperature)
-        if not 0 <= temperature < math.inf:
-            raise ValueError(f"sample: temperature {temperature} must be finite and not negative")
-        object.__setattr__(self, "temperature", temperature)
-        if self.top_k is not None:
-            object.__setattr__(self, "top_k", operator.index(self.top_k))
-            if self.top_k < 1:
-                raise ValueError(f"sample: top_k {self.top_k} must not be below 1")
-        for name in ("top_p", "min_p", "typical_p"):
-            if getattr(self, name) is not None:
-                share = float(getattr(self, name))
-                object.__setattr__(self, name, share)
-                if name == "min_p" and not 0 <= share <= 1:
-                    raise ValueError(f"sample: min_p must lie in [0, 1], got {share}")
-                if name != "min_p" and not 0 < share <= 1:
-                    raise ValueError(f"sample: {name} must lie in (0, 1], got {share}")
-        # What has no effect is None, so that equal ways of drawing are one program.
-        for name, value in (("top_p", 1), ("typical_p", 1), ("min_p", 0)):
-            if temperature == 0 or getattr(self, name) == value:
-                object.__setattr__(self, name, None)
-        if temperature == 0:
-            object.__setattr__(self, "top_k", None)
+
+def sampling_of(
+    caller: str,
+    temperature: float,
+    top_k: int | None,
+    top_p: float | None,
+    min_p: float | None,
+    typical_p: float | None,
+) -> Sampling:
+    """How a call draws, whose options are checked. Those that have no effect are None, so that
+    equal ways of drawing are one program."""
+    heat = number_argument(caller, "temperature", temperature)
+    if not 0 <= heat < math.inf:
+        raise errors.ArgumentError(f"{caller}: temperature {heat} must be finite and not negative")
+    if top_k is not None:
+        top_k = count_argument(caller, "top_k", top_k, 1)
+    shares: dict[str, float | None] = {}
+    for name, share in (("top_p", top_p), ("min_p", min_p), ("typical_p", typical_p)):
+        neutral = 0 if name == "min_p" else 1
+        if share is not None:
+            share = number_argument(caller, name, share)
+            if not 0 <= share <= 1 or (share == 0 and neutral == 1):
+                least = "[0" if neutral == 0 else "(0"
+                raise errors.ArgumentError(f"{caller}: {name} must lie in {least}, 1], got {share}")
+        shares[name] = None if heat == 0 or share == neutral else share
+    return Sampling(heat, None if heat == 0 else top_k, **shares)
 
 
 def sample(
@@ -84,7 +88,8 @@ def sample(
         int32 tokens [...].
 
     Raises:
-        ValueError: a setting is out of range.
+        ShapeError: `logits` have no axis, or no token on the last one.
+        ValueError: a setting is out of range, or of another kind.
         AssertionFailed: logits are NaN, or all of a row are -inf, when the program runs.
 
     >>> sample(random.key(0), jnp.array([[0.0, 1.0, 9.0]]), temperature=0.0)
@@ -92,14 +97,20 @@ def sample(
     >>> sample(random.key(0), jnp.array([[0.0, 1.0, 9.0]]), min_p=0.1)
     Array([2], dtype=int32)
     """
-    return draw(key, logits, Sampling(temperature, top_k, top_p, min_p, typical_p))
+    how = sampling_of("sample", temperature, top_k, top_p, min_p, typical_p)
+    found: Array = jnp.asarray(logits)
+    if found.ndim == 0 or found.shape[-1] == 0:
+        raise errors.ShapeError(
+            f"sample: logits {typeof(found)} must be [..., vocabulary], of at least one token"
+        )
+    return draw(key, found, how)
 
 
-def draw(key: Key, logits: ArrayLike, how: Sampling) -> Array:
+def draw(key: Key, logits: Array, how: Sampling) -> Array:
     """`sample`, with its options as one value."""
     if how.temperature == 0:
         token = jnp.argmax(logits, -1)
-        return _checked_token(token, take(jnp.asarray(logits), token))
+        return _checked_token(token, take(logits, token))
     scores: Array = jnp.astype(logits, jnp.float32)
     if how.temperature < _SMALL:
         # The quotient alone overflows. Differences below the least temperature are zero.

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-import operator
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from genesis_fn import ArrayLike, DTypeLike, Key, PyTree, errors
+from genesis_fn.extend import brief
 from genesis_fn.models.generation import causal_model
+from genesis_fn.models.generation.config_fields import count_argument
 from genesis_fn.models.generation.generation_config import GenerationConfig
 from genesis_fn.models.generation.programs import (
     GenerationPlan,
@@ -21,8 +22,8 @@ from genesis_fn.models.generation.programs import (
     resume_program,
 )
 from genesis_fn.models.generation.prompts import bucket
-from genesis_fn.models.generation.request import Request, requested
-from genesis_fn.models.generation.text_stream import TextStream
+from genesis_fn.models.generation.request import Request, check_generation, requested
+from genesis_fn.models.generation.text_stream import TextStream, check_tokenizer
 
 _CAPACITY = 4096  # positions of a session that says nothing else, if the model is meant for so many
 _CHUNK = 8
@@ -52,7 +53,8 @@ class Session:
     again.
 
     The cache takes the tokens of a text up to the first that differs from those before, so a
-    history that was extended costs its new tokens only.
+    history that was extended costs its new tokens only. With `nn.DynamicScaling` nothing of a text
+    longer than the trained context is reused: each token changes the keys of all before it.
 
     Args:
         params: parameters, from `qwen.init` or `io.load_qwen`.
@@ -68,7 +70,7 @@ class Session:
         capacity: how many tokens fit.
 
     Raises:
-        ValueError: `capacity` is not positive.
+        ValueError: `capacity` is not positive, or `params` and `config` are not a decoder's.
 
     >>> config = gf.models.QwenConfig(64, 32, 64, 2, 4, 2, 8)
     >>> session = Session(gf.models.qwen.init(random.key(0), config), config, capacity=64)
@@ -87,11 +89,10 @@ class Session:
         capacity: int | None = None,
         cache_dtype: DTypeLike | None = None,
     ) -> None:
+        causal_model.check_model("Session", params, config)
         if capacity is None:
             capacity = min(_CAPACITY, config.max_position_embeddings)
-        capacity = operator.index(capacity)
-        if capacity < 1:
-            raise ValueError(f"Session: capacity {capacity} must be positive")
+        capacity = count_argument("Session", "capacity", capacity, 1)
         self.params, self.config, self.capacity = params, config, capacity
         self.cache_dtype = causal_model.cache_dtype_of(params, cache_dtype)
         self.reused = 0
@@ -133,28 +134,39 @@ class Session:
                 or another stream of the session has begun since.
             AssertionFailed: logits are NaN, when they are read.
         """
+        return self._begun("Session.stream", tokens, generation, key, chunk, tokenizer)
+
+    def _begun(
+        self,
+        caller: str,
+        tokens: Sequence[int] | ArrayLike,
+        generation: GenerationConfig | None,
+        key: Key | None,
+        chunk: int,
+        tokenizer: Any,
+    ) -> Iterator[StreamedToken]:
+        """`stream`, for a caller whose name errors have."""
         vocabulary = self.config.vocab_size
-        history = _history("Session.stream", tokens, vocabulary)
+        history = _history(caller, tokens, vocabulary)
         if len(history) > self.capacity:
             raise errors.ArgumentError(
-                f"Session.stream: the history has {len(history)} tokens, more than the session's "
+                f"{caller}: the history has {len(history)} tokens, more than the session's "
                 f"capacity of {self.capacity}; leave the oldest out, or make a session of a larger "
                 "capacity"
             )
+        check_generation(caller, generation)
         how = GenerationConfig() if generation is None else generation
         if how.num_beams > 1 or how.num_return_sequences > 1:
             raise errors.ArgumentError(
-                f"Session.stream: num_beams {how.num_beams} and num_return_sequences "
+                f"{caller}: num_beams {how.num_beams} and num_return_sequences "
                 f"{how.num_return_sequences} must be 1; beam_search and generate take others"
             )
-        request = requested("Session.stream", self.params, vocabulary, len(history), how, key=key)
+        request = requested(caller, self.params, vocabulary, len(history), how, key=key)
         if request.stop and tokenizer is None:
-            raise errors.ArgumentError(
-                f"Session.stream: stop_strings {request.stop} need a tokenizer"
-            )
-        chunk = operator.index(chunk)
-        if chunk < 1:
-            raise errors.ArgumentError(f"Session.stream: chunk {chunk} must be positive")
+            raise errors.ArgumentError(f"{caller}: stop_strings {request.stop} need a tokenizer")
+        if request.stop:
+            check_tokenizer(caller, tokenizer)
+        chunk = count_argument(caller, "chunk", chunk, 1)
         self._streams += 1
         return self._tokens(history, request, chunk, tokenizer, self._streams)
 
@@ -210,7 +222,8 @@ class Session:
     def _prefill(self, plan: GenerationPlan, history: np.ndarray, numbers: Numbers) -> State:
         """The state after the history and one more token."""
         cache, self._cache = self._cache, None
-        if cache is None:
+        longest = max(len(history), len(self._cached))
+        if cache is None or longest > causal_model.lasting_length(self.config):
             self.reused, self._cached = 0, history[:0]
             tokens, count = _padded(history, bucket(len(history)))
             return prefill_program(plan, tokens.shape[1])(self.params, tokens, count, numbers)
@@ -274,15 +287,23 @@ def stream(
     >>> [t.finished for t in stream(params, [1, 2, 3], config, generation=generation)]
     [False, False, True]
     """
+    causal_model.check_model("stream", params, config)
+    check_generation("stream", generation)
     history = _history("stream", tokens, config.vocab_size)
     how = GenerationConfig() if generation is None else generation
     capacity = bucket(bucket(len(history)) + how.new_tokens(len(history)))
     session = Session(params, config, capacity=capacity, cache_dtype=cache_dtype)
-    return session.stream(history, how, key=key, chunk=chunk, tokenizer=tokenizer)
+    # Errors name this function.
+    return session._begun(  # pyright: ignore[reportPrivateUsage]
+        "stream", history, how, key, chunk, tokenizer
+    )
 
 
 def _history(caller: str, tokens: Sequence[int] | ArrayLike, vocabulary: int) -> np.ndarray:
-    found = np.asarray(tokens)
+    try:
+        found = np.asarray(tokens)
+    except ValueError:  # rows of several lengths
+        raise errors.ShapeError(f"{caller}: tokens {brief(tokens)} must be [length]") from None
     if found.ndim != 1 or found.size == 0:
         raise errors.ShapeError(
             f"{caller}: tokens of shape {found.shape} must be [length], at least one"

@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
+
+from genesis_fn.errors import ArgumentError
+from genesis_fn.extend import brief
+from genesis_fn.models.generation.config_fields import count_argument
 
 _BROKEN = "\ufffd"  # what decoders write for bytes that are no character, or none yet
 _WINDOW = 8  # tokens that are decoded together, before the oldest are left out
 _CONTEXT = 4  # how many stay
 _MOST = 64  # tokens of a window, whatever the text is
 _LONGEST = 4  # bytes of a character, each of which may be a token
+
+
+def check_tokenizer(caller: str, tokenizer: Any) -> None:
+    """Raise ArgumentError where something else is given for a tokenizer."""
+    if not callable(getattr(tokenizer, "decode", None)):
+        raise ArgumentError(
+            f"{caller}: tokenizer is {brief(tokenizer)}, a {type(tokenizer).__name__}, without a "
+            "method `decode`; give one of Hugging Face's tokenizers or transformers"
+        )
 
 
 class TextStream:
@@ -31,7 +44,7 @@ class TextStream:
         stopped: whether a stop string was found, with the token that was pushed last or before.
 
     Raises:
-        ValueError: a stop string is empty.
+        ValueError: `tokenizer` does not decode, or a stop string is empty or no string.
 
     >>> tokenizer = gf.data.train_tokenizer(["hello hello world"], vocab_size=270)
     >>> text = gf.models.TextStream(tokenizer, stop=["wo"])
@@ -42,9 +55,13 @@ class TextStream:
     def __init__(
         self, tokenizer: Any, stop: str | Sequence[str] = (), prompt: Sequence[int] = ()
     ) -> None:
-        self._stop = (stop,) if isinstance(stop, str) else tuple(stop)
+        check_tokenizer("TextStream", tokenizer)
+        several: Any = [stop] if isinstance(stop, str) else stop
+        if not isinstance(several, Sequence) or not all(isinstance(s, str) for s in several):
+            raise ArgumentError(f"TextStream: stop is {brief(stop)}, expected strings")
+        self._stop: tuple[str, ...] = tuple(several)
         if not all(self._stop):
-            raise ValueError(f"TextStream: stop strings {self._stop!r} must not be empty")
+            raise ArgumentError(f"TextStream: stop strings {self._stop!r} must not be empty")
         self._tokenizer = tokenizer
         self._special: dict[int, str] = {}
         self._window: list[int] = []
@@ -56,15 +73,21 @@ class TextStream:
         self.stopped = False
         longest = max(map(len, self._stop), default=0)
         # A character has at most four tokens; those before only give the context.
+        if not isinstance(prompt, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ArgumentError(f"TextStream: prompt is {brief(prompt)}, expected tokens")
         for token in list(prompt)[-(_LONGEST * longest + _CONTEXT) :]:
-            text, _ = self._decoded(int(token))
+            text, _ = self._decoded(count_argument("TextStream", "a token of the prompt", token))
             self._hold(text, False, seek=False)
 
     def push(self, token: int) -> str:
-        """The text that is certain with this token and was not before; "" after a stop string."""
+        """The text that is certain with this token and was not before; "" after a stop string.
+
+        Raises ValueError where `token` is no integer, or negative.
+        """
+        token = count_argument("TextStream.push", "token", token)
         if self.stopped:
             return ""
-        text, shown = self._decoded(int(token))
+        text, shown = self._decoded(token)
         return self._hold(text, shown)
 
     def finish(self) -> str:
