@@ -533,7 +533,7 @@ def _menu(
     ]
 
 
-def _shared_bytes(spec: RaggedSpec, config: RaggedConfig, contraction: bool) -> int:
+def _shared_bytes(spec: RaggedSpec, config: RaggedConfig, target: Target, contraction: bool) -> int:
     """Shared memory of a pipelined kernel: the stages, and what passes through after them."""
     step = ITEMSIZE[spec.operand_dtype] * config.bk * (config.bm + config.bn)
     tile = config.bm * config.bn * ITEMSIZE[spec.out_dtype]
@@ -541,6 +541,8 @@ def _shared_bytes(spec: RaggedSpec, config: RaggedConfig, contraction: bool) -> 
     if contraction:
         # The rows that are left of a group have a step of their own.
         after = max(step // 2 + stored, tile)
+        if target.generation == 10:  # sums in tensor memory leave it through a second tile
+            after += tile
     else:
         after = stored
     return config.stages * step + after + 256  # of barriers
@@ -551,6 +553,6 @@ def _fitted(
 ) -> RaggedConfig:
     """The configuration with as many of its stages as fit in shared memory."""
     limit = target.shared_memory // max(config.residents, 1) - 1024 * (config.residents > 1)
-    while config.stages > 1 and _shared_bytes(spec, config, contraction) > limit:
+    while config.stages > 1 and _shared_bytes(spec, config, target, contraction) > limit:
         config = replace(config, stages=config.stages - 1)
     return config
