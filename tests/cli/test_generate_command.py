@@ -224,7 +224,7 @@ def test_a_cache_that_memory_has_no_room_for(folder, capsys, monkeypatch):
     needed = 96 * 2 * 2 * 16 * 4 + 4
     options = "--prompt", PROMPT, "--dtype", "float32", "--capacity", "96"
     for there, status in ((needed - 1, 1), (needed, 0)):
-        monkeypatch.setattr(memory, "memory", lambda there=there: there)
+        monkeypatch.setattr(memory, "available", lambda there=there: there)
         assert generate(folder, *options) == status
         assert (f"takes {needed:,} bytes" in capsys.readouterr().err) == bool(status)
 

@@ -30,14 +30,14 @@ def check_cache(model: LanguageModel, rows: int, capacity: int, asked: str) -> N
     dtype = causal_model.cache_dtype_of(model.params, None)
     cache = eval_shape(lambda: causal_model.init_cache(model.config, rows, bucket(capacity), dtype))
     needed = sum(leaf.nbytes for leaf in tree.leaves(cache))
-    if needed > (there := memory()):
+    if needed > (there := available()):
         raise MemoryError(
             f"{asked}: a cache for {capacity:,} tokens takes {needed:,} bytes, and the "
             f"memory has {there:,.0f}: give less"
         )
 
 
-def memory() -> float:
+def available() -> float:
     """The bytes that the device can give: of a computer those that are free or can be freed, of a
     GPU all, as what is free there may be held by this process; infinite where nothing says it."""
     device = default_device()
