@@ -20,6 +20,7 @@ from genesis_fn.cli.dialogue.screen import Screen
 from genesis_fn.cli.dialogue.transcript import Transcript
 from genesis_fn.cli.language_model import opening, sampling
 from genesis_fn.cli.language_model.continuation import Continuation
+from genesis_fn.cli.language_model.memory import check_cache
 from genesis_fn.cli.language_model.opening import LanguageModel
 from genesis_fn.cli.options import option
 from genesis_fn.data import ChatTemplate
@@ -96,8 +97,9 @@ class _Speaker:
     def renew(self) -> None:
         self.session = Session(self.model.params, self.model.config, capacity=self.capacity)
 
-    def encode(self, messages: list[Message]) -> list[int]:
-        return self.model.encode(self.template.render(messages), add_special_tokens=False)
+    def encode(self, messages: list[Message], *, answer: bool = True) -> list[int]:
+        text = self.template.render(messages, add_generation_prompt=answer)
+        return self.model.encode(text, add_special_tokens=False)
 
     def answer(self, prompt: list[int], generation: GenerationConfig) -> Continuation:
         key = random.fold_in(self.key, self.answers)
@@ -110,11 +112,14 @@ def run(arguments: argparse.Namespace) -> int:
     screen = Screen()
     model = opening.load(arguments.model, arguments.dtype)
     template = opening.load_template(arguments.model, arguments.template)
-    generation = sampling.chosen(arguments, model.generation, _LONGEST)
-    if generation.num_beams > 1:
-        screen.notice(f"[num_beams {generation.num_beams} of the model's settings is left out]")
-        generation = dataclasses.replace(generation, num_beams=1, num_return_sequences=1)
+    file = model.generation
+    for name in ("num_beams", "num_return_sequences"):
+        if (value := getattr(file, name)) > 1:
+            screen.notice(f"[{name} {value} of the model's settings is left out]")
+    file = dataclasses.replace(file, num_beams=1, num_return_sequences=1)
+    generation = sampling.chosen(arguments, file, _LONGEST)
     capacity = opening.capacity(arguments.capacity, model)
+    check_cache(model, 1, capacity, f"--capacity {capacity}")
     speaker = _Speaker(model, template, capacity, generation.seed or 0)
     conversation = Conversation(arguments.system)
     speaker.encode(conversation.messages("?"))  # what a template refuses is said now

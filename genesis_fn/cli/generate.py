@@ -7,15 +7,17 @@ import dataclasses
 import json
 import sys
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 import genesis_fn.random as random
 from genesis_fn.cli import options
 from genesis_fn.cli.chat import add_template
+from genesis_fn.cli.dialogue.screen import Screen
 from genesis_fn.cli.language_model import opening, sampling
-from genesis_fn.cli.language_model.continuation import Continuation, room_behind
+from genesis_fn.cli.language_model.continuation import Continuation, longest
+from genesis_fn.cli.language_model.memory import check_cache
 from genesis_fn.cli.language_model.opening import LanguageModel
 from genesis_fn.cli.options import option
 from genesis_fn.core.errors import FileError
@@ -26,9 +28,9 @@ _LONGEST = 256  # tokens of a continuation, where nothing else says it
 _LARGEST_PROMPT = 1 << 26  # bytes
 _DESCRIPTION = """Continue a prompt. Only the result goes to stdout.
 
-The prompt is --prompt, the file of --prompt-file, or stdin; a line end that closes a file or stdin
-is no part of it. The result is the text behind the prompt and a line end. The same seed and prompt
-give the same result."""
+The prompt is --prompt, the file of --prompt-file, or stdin; a byte order mark that begins a file or
+stdin, and a line end that closes it, are no part of the prompt. The result is the text behind the
+prompt and a line end. The same seed and prompt give the same result."""
 _EXAMPLES = (
     "genesis-fn generate --model runs/demo --prompt 'def read(self):' --temperature 0",
     "genesis-fn generate --model runs/demo --prompt 'import ' --count 5 --json",
@@ -72,9 +74,9 @@ def add(commands: Any) -> None:
         parser,
         "--count",
         type=options.count,
-        default=1,
         metavar="N",
         help="how many continuations; with --num-beams the N best",
+        shown="generation_config.json's num_return_sequences, else 1",
     )
     form = parser.add_mutually_exclusive_group()
     option(
@@ -109,12 +111,15 @@ def run(arguments: argparse.Namespace) -> int:
     prompt_text = _prompt(arguments)
     model = opening.load(arguments.model, arguments.dtype)
     prompt = _encode(arguments, model, prompt_text)
-    generation = sampling.chosen(arguments, model.generation, _LONGEST)
-    beams = arguments.num_beams or generation.num_beams
+    file, count = model.generation, _Count.of(arguments, model.generation)
+    beams = arguments.num_beams or file.num_beams
+    file = dataclasses.replace(file, num_beams=1, num_return_sequences=1)
+    generation = sampling.chosen(arguments, file, _LONGEST)
     if beams > 1:
-        found = _beams(arguments, model, prompt, dataclasses.replace(generation, num_beams=beams))
+        generation = dataclasses.replace(generation, num_beams=beams)
+        found = _beams(arguments, model, prompt, generation, count)
     else:
-        found = _draws(arguments, model, prompt, generation)
+        found = _draws(arguments, model, prompt, generation, count)
     for index, row in enumerate(found):
         _write(arguments, model, {"index": index, **row, "prompt_tokens": len(prompt)})
     return 0
@@ -158,7 +163,7 @@ def _prompt(arguments: argparse.Namespace) -> str:
             text = read_plain(name, _LARGEST_PROMPT).decode("utf-8")
         except UnicodeDecodeError:
             raise FileError(f"{name}: not UTF-8") from None
-    return text.removesuffix("\n").removesuffix("\r")
+    return text.removeprefix("\ufeff").removesuffix("\n").removesuffix("\r")
 
 
 def _encode(arguments: argparse.Namespace, model: LanguageModel, text: str) -> list[int]:
@@ -171,23 +176,38 @@ def _encode(arguments: argparse.Namespace, model: LanguageModel, text: str) -> l
     return model.encode(template.render(messages), add_special_tokens=False)
 
 
+class _Count(NamedTuple):
+    """How many continuations, and what asked for them."""
+
+    number: int
+    asked: str
+
+    @classmethod
+    def of(cls, arguments: argparse.Namespace, file: GenerationConfig) -> _Count:
+        if arguments.count is not None:
+            return cls(arguments.count, f"--count {arguments.count}")
+        number = file.num_return_sequences
+        return cls(number, f"num_return_sequences {number} of generation_config.json")
+
+
 def _draws(
     arguments: argparse.Namespace,
     model: LanguageModel,
     prompt: list[int],
     generation: GenerationConfig,
+    count: _Count,
 ) -> Iterator[dict[str, Any]]:
     """Continuations one by one. With `--stream` the text is written meanwhile."""
-    if arguments.count > 1 and not generation.do_sample:
+    if count.number > 1 and not generation.do_sample:
         raise ValueError(
-            f"--count {arguments.count} of the most likely continuation are all the same: give a "
-            "--temperature above 0, or --num-beams"
+            f"{count.asked} of the most likely continuation are all the same: give a "
+            "--temperature above 0, --num-beams, or --count 1"
         )
-    generation = dataclasses.replace(generation, num_beams=1, num_return_sequences=1)
     capacity = opening.capacity(arguments.capacity, model)
+    check_cache(model, 1, capacity, f"--capacity {capacity}")
     session = Session(model.params, model.config, capacity=capacity)
     key = random.key(generation.seed or 0)
-    for index in range(arguments.count):
+    for index in range(count.number):
         found = Continuation(model, session, prompt, generation, random.fold_in(key, index))
         for piece in found:
             if arguments.stream:
@@ -206,24 +226,33 @@ def _beams(
     model: LanguageModel,
     prompt: list[int],
     generation: GenerationConfig,
+    count: _Count,
 ) -> Iterator[dict[str, Any]]:
     """The best continuations of a beam search, each with its score."""
     if arguments.stream or arguments.logprobs:
         raise ValueError(
             "a beam search has neither a stream nor logprobs: leave them out, or give --num-beams 1"
         )
-    if arguments.count > generation.num_beams:
-        raise ValueError(f"--count {arguments.count} is more than the {generation.num_beams} beams")
-    room = room_behind(prompt, opening.capacity(arguments.capacity, model))
-    longest = min(generation.max_new_tokens or room, room)
+    beams = generation.num_beams
+    if drawing := sampling.drawing_options(arguments):
+        raise ValueError(
+            f"a search with {beams} beams draws no tokens, which {' and '.join(drawing)} ask for: "
+            "leave them out, or give --num-beams 1"
+        )
+    if count.number > beams:
+        raise ValueError(f"{count.asked} is more than the {beams} beams")
+    if generation.do_sample:
+        Screen().notice("[do_sample of the model's settings is left out: beams draw no tokens]")
+    most = longest(generation, prompt, opening.capacity(arguments.capacity, model))
+    check_cache(model, beams, len(prompt) + most, f"--num-beams {beams}")
     tokens, lengths, scores = beam_search(
         model.params,
         np.asarray([prompt], np.int32),
         model.config,
         generation=dataclasses.replace(
             generation,
-            max_new_tokens=longest,
-            num_return_sequences=arguments.count,
+            max_new_tokens=most,
+            num_return_sequences=count.number,
             do_sample=False,
             stop_strings=(),
         ),

@@ -85,14 +85,14 @@ def _configured(folder: str) -> dict[str, TemplateText]:
             f"{_CONFIG}\n  models that only complete texts have none: give them a text instead of "
             f"messages, or write a {_TEMPLATE} into the folder"
         )
-    if isinstance(value, str):
+    if is_text(value):
         return {"default": TemplateText(value, f"{path}: chat_template")}
     pairs: list[Any] = list(value.items()) if isinstance(value, dict) else []
     if isinstance(value, list):
         pairs = [
             (x.get("name"), x.get("template")) if isinstance(x, dict) else (None, x) for x in value
         ]
-    if not pairs or not all(isinstance(n, str) and isinstance(t, str) for n, t in pairs):
+    if not pairs or not all(is_text(n) and is_text(t) for n, t in pairs):
         raise FileError(
             f"{path}: chat_template is {brief(value)}, expected a text, or a list of objects with "
             "name and template"

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from genesis_fn.core.errors import ArgumentError, FileError
 from genesis_fn.core.files import brief
-from genesis_fn.data.chat_files import TemplateText, read_special_tokens, read_templates
+from genesis_fn.data.chat_files import TemplateText, is_text, read_special_tokens, read_templates
 from genesis_fn.data.chat_process import process
 
 if TYPE_CHECKING:
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 # Options of transformers' `apply_chat_template`, which never reach its templates.
 _OPTIONS = ("chat_template", "continue_final_message", "return_assistant_tokens_mask", "tokenize")
+_LARGEST_INTEGER = 1 << 13  # bits; Python writes no text of an integer of 4300 digits
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,12 +101,18 @@ class ChatTemplate:
         for name in _OPTIONS:
             if name in variables:
                 raise ArgumentError(f"ChatTemplate.render: {name} is not an option here")
-        if isinstance(messages, str | Mapping) or not messages:
+        said = _listed(messages)
+        if not said:
             raise ArgumentError(
                 f"ChatTemplate.render: messages is {brief(messages)}, expected a list of at least "
                 'one dict, such as {"role": "user", "content": "Hello!"}'
             )
-        listed: list[Any] = [] if tools is None else list(tools)
+        listed = [] if tools is None else _listed(tools)
+        if listed is None:
+            raise ArgumentError(
+                f"ChatTemplate.render: tools is {brief(tools)}, expected a list of dicts: the "
+                "schema of each"
+            )
         for tool in listed:
             if not isinstance(tool, Mapping):
                 raise ArgumentError(
@@ -116,7 +123,7 @@ class ChatTemplate:
             "documents": None,
             **self.special_tokens,
             **variables,
-            "messages": [_message(m, f"messages[{i}]") for i, m in enumerate(messages)],
+            "messages": [_message(m, f"messages[{i}]") for i, m in enumerate(said)],
             "tools": None if tools is None else listed,
             "add_generation_prompt": add_generation_prompt,
         }
@@ -125,6 +132,8 @@ class ChatTemplate:
         except RecursionError:
             raise ArgumentError("ChatTemplate.render: messages are nested too deeply") from None
         if "error" not in reply:
+            if not is_text(reply["text"]):
+                raise FileError(f"{place}: the chat template writes half a character")
             return reply["text"]
         where = place if reply.get("line") is None else f"{place}: line {reply['line']}"
         if reply.get("refused"):
@@ -174,6 +183,13 @@ class ChatTemplate:
         return self.templates[name]
 
 
+def _listed(value: Any) -> list[Any] | None:
+    """The elements of a list; None where it is none."""
+    if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
+        return None
+    return list(value)
+
+
 def _message(message: Any, where: str) -> dict[str, Any]:
     """A message without what is None, and with reasoning under the name that templates read."""
     if not isinstance(message, Mapping):
@@ -193,10 +209,11 @@ def _plain(value: Any, where: str) -> Any:
         return value
     for kind in (str, int, float):
         if isinstance(value, kind):
+            _check_json(value, where)
             return kind(value) if type(value) is not kind else value
     if isinstance(value, Mapping):
         for name in value:
-            if not isinstance(name, str):
+            if not is_text(name):
                 raise ArgumentError(
                     f"ChatTemplate.render: {where or 'variables'} has the key {brief(name)}, "
                     "expected texts for keys"
@@ -207,3 +224,14 @@ def _plain(value: Any, where: str) -> Any:
     raise ArgumentError(
         f"ChatTemplate.render: {where} is {brief(value)}, expected texts, numbers, lists and dicts"
     )
+
+
+def _check_json(value: str | float, where: str) -> None:
+    """Raise ArgumentError for a text or number that has no place in JSON."""
+    if isinstance(value, str) and not is_text(value):
+        raise ArgumentError(f"ChatTemplate.render: {where} holds half a character: {brief(value)}")
+    if isinstance(value, int) and value.bit_length() > _LARGEST_INTEGER:
+        raise ArgumentError(
+            f"ChatTemplate.render: {where} is an integer of {value.bit_length():,} bits, more than "
+            f"the {_LARGEST_INTEGER:,} that it may have"
+        )

@@ -146,7 +146,11 @@ class atomic_write:
 
     def __enter__(self) -> BinaryIO:
         folder, name = os.path.split(self.path)
-        handle, self.temporary = tempfile.mkstemp(prefix=f".{name}.", dir=folder)
+        try:
+            handle, self.temporary = tempfile.mkstemp(prefix=f".{name}.", dir=folder)
+        except OSError as failed:
+            failed.filename = self.path  # nobody asked for a temporary file
+            raise
         self.file = os.fdopen(handle, "wb")
         return self.file
 
@@ -164,7 +168,7 @@ class atomic_write:
                 return
         except OSError as failed:
             self._discard()
-            name_file(failed, self.path)
+            failed.filename, failed.filename2 = self.path, None
             raise
         self._discard()
         if isinstance(error, OSError):

@@ -153,6 +153,36 @@ def test_beams_of_the_settings_are_left_out_aloud(folder, monkeypatch, capsys, t
     path.write_text(json.dumps({"num_beams": 4, "num_return_sequences": 2}))
     assert chat(str(tmp_path / "model"), monkeypatch, "a\n") == 0
     assert "[num_beams 4 of the model's settings is left out]" in capsys.readouterr().err
+    path.write_text(json.dumps({"do_sample": True, "num_return_sequences": 2}))
+    assert chat(str(tmp_path / "model"), monkeypatch, "a\n", "--temperature", "0") == 0
+    said = capsys.readouterr().err
+    assert "[num_return_sequences 2 of the model's settings is left out]" in said
+
+
+def test_lengths_of_the_settings(folder, monkeypatch, capsys, tmp_path):
+    shutil.copytree(folder, tmp_path / "model")
+    path = tmp_path / "model" / "generation_config.json"
+    size = len(load_tokenizer(folder).encode("<|user|>a\n<|assistant|>").ids)
+    command = ["chat", "--model", str(tmp_path / "model")]
+    path.write_text(json.dumps({"max_length": size + 8}))
+    monkeypatch.setattr("sys.stdin", io.StringIO("a\n"))
+    assert main(command) == 0
+    assert capsys.readouterr().err == "[cut after 8 tokens: max_length]\n"
+    path.write_text(json.dumps({"max_new_tokens": 0}))
+    assert main(command) == 1
+    said = capsys.readouterr()
+    assert "generation_config.json's max_new_tokens is 0" in said.err and said.out == ""
+
+
+def test_half_a_character_of_a_template_is_one_clear_error(folder, monkeypatch, capsys, tmp_path):
+    shutil.copytree(folder, tmp_path / "model")
+    (tmp_path / "model" / "chat_template.jinja").unlink()
+    path = tmp_path / "model" / "tokenizer_config.json"
+    for template in ("{{ messages[0].content }}\ud800", "{{ messages[0].content ~ '\\ud800' }}"):
+        path.write_text(json.dumps({"chat_template": template}))
+        assert chat(str(tmp_path / "model"), monkeypatch, "a\n") == 1
+        said = capsys.readouterr()
+        assert "tokenizer_config.json: " in said.err and said.err.count("\n") == 1, said.err
 
 
 # ---- a process of its own ----

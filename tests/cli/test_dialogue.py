@@ -42,21 +42,24 @@ class Echo:
 
 
 class Parrot:
-    """What answers with an `Echo`. A word is a token; `before` is called with each."""
+    """What answers with an `Echo`. A word is a token; `before` is called with each. A prompt that
+    `begins` the answer ends in its role."""
 
-    def __init__(self, capacity=40, before=lambda word: None):
-        self.capacity, self.before = capacity, before
+    def __init__(self, capacity=40, before=lambda word: None, begins=False):
+        self.capacity, self.before, self.begins = capacity, before, begins
         self.prompts, self.renewed = [], 0
 
-    def encode(self, messages):
+    def encode(self, messages, *, answer=True):
         if any(m["content"] == "refused" for m in messages):
             raise ValueError("the template refuses it")
-        return [word for m in messages for word in [m["role"], *m["content"].split()]]
+        words = [word for m in messages for word in [m["role"], *m["content"].split()]]
+        return words + ["assistant"] * (answer and self.begins)
 
     def answer(self, prompt, generation):
         self.prompts.append(prompt)
         at = len(prompt) - prompt[::-1].index("user")
-        return Echo(prompt[at:], generation.max_new_tokens, self.before)
+        words = prompt[at:-1] if self.begins else prompt[at:]
+        return Echo(words, generation.new_tokens(len(prompt)), self.before)
 
     def renew(self):
         self.renewed += 1
@@ -141,6 +144,22 @@ def test_an_answer_that_is_cut_says_so(capsys):
     assert chat.conversation.turns[0] == Turn("a b c d", "A B C ", "length")
 
 
+def test_max_length_of_the_settings_limits_history_and_answer(capsys):
+    chat = chat_of(Parrot(capacity=40))
+    chat.generation = GenerationConfig(max_length=12)
+    chat, out, err = say(capsys, "a b c", "d e f", "g h i j k l m", "x " * 20, "/set", chat=chat)
+    assert [len(p) for p in chat.speaker.prompts] == [4, 4, 8]
+    assert out.startswith("A B C \nD E F \nG H I J \n")
+    assert err.splitlines() == [
+        "[dropped the oldest turn: max_length is 12]",
+        "[dropped the oldest turn: max_length is 12]",
+        "[cut after 4 tokens: max_length]",
+        "error: the message is 21 tokens, and there is room for 9: shorten it, or "
+        "/set max_new_tokens",
+    ]
+    assert "up to max_length, 12 with the prompt" in out
+
+
 def test_messages_of_several_lines():
     def read(*lines):
         return read_message(Typed(*lines), "> ", "... ")
@@ -160,6 +179,9 @@ def test_messages_of_several_lines():
 def test_lines_of_a_pipe():
     source = Lines(io.StringIO("one\r\n\ntwo"))
     assert [source.read("> ") for _ in range(4)] == ["one", "", "two", None]
+    marked = Lines(io.StringIO("\ufeff/exit\n\ufeffkept"))
+    assert [marked.read("") for _ in range(3)] == ["/exit", "\ufeffkept", None]
+    assert Lines(io.StringIO("\ufeff")).read("") is None
     bad = Lines(io.TextIOWrapper(io.BytesIO(b"a\n\xff\n"), encoding="utf-8"))
     with pytest.raises(ValueError, match="the input is not UTF-8, at line 1 or soon after"):
         bad.read("")
@@ -267,6 +289,11 @@ def test_tokens_are_counted(capsys):
     )
 
 
+def test_the_beginning_of_an_answer_is_no_history(capsys):
+    _, out, _ = say(capsys, "one two", "/tokens", chat=chat_of(Parrot(begins=True)))
+    assert out.splitlines()[:2] == ["ONE TWO ", "history: 6 of 40 tokens"]
+
+
 def test_exit_ends(capsys):
     for name in ("/exit", "/quit"):
         chat, out, _ = say(capsys, "one", name, "two")
@@ -305,7 +332,7 @@ def test_a_file_that_is_no_conversation_is_not_replaced(capsys, tmp_path):
     assert [line.split(":")[1] for line in err.splitlines()[:2]] == [
         " not replaced, as it is no saved conversation"
     ] * 2
-    assert err.splitlines()[2].startswith("error: ") and "No such file" in err
+    assert err.splitlines()[2] == f"error: {tmp_path}/no/where: No such file or directory"
     assert path.read_text() == "{}"
 
 

@@ -11,6 +11,7 @@ import pytest
 
 import genesis_fn.numpy as jnp
 from genesis_fn import data, models
+from genesis_fn.cli.language_model import memory
 from genesis_fn.cli.main import main
 from genesis_fn.io import load_model
 from tests.cli.conftest import TEMPLATE
@@ -80,8 +81,9 @@ def test_prompts_of_files_and_stdin(folder, tmp_path, capsys, monkeypatch):
     wanted = rows(capsys)
     (tmp_path / "prompt.txt").write_text(PROMPT + "\n")
     assert generate(folder, "--prompt-file", str(tmp_path / "prompt.txt"), "--json") == 0
-    monkeypatch.setattr("sys.stdin", io.StringIO(PROMPT + "\r\n"))
-    assert generate(folder, "--json") == 0
+    for text in (PROMPT + "\r\n", "\ufeff" + PROMPT):
+        monkeypatch.setattr("sys.stdin", io.StringIO(text))
+        assert generate(folder, "--json") == 0
     for got in rows(capsys):
         np.testing.assert_allclose(got.pop("logprobs"), wanted[0]["logprobs"], atol=1e-4)
         assert got.items() <= wanted[0].items()
@@ -137,6 +139,94 @@ def test_generation_config_gives_what_options_do_not(folder, tmp_path, capsys):
     path.write_text('{"temperature": "hot"}')
     assert main(command) == 1
     assert "generation_config.json: " in capsys.readouterr().err
+
+
+def with_settings(folder, tmp_path, **fields):
+    """A command with the model and these settings in its generation_config.json."""
+    shutil.copytree(folder, tmp_path / "model", dirs_exist_ok=True)
+    (tmp_path / "model" / "generation_config.json").write_text(json.dumps(fields))
+    return ["generate", "--model", str(tmp_path / "model"), "--prompt", PROMPT, "--json"]
+
+
+@pytest.mark.parametrize("beams", ["1", "2"])
+def test_lengths_of_the_settings(folder, model, tmp_path, capsys, beams):
+    size = len(model[0].encode(PROMPT).ids)
+    search = ["--num-beams", beams]
+    assert main([*with_settings(folder, tmp_path, max_length=size + 3), *search]) == 0
+    assert len(rows(capsys)[0]["tokens"]) == 3
+    command = with_settings(folder, tmp_path, max_length=size)
+    assert main([*command, *search]) == 1
+    assert f"tokens, and max_length is {size} with it" in capsys.readouterr().err
+    assert main([*command, *search, "--max-new-tokens", "2"]) == 0
+    assert len(rows(capsys)[0]["tokens"]) == 2
+    command = with_settings(folder, tmp_path, max_new_tokens=0)
+    assert main([*command, *search]) == 1
+    said = capsys.readouterr()
+    assert "generation_config.json's max_new_tokens is 0" in said.err and said.out == ""
+    assert main([*command, *search, "--max-new-tokens", "2"]) == 0
+    assert len(rows(capsys)[0]["tokens"]) == 2
+
+
+def test_a_beam_search_does_not_draw(folder, tmp_path, capsys):
+    beams = "--prompt", PROMPT, "--num-beams", "2"
+    for options in (["--temperature", "0.9"], ["--top-k", "3"], ["--top-p", "0.5"],
+                    ["--min-p", "0.1"], ["--temperature", "0", "--top-k", "3"]):  # fmt: skip
+        assert generate(folder, *beams, *options) == 1
+        said = capsys.readouterr()
+        assert f"which {options[-2]} ask" in said.err and said.err.count("\n") == 1
+        assert not said.out
+    assert generate(folder, *beams, "--temperature", "0", "--json") == 0
+    (searched,) = rows(capsys)
+    settings = {"num_beams": 2, "do_sample": True, "temperature": 2.0, "max_new_tokens": 8}
+    end = json.loads(open(f"{folder}/generation_config.json").read())["eos_token_id"]
+    command = with_settings(folder, tmp_path, eos_token_id=end, **settings)
+    assert main(command) == 0
+    said = capsys.readouterr()
+    assert json.loads(said.out)["tokens"] == searched["tokens"]
+    assert said.err == "[do_sample of the model's settings is left out: beams draw no tokens]\n"
+    assert main([*command, "--temperature", "0"]) == 0
+    assert rows(capsys)[0]["tokens"] == searched["tokens"]
+    assert main([*command, "--top-k", "3"]) == 1
+
+
+def test_a_temperature_of_0_draws_nothing_whatever_else_is_given(folder, capsys):
+    for options in ([], ["--top-k", "50", "--top-p", "1"]):
+        options = [*options, "--temperature", "0", "--seed", "4"]
+        assert generate(folder, "--prompt", PROMPT, "--json", *options) == 0
+    greedy, given = rows(capsys)
+    assert given["tokens"] == greedy["tokens"]
+
+
+def test_count_of_the_settings(folder, tmp_path, capsys):
+    drawn = {"do_sample": True, "num_return_sequences": 3, "max_new_tokens": 2}
+    command = with_settings(folder, tmp_path, **drawn)
+    for options, count in (([], 3), (["--count", "1"], 1), (["--count", "2"], 2)):
+        assert main([*command, *options]) == 0
+        assert len(rows(capsys)) == count
+    assert main([*command, "--temperature", "0"]) == 1
+    said = capsys.readouterr().err
+    assert "num_return_sequences 3 of generation_config.json of the most likely" in said
+    command = with_settings(folder, tmp_path, num_beams=3, num_return_sequences=3, max_new_tokens=2)
+    assert main(command) == 0
+    assert len(rows(capsys)) == 3
+    assert main([*command, "--num-beams", "2"]) == 1
+    assert "num_return_sequences 3 of generation_config.json is more" in capsys.readouterr().err
+
+
+def test_a_cache_that_memory_has_no_room_for(folder, capsys, monkeypatch):
+    cases = [(["--capacity", "999999999"], "--capacity 999999999: a cache for 999,999,999 tokens"),
+             (["--num-beams", "999999999"], "--num-beams 999999999: a cache for ")]  # fmt: skip
+    for options, message in cases:
+        assert generate(folder, "--prompt", PROMPT, *options) == 1
+        said = capsys.readouterr()
+        assert message in said.err and said.err.count("\n") == 1 and not said.out
+    # Of 96 positions: keys and values of 16 float32 in each of 2 layers, and the length.
+    needed = 96 * 2 * 2 * 16 * 4 + 4
+    options = "--prompt", PROMPT, "--dtype", "float32", "--capacity", "96"
+    for there, status in ((needed - 1, 1), (needed, 0)):
+        monkeypatch.setattr(memory, "available", lambda there=there: there)
+        assert generate(folder, *options) == status
+        assert (f"takes {needed:,} bytes" in capsys.readouterr().err) == bool(status)
 
 
 def test_stop_strings_end_the_text_before_them(folder, capsys):

@@ -497,6 +497,12 @@ def test_a_refusal_names_the_template_and_its_reason(tmp_path):
     ([{"role": "user", "content": b"x"}], {}, r"messages\[0\]\['content'\] is b'x'"),
     ([{"role": "user", "content": [{"a": object()}]}], {}, r"messages\[0\]\['content'\]\[0\]\['a"),
     ([{1: "user"}], {}, r"messages\[0\] has the key 1"), (HELLO, {"x": {1, 2}}, "x is {1, 2}"),
+    (5, {}, "messages is 5, expected a list"), (HELLO, {"tools": 5}, "tools is 5, expected a list"),
+    (HELLO, {"tools": TOOLS[0]}, "tools is {"),
+    ([{"role": "user", "content": 10**5000}], {},
+     r"messages\[0\]\['content'\] is an integer of 16,610 bits"),
+    ([{"role": "user", "content": "a\ud800"}], {}, r"messages\[0\]\['content'\] holds half a char"),
+    ([{"role": "user", "\ud800": "a"}], {}, r"messages\[0\] has the key '\\ud800'"),
     (HELLO, {"tools": [len]}, "a tool is <built-in function len>"),
     (HELLO, {"continue_final_message": True}, "continue_final_message is not an option"),
     (HELLO, {"tokenize": False}, "tokenize is not an option"),
@@ -504,6 +510,12 @@ def test_a_refusal_names_the_template_and_its_reason(tmp_path):
 def test_bad_arguments(tmp_path, messages, options, message):
     with pytest.raises(ArgumentError, match=message):
         template_of(tmp_path, "x").render(messages, **options)
+
+
+def test_a_text_with_half_a_character_is_the_template_s_fault(tmp_path):
+    template = template_of(tmp_path, "{{ messages[0].role }}{{ '\\ud800' }}")
+    with pytest.raises(FileError, match="chat_template.jinja: .* writes half a character"):
+        template.render(HELLO)
 
 
 def test_messages_nested_without_end(tmp_path):
@@ -525,6 +537,8 @@ def test_a_folder_without_a_template(folder):
     ({"chat_template": ["a"]}, "expected a text, or a list"),
     ({"chat_template": []}, "expected a text, or a list"),
     ({"chat_template": [{"name": 1, "template": "x"}]}, "expected a text, or a list"),
+    ({"chat_template": "x\ud800"}, "expected a text, or a list"),
+    ({"chat_template": [{"name": "default", "template": "\ud800"}]}, "expected a text, or a list"),
     ({"chat_template": "x", "bos_token": 3}, "bos_token is 3, expected a text"),
     ({"chat_template": "x", "eos_token": {"content": [1]}}, "eos_token is"),
 ])  # fmt: skip

@@ -192,6 +192,15 @@ def test_writing_is_atomic(tmp_path):
     assert path.read_bytes() == b"after" and os.listdir(tmp_path) == ["x"]
 
 
+@pytest.mark.parametrize("name", ["nowhere/x", "folder"])
+def test_a_failed_write_names_the_file_that_was_asked_for(tmp_path, name):
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(OSError) as raised, io.atomic_write(tmp_path / name) as f:
+        f.write(b"x")
+    assert raised.value.filename == str(tmp_path / name) and raised.value.filename2 is None
+    assert os.listdir(tmp_path) == ["folder"]
+
+
 # ---- checkpoints ----
 
 

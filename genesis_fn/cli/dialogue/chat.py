@@ -35,8 +35,8 @@ class Speaker(Protocol):
 
     capacity: int
 
-    def encode(self, messages: list[Message]) -> list[int]:
-        """The tokens of messages."""
+    def encode(self, messages: list[Message], *, answer: bool = True) -> list[int]:
+        """The tokens of messages; with `answer` the beginning of an answer follows them."""
         ...
 
     def answer(self, prompt: list[int], generation: GenerationConfig) -> Answer:
@@ -55,7 +55,7 @@ class Chat:
         speaker: what answers.
         screen: where answers go.
         conversation: what has been said.
-        generation: settings of sampling; `max_new_tokens` is one of them.
+        generation: settings of sampling.
         transcript: gets every turn; None keeps none.
     """
 
@@ -77,8 +77,16 @@ class Chat:
         if self.transcript is not None:
             self.transcript.write(*rows)
 
+    @property
+    def room(self) -> int:
+        """The most tokens that prompt and answer may have together."""
+        most = self.speaker.capacity
+        if self.generation.max_new_tokens is None and self.generation.max_length is not None:
+            most = min(most, self.generation.max_length)
+        return most
+
     def size(self, messages: list[Message]) -> int:
-        """The number of tokens of messages."""
+        """The number of tokens of messages, as a prompt."""
         return len(self.speaker.encode(messages))
 
     def ask(self, question: str, before: Conversation) -> int | None:
@@ -87,12 +95,15 @@ class Chat:
         An answer that was stopped stays as far as it was shown; one of which nothing was shown is
         no turn. After an error the conversation is as it was.
         """
-        capacity, longest = self.speaker.capacity, self.generation.max_new_tokens or 1
-        reserve = max(1, min(longest, capacity // 4))
-        shown = before.fitted(question, self.size, capacity - reserve)
+        room, capacity = self.room, self.speaker.capacity
+        reserve = max(1, min(self.generation.new_tokens(0), room // 4))
+        limit, remedy = f"the cache holds {capacity} tokens", "start with a larger --capacity"
+        if room < capacity:
+            limit, remedy = f"max_length is {room}", "/set max_new_tokens"
+        shown = before.fitted(question, self.size, room - reserve, remedy)
         if more := shown.forgotten - before.forgotten:
             turns = "the oldest turn" if more == 1 else f"the {more} oldest turns"
-            self.screen.notice(f"[dropped {turns}: the cache holds {capacity} tokens]")
+            self.screen.notice(f"[dropped {turns}: {limit}]")
         prompt = self.speaker.encode(shown.messages(question))
         answer = self.speaker.answer(prompt, self.generation)
         stopped = self._write(answer)
@@ -105,7 +116,8 @@ class Chat:
         self.screen.end()
         if answer.finish == "length":
             full = len(prompt) + len(answer.tokens) >= capacity
-            why = "the cache is full" if full else "max_new_tokens"
+            short = "max_new_tokens" if self.generation.max_new_tokens else "max_length"
+            why = "the cache is full" if full else short
             count = len(answer.tokens)
             tokens = "1 token" if count == 1 else f"{count} tokens"
             self.screen.notice(f"[cut after {tokens}: {why}]")

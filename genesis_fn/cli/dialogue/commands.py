@@ -156,7 +156,8 @@ def _set(chat: Chat, argument: str) -> None:
 
 
 def _tokens(chat: Chat, argument: str) -> None:
-    size = chat.size(chat.conversation.messages()) if chat.conversation.turns else 0
+    said = chat.conversation
+    size = len(chat.speaker.encode(said.messages(), answer=False)) if said.turns else 0
     chat.screen.show(f"history: {size} of {chat.speaker.capacity} tokens")
     if chat.last is not None:
         last = chat.last

@@ -54,7 +54,11 @@ class Conversation:
         return dataclasses.replace(self, turns=turns, forgotten=min(self.forgotten, len(turns)))
 
     def fitted(
-        self, question: str, size: Callable[[list[Message]], int], limit: int
+        self,
+        question: str,
+        size: Callable[[list[Message]], int],
+        limit: int,
+        remedy: str = "start with a larger --capacity",
     ) -> Conversation:
         """With as many of the oldest turns forgotten as it takes for `question` to fit.
 
@@ -62,6 +66,7 @@ class Conversation:
             question: the user's next message.
             size: the number of tokens that messages take.
             limit: the most tokens that they may take.
+            remedy: what makes the limit larger, for the message of an error.
 
         Raises:
             ValueError: system prompt and question alone are too long.
@@ -79,7 +84,7 @@ class Conversation:
             prompt = " with the system prompt" if self.system is not None else ""
             raise ValueError(
                 f"the message{prompt} is {alone} tokens, and there is room for {limit}: shorten "
-                "it, or start with a larger --capacity"
+                f"it, or {remedy}"
             )
         later = range(self.forgotten + 1, most)
         return dataclasses.replace(

@@ -85,6 +85,8 @@ class Lines:
             raise ValueError(
                 f"line {self.count} of the input has more than {_LONGEST_LINE:,} characters"
             )
+        if self.count == 1:
+            line = line.removeprefix("\ufeff")  # a byte order mark: how a file is written, no text
         return line.removesuffix("\n").removesuffix("\r") if line else None
 
 

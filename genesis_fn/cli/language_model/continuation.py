@@ -14,8 +14,17 @@ from genesis_fn.models import GenerationConfig, Session, TextStream
 _CHUNK = 8  # tokens that are drawn between two reads
 
 
-def room_behind(prompt: list[int], capacity: int) -> int:
-    """How many tokens fit behind a prompt. Raises ValueError where the prompt is empty, or none."""
+def longest(generation: GenerationConfig, prompt: list[int], capacity: int) -> int:
+    """The most tokens that a prompt gains.
+
+    Args:
+        generation: settings, of which `max_new_tokens` and `max_length` count here.
+        prompt: tokens.
+        capacity: the most tokens of prompt and answer together, for which there is room.
+
+    Raises:
+        ValueError: the prompt is empty, or as long as `capacity` or `max_length`.
+    """
     if not prompt:
         raise ValueError("the prompt is empty")
     if len(prompt) >= capacity:
@@ -23,7 +32,7 @@ def room_behind(prompt: list[int], capacity: int) -> int:
             f"the prompt is {len(prompt)} tokens, and prompt and answer may have {capacity} "
             "together: shorten it, or give a larger --capacity"
         )
-    return capacity - len(prompt)
+    return min(generation.new_tokens(len(prompt)), capacity - len(prompt))
 
 
 class Continuation:
@@ -38,11 +47,11 @@ class Continuation:
         model: the model.
         session: of the same model; what its cache holds of the prompt is not computed again.
         prompt: tokens, at least one.
-        generation: settings; `max_new_tokens` is one of them.
+        generation: settings.
         key: random key of the draws.
 
     Raises:
-        ValueError: the prompt is empty, or leaves no room in the cache.
+        ValueError: the prompt is empty, or leaves no room for an answer.
     """
 
     def __init__(
@@ -53,10 +62,9 @@ class Continuation:
         generation: GenerationConfig,
         key: Key,
     ) -> None:
-        room = room_behind(prompt, session.capacity)
+        most = longest(generation, prompt, session.capacity)
         self.model, self.session, self.prompt, self.key = model, session, prompt, key
-        longest = min(generation.max_new_tokens or room, room)
-        self.generation = dataclasses.replace(generation, max_new_tokens=longest, stop_strings=())
+        self.generation = dataclasses.replace(generation, max_new_tokens=most, stop_strings=())
         self.stop = generation.stop_strings
         self.tokens: list[int] = []
         self.logprobs: list[float] = []

@@ -47,12 +47,13 @@ SETTINGS = {
     "max_new_tokens": Setting(count, "the most tokens of an answer"),
 }
 _DRAWING = ("top_k", "top_p", "min_p")  # of no effect unless tokens are drawn
+_LENGTH = "max_new_tokens"
 
 
 def add_sampling(parser: Any, max_new_tokens: int) -> None:
     """The options of sampling. Those that are not given leave what generation_config.json says."""
     group = parser.add_argument_group("sampling")
-    neutral = {**shown(GenerationConfig()), "max_new_tokens": max_new_tokens}
+    neutral = {**shown(GenerationConfig()), _LENGTH: max_new_tokens}
     for name, setting in SETTINGS.items():
         option(
             group,
@@ -60,7 +61,7 @@ def add_sampling(parser: Any, max_new_tokens: int) -> None:
             type=setting.parse,
             metavar="P" if setting.parse in (share, fraction) else "N",
             help=setting.help,
-            shown=f"{_FILE}, else {neutral[name]}",
+            shown=f"{_FILE}{', or its max_length' * (name == _LENGTH)}, else {neutral[name]}",
         )
     option(
         group,
@@ -82,15 +83,24 @@ def chosen(arguments: argparse.Namespace, file: GenerationConfig, longest: int) 
     Args:
         arguments: parsed by a parser that `add_sampling` extended.
         file: settings of the model's folder.
-        longest: `max_new_tokens` where neither says it.
+        longest: `max_new_tokens` where neither says it, nor the file a `max_length`.
+
+    Raises:
+        ValueError: the file asks for no tokens, and no option for some.
     """
     how = file
-    if how.max_new_tokens is None:
+    if how.max_new_tokens is None and how.max_length is None:
         how = dataclasses.replace(how, max_new_tokens=longest)
-    for name in (*SETTINGS, "stop"):
+    # The temperature is the last, as one of 0 is to take the most likely token whatever else holds.
+    for name in sorted((*SETTINGS, "stop"), key=lambda name: name == "temperature"):
         value = getattr(arguments, name)
         if value is not None:
             how = changed(how, name, value)
+    if how.max_new_tokens == 0:
+        raise ValueError(
+            f"{_FILE} max_new_tokens is 0, which leaves no room for an answer: give "
+            "--max-new-tokens"
+        )
     seed = arguments.seed if arguments.seed is not None else how.seed or 0
     return dataclasses.replace(how, seed=seed)
 
@@ -104,6 +114,14 @@ def changed(generation: GenerationConfig, name: str, value: Any) -> GenerationCo
         return dataclasses.replace(generation, do_sample=False)
     draws = generation.do_sample or name == "temperature" or name in _DRAWING
     return dataclasses.replace(generation, do_sample=draws, **{name: value})
+
+
+def drawing_options(arguments: argparse.Namespace) -> list[str]:
+    """The options that were given and ask for draws: ["--temperature", ...]."""
+    given = [name for name in ("temperature", *_DRAWING) if getattr(arguments, name) is not None]
+    if arguments.temperature == 0:
+        given.remove("temperature")
+    return ["--" + name.replace("_", "-") for name in given]
 
 
 def parse(name: str, text: str) -> Any:
@@ -127,4 +145,6 @@ def shown(generation: GenerationConfig) -> dict[str, Any]:
     if not generation.do_sample:
         found["temperature"] = 0
     found["min_p"] = found["min_p"] or 0
+    if generation.max_new_tokens is None:
+        found[_LENGTH] = f"up to max_length, {generation.max_length} with the prompt"
     return {**found, "stop": list(generation.stop_strings) or "off"}
