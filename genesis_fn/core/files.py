@@ -21,7 +21,10 @@ _brief.maxlevel = 3
 
 def brief(value: object) -> str:
     """`repr(value)` cut short, for messages about values of any size and depth."""
-    return _brief.repr(value)
+    try:
+        return _brief.repr(value)
+    except ValueError:  # Python writes no integer of more than 4300 digits
+        return f"<{type(value).__name__} with too many digits>"
 
 
 def open_plain(path: str | os.PathLike[str]) -> io.BufferedReader:

@@ -215,3 +215,12 @@ def test_models_that_no_file_describes(fields: dict[str, Any], message: str):
     config = models.DecoderConfig(**fields)
     with pytest.raises(ValueError, match=message):
         config.to_dict()
+
+
+def test_numbers_of_any_length_are_refused_by_name():
+    """Python itself writes none of more than 4300 digits."""
+    for value in (10**5000, -(10**5000), [10**5000]):
+        with pytest.raises(ValueError, match="hidden_size is <.* too many digits>"):
+            models.DecoderConfig.from_dict(
+                {"model_type": "qwen3", "vocab_size": 8, "hidden_size": value}
+            )
