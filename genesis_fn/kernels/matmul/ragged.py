@@ -541,8 +541,8 @@ def _shared_bytes(spec: RaggedSpec, config: RaggedConfig, target: Target, contra
     if contraction:
         # The rows that are left of a group have a step of their own.
         after = max(step // 2 + stored, tile)
-        if target.generation == 10:  # sums in tensor memory leave it through a second tile
-            after += tile
+        if target.tensor_memory and ITEMSIZE[spec.operand_dtype] == 4:
+            after += tile  # of the sums, on their way out of tensor memory
     else:
         after = stored
     return config.stages * step + after + 256  # of barriers
