@@ -70,7 +70,7 @@ class Decoder(Module):
         """Logits of the tokens `x`, int [B, T] or [T]; (logits, state) where `state` is given.
 
         Args:
-            params: from `init`, or `io.load_qwen`.
+            params: from `init`, or `io.load_model`.
             x: int tokens [B, T], or [T] without a batch and state.
             state: a cache, from `init_state(batch=, capacity=)` or an earlier call.
             key, train: not used.

@@ -3,6 +3,7 @@ damage ends in one report, and no save that was ended leaves a mixture."""
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import re
@@ -105,10 +106,16 @@ def test_transformers_reads_what_is_saved_bit_for_bit(saved, tmp_path):
     assert {n: v for n, v in theirs.items() if ours.get(n) != v and n != "_name_or_path"} == {}
     assert again.generation_config.to_dict() == model.generation_config.to_dict()
     tokens = torch.from_numpy(TOKENS.astype(np.int64))
+    # How a float32 sum is rounded may depend on where the weights lie in memory. torch's products
+    # of grouped rows, which experts take, have no float64.
+    kind = torch.float32 if "moe" in model.config.model_type else torch.float64
+    wide = [copy.deepcopy(m).to(kind) for m in (again, model)]
     with torch.no_grad():
-        torch.testing.assert_close(again(tokens).logits, model(tokens).logits, rtol=0, atol=1e-5)
+        logits = [m(tokens).logits for m in wide]
+    bound = 1e-5 if kind == torch.float32 else 1e-10
+    torch.testing.assert_close(*logits, rtol=0, atol=bound * logits[0].abs().max().item())
     options = dict(max_new_tokens=6, do_sample=False, attention_mask=torch.ones_like(tokens))
-    texts = [m.generate(tokens, pad_token_id=0, **options).tolist() for m in (again, model)]
+    texts = [m.generate(tokens, pad_token_id=0, **options).tolist() for m in wide]
     assert texts[0] == texts[1]
     assert (tmp_path / "merges.txt").read_text() == "a b"
     sizes = [p.stat().st_size for p in tmp_path.glob("*.safetensors")]

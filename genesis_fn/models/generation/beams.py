@@ -75,7 +75,7 @@ def beam_search(
     et al., "Google's Neural Machine Translation System", 2016.
 
     Args:
-        params: parameters, from `qwen.init` or `io.load_qwen`.
+        params: parameters, from `qwen.init` or `io.load_model`.
         tokens: int prompts [B, T]; shorter ones are padded at their end.
         config: the hyperparameters.
         num_beams: the number of beams, K.

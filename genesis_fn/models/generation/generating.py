@@ -101,7 +101,7 @@ def generate(  # pyright: ignore[reportInconsistentOverload] - `options` are tho
     longest one, as in transformers: behind the trained context a row does depend on the others.
 
     Args:
-        params: parameters, from `qwen.init` or `io.load_qwen`.
+        params: parameters, from `qwen.init` or `io.load_model`.
         tokens: int prompts [B, T]; shorter ones are padded at their end.
         config: the hyperparameters.
         max_new_tokens: the most tokens that a row gains.

@@ -57,7 +57,7 @@ class Session:
     longer than the trained context is reused: each token changes the keys of all before it.
 
     Args:
-        params: parameters, from `qwen.init` or `io.load_qwen`.
+        params: parameters, from `qwen.init` or `io.load_model`.
         config: the hyperparameters.
         capacity: how many tokens fit, prompt and continuation together; None means 4096, or
             `max_position_embeddings` where that is less. The cache has room for as many from the
@@ -261,7 +261,7 @@ def stream(
     A `Session` keeps its cache for the next prompt.
 
     Args:
-        params: parameters, from `qwen.init` or `io.load_qwen`.
+        params: parameters, from `qwen.init` or `io.load_model`.
         tokens: the prompt, int [T].
         config: the hyperparameters.
         generation: how to generate; None means `GenerationConfig()`. Beams and several
