@@ -118,7 +118,7 @@ class Ours:
 
     def prefill(self, params: Any, tokens: Any, cache: Any) -> tuple[Any, Any]:
         """(the tokens after the prompts [B, T], the cache with them)."""
-        logits, cache = self.qwen.extend(params, tokens, cache, self.config, last=True)
+        logits, cache = self.qwen.prefill(params, tokens, cache, self.config, last=True)
         return self.jnp.argmax(logits, -1).astype(self.jnp.int32), cache
 
     def cache(self, context: int) -> Any:

@@ -74,8 +74,11 @@ class IterationDomain:
 
     def wants_split(self, target: Target) -> bool:
         """Whether rows are too few to occupy the GPU, so that each is reduced in several parts."""
-        # A second kernel adds the parts, which only long rows of much data are worth.
-        if self.row_column or self.reduced < 1024 or self.size < 1 << 15:
+        # A second kernel adds the parts, which only long rows of much data are worth. A row whose
+        # elements are neighbours is one program's up to `_MAX_ROW`: its parts have two loads of all
+        # threads at least.
+        least = _MAX_ROW + 1 if self.inner else 1024
+        if self.row_column or self.reduced < least or self.size < 1 << 15:
             return False
         return (self.kept if self.inner else -(-self.kept // 64)) < 2 * target.processors
 
