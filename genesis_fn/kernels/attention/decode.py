@@ -2,8 +2,9 @@
 
 One program per (batch, key head, split) holds all queries of the heads that share the keys as the
 rows of one tile, so that the cache is read once; a second kernel combines the partial softmaxes
-(Dao et al., "Flash-Decoding", 2023). Lengths are read from device memory and the grid depends on
-the cache's capacity only, so one captured graph serves every length.
+(Dao et al., "Flash-Decoding", 2023). With many rows there is one split, whose program finishes its
+queries itself. Lengths are read from device memory and the grid depends on the cache's capacity
+only, so one captured graph serves every length.
 """
 
 from __future__ import annotations
@@ -45,6 +46,35 @@ MAX_ROWS = 128
 
 
 @triton.jit
+def mean_of_values(
+    v,
+    batch,
+    kv_head,
+    V_BATCH: tl.constexpr,
+    V_TIME: tl.constexpr,
+    V_HEAD: tl.constexpr,
+    S: tl.constexpr,
+    DV: tl.constexpr,
+    BLOCK_DV: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    """The mean of all values of one key head: the result of a query that may see no key, all keys
+    with equal weight, as in the other kernels."""
+    dims = tl.arange(0, BLOCK_DV)
+    value = tl.zeros((BLOCK_DV,), tl.float32)
+    source = v + batch.to(tl.int64) * V_BATCH + kv_head * V_HEAD
+    for col in range(0, S, BLOCK_N):
+        cols = col + tl.arange(0, BLOCK_N)
+        tile = tl.load(
+            source + cols.to(tl.int64)[:, None] * V_TIME + dims[None, :],
+            mask=(cols < S)[:, None] & (dims < DV)[None, :],
+            other=0.0,
+        )
+        value += tl.sum(up(tile), 0) / S
+    return value
+
+
+@triton.jit
 def attention_split_kernel(
     q,
     k,
@@ -52,6 +82,8 @@ def attention_split_kernel(
     tops,
     totals,
     partials,
+    out,
+    lse,
     bias,
     mask,
     kv_lengths,
@@ -85,6 +117,7 @@ def attention_split_kernel(
     LEFT: tl.constexpr,
     RIGHT: tl.constexpr,
     PRECISION: tl.constexpr,
+    FULLY_MASKED: tl.constexpr,
     CHUNK: tl.constexpr,
     SPLITS: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -92,8 +125,9 @@ def attention_split_kernel(
     STAGES: tl.constexpr,
     PROGRAMMATIC: tl.constexpr,
 ):
-    """Maximum, sum and weighted values of CHUNK keys, for every query of one key head's group."""
-    if PROGRAMMATIC:
+    """Maximum, sum and weighted values of CHUNK keys, for every query of one key head's group; out
+    and lse of these queries if there is one split."""
+    if PROGRAMMATIC and SPLITS > 1:
         # The combining kernel may be launched while this one works: it waits for its end.
         launch_dependents()
     KV: tl.constexpr = H // G
@@ -167,12 +201,31 @@ def attention_split_kernel(
         total = total * decay + tl.sum(probs, 1)
         top = new_top
         acc = dot(cast(probs, values.dtype), values, acc * decay[:, None], PRECISION)
-    offset = (line * SPLITS + split) * BLOCK_M + packed
-    tl.store(tops + offset, top)
-    tl.store(totals + offset, total)
-    tl.store(
-        partials + offset.to(tl.int64)[:, None] * BLOCK_DV + tl.arange(0, BLOCK_DV)[None, :], acc
-    )
+    outs = tl.arange(0, BLOCK_DV)
+    if SPLITS > 1:
+        offset = (line * SPLITS + split) * BLOCK_M + packed
+        tl.store(tops + offset, top)
+        tl.store(totals + offset, total)
+        tl.store(partials + offset.to(tl.int64)[:, None] * BLOCK_DV + outs[None, :], acc)
+    else:
+        norm = (top + tl.log2(tl.maximum(total, 1e-37))) * LN2
+        if FULLY_MASKED:
+            fully_masked = top < MASKED_BELOW
+            total = tl.where(fully_masked, 1.0, total)
+            norm = tl.where(fully_masked, MASKED_LSE, norm)
+            if tl.max((fully_masked & (rows < T)).to(tl.int32), 0) > 0:
+                mean = mean_of_values(
+                    v, batch, kv_head, V_BATCH, V_TIME, V_HEAD, S, DV, BLOCK_DV, BLOCK_N
+                )
+                acc = tl.where(fully_masked[:, None], mean[None, :], acc)
+        place = (batch * T + rows) * H + heads
+        tl.store(
+            out + place.to(tl.int64)[:, None] * DV + outs[None, :],
+            cast(acc / total[:, None], out.dtype.element_ty),
+            mask=(rows < T)[:, None] & (outs < DV)[None, :],
+        )
+        if lse is not None:
+            tl.store(lse + (batch * H + heads) * T + rows, norm, mask=rows < T)
 
 
 @triton.jit
@@ -230,18 +283,10 @@ def attention_combine_kernel(
         fully_masked = top < MASKED_BELOW
         total = tl.where(fully_masked, 1.0, total)
         norm = tl.where(fully_masked, MASKED_LSE, norm)
-        # All keys with equal weight, as in the other kernels.
         if fully_masked:
-            value = tl.zeros((BLOCK_DV,), tl.float32)
-            source = v + batch.to(tl.int64) * V_BATCH + head // G * V_HEAD
-            for col in range(0, S, BLOCK_N):
-                cols = col + tl.arange(0, BLOCK_N)
-                tile = tl.load(
-                    source + cols.to(tl.int64)[:, None] * V_TIME + dims[None, :],
-                    mask=(cols < S)[:, None] & (dims < DV)[None, :],
-                    other=0.0,
-                )
-                value += tl.sum(up(tile), 0) / S
+            value = mean_of_values(
+                v, batch, head // G, V_BATCH, V_TIME, V_HEAD, S, DV, BLOCK_DV, BLOCK_N
+            )
     value = value / total
     element = out.dtype.element_ty
     tl.store(out + program.to(tl.int64) * DV + dims, cast(value, element), mask=dims < DV)
@@ -275,62 +320,62 @@ def decode_plan(
     splits = splits or decode_splits(spec, target, block_n)
     block_m = padded(rows)
     chunk = -(-spec.kv_len // (splits * block_n)) * block_n
-    # A maximum, a sum and a row of values for each split of each row, in float32.
-    lines = spec.batch * spec.kv_heads * splits * block_m
     wanted = option_inputs(spec)
     inputs = 3 + len(wanted)
     outputs = 2 if spec.return_lse else 1
-    tops, totals, partials = (BufferArg(inputs + outputs + i, "fp32") for i in range(3))
     options, absent = option_arguments(spec, 3)
     constants = problem_constants(spec) | absent
     constants["PROGRAMMATIC"] = target.programmatic_launch
-    # The constants of a problem are those of the general kernels; not all are parameters here.
-    split_names = set(attention_split_kernel.arg_names)  # pyright: ignore[reportFunctionMemberAccess]
-    steps = (
-        Launch(
-            attention_split_kernel,
-            (splits, spec.batch * spec.kv_heads, 1),
-            {
-                "q": BufferArg(0, spec.dtype),
-                "k": BufferArg(1, spec.dtype),
-                "v": BufferArg(2, spec.dtype),
-                "tops": tops,
-                "totals": totals,
-                "partials": partials,
-            }
-            | options,
-            {name: value for name, value in constants.items() if name in split_names}
-            | {
-                "CHUNK": chunk,
-                "SPLITS": splits,
-                "BLOCK_M": block_m,
-                "BLOCK_N": block_n,
-                "STAGES": 3 if spec.dtype != "fp32" else 1,
-            },
-            num_warps=4,
-            num_stages=3,
-        ),
-        _combine_launch(spec, constants, splits, block_m, inputs),
-    )
-    sizes = (lines, lines, lines * padded(spec.v_dim))
-    return Plan(inputs, outputs, steps, tuple(Workspace(4 * size) for size in sizes))
-
-
-def _combine_launch(
-    spec: AttentionSpec, constants: dict[str, Any], splits: int, block_m: int, inputs: int
-) -> Launch:
-    outputs = 2 if spec.return_lse else 1
-    arguments: dict[str, Argument] = {
+    parts: dict[str, Argument] = {
         name: BufferArg(inputs + outputs + i, "fp32")
         for i, name in enumerate(("tops", "totals", "partials"))
     }
-    arguments["v"] = BufferArg(2, spec.dtype)
-    absent: dict[str, Any] = {}
-    arguments["out"] = BufferArg(inputs, spec.dtype)
+    results: dict[str, Argument] = {"out": BufferArg(inputs, spec.dtype)}
     if spec.return_lse:
-        arguments["lse"] = BufferArg(inputs + 1, "fp32")
-    else:
-        absent["lse"] = None
+        results["lse"] = BufferArg(inputs + 1, "fp32")
+    written, left = (parts, ("out", "lse")) if splits > 1 else (results, (*parts, "lse"))
+    # The constants of a problem are those of the general kernels; not all are parameters here.
+    split_names = set(attention_split_kernel.arg_names)  # pyright: ignore[reportFunctionMemberAccess]
+    split = Launch(
+        attention_split_kernel,
+        (splits, spec.batch * spec.kv_heads, 1),
+        {
+            "q": BufferArg(0, spec.dtype),
+            "k": BufferArg(1, spec.dtype),
+            "v": BufferArg(2, spec.dtype),
+        }
+        | written
+        | options,
+        {name: value for name, value in constants.items() if name in split_names}
+        | {name: None for name in left if name not in written}
+        | {
+            "CHUNK": chunk,
+            "SPLITS": splits,
+            "BLOCK_M": block_m,
+            "BLOCK_N": block_n,
+            "STAGES": 3 if spec.dtype != "fp32" else 1,
+        },
+        num_warps=4,
+        num_stages=3,
+    )
+    if splits == 1:
+        return Plan(inputs, outputs, (split,))
+    arguments = parts | {"v": BufferArg(2, spec.dtype)} | results
+    combine = _combine_launch(spec, constants, splits, block_m, arguments)
+    # A maximum, a sum and a row of values for each split of each row, in float32.
+    lines = spec.batch * spec.kv_heads * splits * block_m
+    sizes = (lines, lines, lines * padded(spec.v_dim))
+    return Plan(inputs, outputs, (split, combine), tuple(Workspace(4 * size) for size in sizes))
+
+
+def _combine_launch(
+    spec: AttentionSpec,
+    constants: dict[str, Any],
+    splits: int,
+    block_m: int,
+    arguments: dict[str, Argument],
+) -> Launch:
+    absent = {} if spec.return_lse else {"lse": None}
     shared = (
         "V_BATCH",
         "V_TIME",
