@@ -1,8 +1,9 @@
 """Gather, scatter, rows of tables, segment sums and dynamic slices.
 
 Whole rows along axis 0 use the row kernels. Any other gather is one kernel with the shapes in its
-text. Any other scatter computes the row that each update goes to and becomes a scatter of rows, so
-that it is deterministic as well. A checked index out of range is reported, and clamped.
+text, and so is a scatter that sets elements of which none is set twice. Any other scatter computes
+the row that each update goes to and becomes a scatter of rows, so that it is deterministic as well.
+A checked index out of range is reported, and clamped.
 """
 
 from __future__ import annotations
@@ -238,6 +239,8 @@ def _scatter(call: Call) -> Lowered:
         return builder.build()
     window = call.params["dimension_numbers"][0]
     sizes = window_sizes(operand, updates, call.params["dimension_numbers"])
+    if kind == "set" and call.params["unique_indices"]:
+        return _set_elements(call, builder, sizes)
     columns, run = _trailing(operand, call.params["dimension_numbers"], sizes)
     rows, count = operand.size // columns, updates.size // columns
     # Updates in the order of batch dimensions, then window dimensions: the last one wins.
@@ -287,6 +290,24 @@ def _scatter(call: Call) -> Lowered:
         spec, held, out = _boolean(spec, held, out)
     given = [] if call.in_place else [_as(call.read(0), spec)]
     builder.include(plan_scatter_rows(spec, call.target), [*given, targets, held, out])
+    return builder.build()
+
+
+def _set_elements(call: Call, builder: PlanBuilder, sizes: Sequence[int]) -> Plan:
+    """The scatter of updates that go to places of their own: each element finds its place. (Keys
+    and values of several sequences go into a cache so, in one small launch.)"""
+    operand, indices, updates = call.operands
+    mode = call.params["mode"]
+    if not call.in_place:
+        add_copy(builder, call.read(0, True), call.write(0, True), (operand.size,), (1,))
+    found = _window(call, updates.shape, sizes, mode)
+    written = "inside" if mode == "clip" else "valid"
+    buffers = {"u": call.read(2, True), "indices": call.read(1), "y": call.write(0, True)}
+    if mode == "check":
+        buffers["error"] = BufferArg(4, "i64")
+    lines = [*found.lines, f"tl.store(y + {found.offset}, tl.load(u + i, inside), {written})"]
+    wide = max(operand.size, updates.size, indices.size) > INT32_MAX
+    add_elements(builder, "scatter", buffers, updates.size, lines, wide=wide)
     return builder.build()
 
 
