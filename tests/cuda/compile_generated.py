@@ -20,7 +20,7 @@ import genesis_fn as g
 import genesis_fn.numpy as gnp
 from genesis_fn import lax
 from genesis_fn.backends.cuda.codegen import generate
-from genesis_fn.backends.cuda.lower.fused_matmul import plan_fused_gemv
+from genesis_fn.backends.cuda.lower.fused_matmul import plan_few_rows
 from genesis_fn.compiler.fusion.fuse import fuse_jaxpr
 from genesis_fn.compiler.memory.rematerialise import rematerialise_jaxpr
 from genesis_fn.compiler.simplify.simplify import simplify_jaxpr
@@ -116,7 +116,7 @@ def main(architecture: int, *kinds_of_all: str) -> None:
         jaxpr, _ = stage(lambda *xs: g.tree.leaves(f(*xs)), [aval(s, d) for s, d in kinds])
         for group in fuse_jaxpr(rematerialise_jaxpr(simplify_jaxpr(jaxpr)), target).groups:
             if group.matmul is not None:
-                plan, _ = plan_fused_gemv(group.matmul, group.writes[0], False, target)
+                plan, _ = plan_few_rows(group.matmul, group.writes[0], False, target)
             elif group.kernel is not None:
                 plan = generate(group.kernel, target).plan
             else:

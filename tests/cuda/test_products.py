@@ -54,17 +54,33 @@ def test_norm_before_and_residual_after(rows: int, dtype: Any) -> None:
     args = normal(rows, k), normal(k), normal(20, k), normal(20, k)
     args = [a.astype(dtype) for a in args]
     tolerance = 2e-5 if dtype == gnp.float32 else 0.3
-    assert len(checked(f, *args, tolerance=tolerance)) == 2
+    assert len(checked(f, *args, tolerance=tolerance)) == (2 if rows == 1 else 3)
     with without("products"):
         assert len(checked(f, *args, tolerance=tolerance)) == 4
 
 
-def test_a_gate_is_one_product() -> None:
+@pytest.mark.parametrize("rows", [1, 5, 33])
+def test_a_gate_is_one_product(rows: int) -> None:
     def f(x, gate, up, down):
         return linear(silu(linear(x, gate)) * linear(x, up), down)
 
     k, n = 64, 40
-    assert len(checked(f, normal(1, k), weights(n, k), weights(n, k), weights(k, n))) == 2
+    args = normal(rows, k), weights(n, k), weights(n, k), weights(k, n)
+    assert len(checked(f, *args)) == 2
+
+
+@pytest.mark.parametrize("biased", [False, True], ids=["plain", "biased"])
+@pytest.mark.parametrize("rows", [3, 16, 33, 64])
+def test_few_rows_times_several_matrices_are_one_launch(rows: int, biased: bool) -> None:
+    def f(x, q, k, v, bias):
+        q, k, v = [linear(x, w) for w in (q, k, v)]
+        return q, gnp.tanh(k + bias if biased else k), v
+
+    shapes = (rows, 64), (48, 64), (24, 64), (24, 64), (24,)
+    args = [weights(*shape).astype(gnp.bfloat16) for shape in shapes]
+    assert len(checked(f, *args, tolerance=2e-2)) == 2
+    with without("grouped"):
+        assert len(checked(f, *args, tolerance=2e-2)) > 2
 
 
 def test_what_others_read_stays_in_memory() -> None:

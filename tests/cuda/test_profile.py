@@ -78,3 +78,20 @@ def test_what_a_compiled_program_shows():
     w = jnp.asarray(W)
     compiled(w, jnp.asarray(X))
     assert w.is_deleted()
+
+
+def test_every_launch_has_the_name_of_what_it_computes():
+    """Products with an epilogue, in a shared launch, in a gate; small kernels that run at once."""
+
+    def f(x, q, k, gate, up):
+        y = jnp.tanh(x @ q), x @ k
+        return y, jnp.exp(x @ gate) * (x @ up), jnp.sort(x), jnp.cos(q[0])
+
+    for rows in (1, 5, 200):
+        shapes = (rows, 32), (32, 48), (32, 24), (32, 24), (32, 24)
+        draw = np.random.default_rng(rows)
+        arrays = [jnp.asarray(draw.standard_normal(s), jnp.bfloat16) for s in shapes]
+        found = gf.profile(f, repeats=1)(*arrays)
+        names = [line.primitive for line in found.lines]
+        assert "copy" not in names, names
+        assert sum(line.flops for line in found.lines) >= 2 * rows * 32 * (48 + 3 * 24)

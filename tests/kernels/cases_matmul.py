@@ -41,6 +41,7 @@ def cases() -> dict[str, Plan]:
         "eight rows": {"m": 8, "n": 4096, "k": 1024, "rhs_transposed": True},
         "one row, gated": {"m": 1, "n": 3072, "k": 1024, "rhs_transposed": True, **swiglu},
         "32 rows": {"m": 32, "n": 4096, "k": 1024, "rhs_transposed": True},
+        "32 rows, gated": {"m": 32, "n": 3072, "k": 1024, "rhs_transposed": True, **swiglu},
         "16 rows, split": {"m": 16, "n": 1024, "k": 3072, "rhs_transposed": True},
     }
     plans = {name: plan_matmul(MatmulSpec(**fields), H200) for name, fields in specs.items()}
@@ -56,6 +57,9 @@ def cases() -> dict[str, Plan]:
     layer = [(1024, 2048), (1024, 1024), (2048, 1024), (1024, 3072), (3072, 1024)]
     plans["grouped weight gradients"] = plan_grouped_matmul(
         [MatmulSpec(m=m, n=n, k=16384, lhs_transposed=True) for m, n in layer], H200
+    )
+    plans["8 rows times queries, keys and values"] = plan_grouped_matmul(
+        [MatmulSpec(m=8, n=n, k=1024, rhs_transposed=True) for n in (2048, 1024, 1024)], H200
     )
     # The backward pass of silu(gate) * up, done to the tiles of the product that it needs.
     lines = """p = rm * 3072 + rn

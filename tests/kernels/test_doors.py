@@ -291,4 +291,4 @@ def test_compiling_processes_load_neither_torch_nor_numpy() -> None:
 
 def test_few_rows_are_as_many_for_the_compiler_as_for_the_kernels() -> None:
     """The simplifier leaves products alone that the kernels of few rows serve; it stands below."""
-    assert rewriter._FEW_ROWS == FEW_ROWS
+    assert rewriter.FEW_ROWS == FEW_ROWS

@@ -16,12 +16,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from genesis_fn.compiler.fusion.gemv_fusion import (
     FusedMatmul,
     differ_in_rhs_only,
-    fits_epilogue,
+    few_row_sizes,
+    fits_few_row_epilogue,
     fits_prologue,
     fits_tiled_epilogue,
-    gemv_sizes,
     is_tiled_matmul,
+    share_launch,
 )
+from genesis_fn.compiler.fusion.matmul_grouping import grouped_eqn
 from genesis_fn.compiler.fusion.value_graph import (
     ValueGraph,
     build_value_graph,
@@ -133,9 +135,14 @@ def fuse_jaxpr(
         except _TooLarge as large:
             # What is materialized decides every kernel, so start over.
             graph.materialized.update(large.values)
-    # An epilogue of few rows is a kernel of one value, so these come before any merge.
+    # An epilogue of few rows is a kernel of one value, so these come before any merge. A gate saves
+    # a launch and a reading of the left operand, a shared launch the latter, a residual neither.
     if enabled("products"):
-        state.fuse_gemv_epilogues()
+        state.fuse_few_row_epilogues(gated=True)
+    if enabled("grouped"):
+        state.share_few_row_launches()
+    if enabled("products"):
+        state.fuse_few_row_epilogues(gated=False)
     state.fuse_into_consumers()
     state.fuse_siblings()
     # A prologue such as a norm is one kernel, not two, only after its parts have merged.
@@ -368,14 +375,44 @@ class _FusionState:
         the backward pass recomputes would be computed, and live, from the forward pass on."""
         return self._separate_passes and any([self.graph.producer[v].backward for v in g.roots])
 
-    def fuse_gemv_epilogues(self) -> None:
-        """Fuse the only reader of a product of few rows into it as its epilogue."""
-        for n, g in list(self.groups.items()):
-            if n in self.groups and g.eqn is not None and g.matmul is None:
-                if gemv_sizes(g.eqn) is not None:
-                    self._fuse_gemv_epilogue(n)
+    def share_few_row_launches(self) -> None:
+        """Make products of few rows of one left operand, as of queries, keys and values, one
+        launch: none of them alone occupies the GPU, or takes longer than its launch."""
+        if not self.target.descriptors:
+            return
+        for readers in list(self.readers.values()):
+            left = [r for r in sorted(readers, key=self.rank.__getitem__) if self._is_few_rows(r)]
+            while left:
+                first, *left = left
+                members = [self._eqn(first)]
+                for r in list(left):
+                    if not share_launch(members[0], self._eqn(r)):
+                        continue
+                    later = self._dependents_between(first, r)
+                    if later is None:
+                        continue
+                    left.remove(r)
+                    members.append(self._eqn(r))
+                    x, y = self.groups[first], self.groups[r]
+                    roots, reads = x.roots + y.roots, x.reads | y.reads
+                    lo, hi = min(x.lo, y.lo), max(x.hi, y.hi)
+                    group = FusionGroup(roots, None, None, grouped_eqn(members), reads, lo, hi)
+                    self._replace(first, r, group, later)
+                    first = self.owner[roots[0]]
 
-    def _fuse_gemv_epilogue(self, n: int) -> None:
+    def _is_few_rows(self, n: int) -> bool:
+        """Whether step n is a product of few rows and nothing else."""
+        g = self.groups[n]
+        return g.eqn is not None and g.matmul is None and few_row_sizes(g.eqn) is not None
+
+    def fuse_few_row_epilogues(self, gated: bool) -> None:
+        """Fuse the only reader of a product of few rows into it as its epilogue; with `gated`, of
+        two products at once."""
+        for n in list(self.groups):
+            if n in self.groups and self._is_few_rows(n):
+                self._fuse_few_row_epilogue(n, gated)
+
+    def _fuse_few_row_epilogue(self, n: int, gated: bool) -> None:
         members = [n]
         reader = self._only_reader(n)
         if reader is None:
@@ -386,15 +423,16 @@ class _FusionState:
         for v in y.reads:
             other = self.owner.get(v)
             if other is not None and other != n and len(members) < 2:
-                e = self.groups[other].eqn
-                if e is None or gemv_sizes(e) is None or self._only_reader(other) != reader:
+                if not self._is_few_rows(other) or self._only_reader(other) != reader:
                     continue
-                if differ_in_rhs_only(self._eqn(n), e):
+                if differ_in_rhs_only(self._eqn(n), self._eqn(other)):
                     members.append(other)
         members.sort(key=self.rank.__getitem__)
         eqns = [self._eqn(m) for m in members]
         values = [e.outs[0] for e in eqns]
-        if not fits_epilogue(y.kernel, y.domain, values, y.roots[0]):
+        if (len(members) > 1) != gated:
+            return
+        if not fits_few_row_epilogue(y.kernel, y.domain, eqns, y.roots[0]):
             return
         kernel, last = y.kernel, reader
         for k in range(len(members)):
@@ -501,9 +539,9 @@ class _FusionState:
                 del self.owner[v]
             self.order[self.rank.pop(n)] = -1
             del self.groups[n]
-        for g in self.groups.values():
-            if g.eqn is not None and g.matmul is None and gemv_sizes(g.eqn) is not None:
-                g.matmul = FusedMatmul([g.eqn])
+        for n, g in self.groups.items():
+            if self._is_few_rows(n):
+                g.matmul = FusedMatmul([self._eqn(n)])
 
     def _accepts_prologue(self, r: int, h: Var, domain: IterationDomain) -> bool:
         """Whether step r is a product that reads `h` as its whole left operand and nowhere else."""

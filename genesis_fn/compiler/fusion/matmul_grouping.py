@@ -324,7 +324,7 @@ def _with_shared_launches(jaxpr: Jaxpr, launches: Sequence[_SharedLaunch]) -> Ja
 def _reordered(jaxpr: Jaxpr, launches: Iterable[_SharedLaunch]) -> list[Eqn] | None:
     of: dict[Eqn, Eqn] = {}
     for b in launches:
-        of.update(dict.fromkeys(b.members, _grouped_eqn(b.members)))
+        of.update(dict.fromkeys(b.members, grouped_eqn(b.members)))
     position: dict[Eqn, int] = {}
     for n, e in enumerate(jaxpr.eqns):
         position[of.get(e, e)] = n  # a launch comes where its last member was
@@ -353,7 +353,8 @@ def _reordered(jaxpr: Jaxpr, launches: Iterable[_SharedLaunch]) -> list[Eqn] | N
     return result if len(result) == len(position) else None
 
 
-def _grouped_eqn(members: Sequence[Eqn]) -> Eqn:
+def grouped_eqn(members: Sequence[Eqn]) -> Eqn:
+    """The equation that computes all of `members`, each a product or a sum of several."""
     dots, sums, ins, outs = [], [], [], []
     for e in members:
         own = _dots(e)

@@ -258,7 +258,7 @@ def live_equations(eqns: Sequence[Eqn], outs: Sequence[Var]) -> list[Eqn]:
 
 
 _ADD_N = add_n.prim
-_FEW_ROWS = 64
+FEW_ROWS = 64  # of a product that takes as long as reading its right operand
 
 
 def flatten_sums(eqns: list[Eqn], outs: Sequence[Var]) -> list[Eqn]:
@@ -345,7 +345,7 @@ def _product_in_order(
         return None
     shape = product.outs[0].aval.shape[batch:]
     rows, columns = math.prod(shape[:left]), math.prod(shape[left:])
-    if rest == swapped != straight and 1 < rows <= _FEW_ROWS < columns:
+    if rest == swapped != straight and 1 < rows <= FEW_ROWS < columns:
         return None
     xb, yb = tuple([xb[d] for d in front]), tuple([yb[d] for d in front])
     ins, numbers = [x, y], ((xc, yc), (xb, yb))

@@ -22,8 +22,8 @@ from genesis_fn.kernels.matmul.matmul import (
     tiles_of,
 )
 from genesis_fn.kernels.matmul.source import MatmulSource, persistent_source
-from genesis_fn.kernels.matmul.spec import MatmulConfig, MatmulSpec
-from genesis_fn.kernels.matmul.tuning import configs, seconds, takes_descriptors
+from genesis_fn.kernels.matmul.spec import FEW_ROWS, MatmulConfig, MatmulSpec
+from genesis_fn.kernels.matmul.tuning import configs, seconds, skinny_configs, takes_descriptors
 from genesis_fn.kernels.plan import Argument, BufferArg, Launch, Plan
 from genesis_fn.kernels.plan_builder import PlanBuilder
 
@@ -51,6 +51,11 @@ def grouped_configs(specs: Sequence[MatmulSpec], target: Target) -> list[MatmulC
     """Configurations worth timing for the group, the best by the machine model first."""
     # One tile size for all: they share registers and shared memory of the same programs.
     candidates: dict[MatmulConfig, None] = {}
+    first = specs[0]
+    if first.m <= FEW_ROWS and all((s.m, s.k) == (first.m, first.k) for s in specs):
+        # As one product of all columns: its time is that of reading them.
+        wide = replace(first, n=sum(s.n for s in specs), out_strides=None)
+        return [c for c in skinny_configs(wide, target) if c.family == "tma" and c.split_k == 1]
     for spec in specs:
         for config in configs(replace(spec, batch=(), **_no_strides()), target):
             if config.family == "tma" and not (config.swap or config.prepared):

@@ -94,8 +94,7 @@ def configs(spec: MatmulSpec, target: Target) -> tuple[MatmulConfig, ...]:
     ):
         return (MatmulConfig("pointer", 32, 32, 8, warps=4, stages=2, tensor_cores=False),)
     if spec.m <= FEW_ROWS:
-        menu = _fitting(spec, _skinny_menu(spec, target), target)
-        menu.sort(key=lambda c: (skinny_seconds(spec, c, target), -c.bk))
+        menu = skinny_configs(spec, target)
         if spec.m <= 8 and spec.operand_dtype not in ("fp64", "i8"):
             gemv = _gemv_menu(spec, target)[:7]
             # From three rows on, and down columns, the tensor cores' tiles read faster.
@@ -113,6 +112,16 @@ def configs(spec: MatmulSpec, target: Target) -> tuple[MatmulConfig, ...]:
         ready = configs(prepared_spec(spec), target)
         menu = [replace(config, prepared=True) for config in ready[:6]] + menu
     return tuple(menu[:10])
+
+
+def skinny_configs(spec: MatmulSpec, target: Target) -> list[MatmulConfig]:
+    """The configurations in tiles of a product of few rows, the best by its model first."""
+
+    def order(c: MatmulConfig) -> tuple[float, ...]:
+        # Of equals, four stages at least, then as much of k under way as there is room for.
+        return skinny_seconds(spec, c, target), c.stages < 4, -c.bk * c.stages, -c.bk
+
+    return sorted(_fitting(spec, _skinny_menu(spec, target), target), key=order)
 
 
 def prepares(spec: MatmulSpec, target: Target) -> bool:
@@ -174,7 +183,7 @@ def skinny_seconds(spec: MatmulSpec, config: MatmulConfig, target: Target) -> fl
     total += math.ceil(tiles / programs) * _SKINNY_TILE_SECONDS
     if config.split_k > 1:
         partial = 8 * spec.batches * spec.m * spec.n * config.split_k
-        total += 0.75 * _LAUNCH_SECONDS + partial / target.bandwidth
+        total += _LAUNCH_SECONDS + partial / target.bandwidth
     return total
 
 
@@ -241,20 +250,30 @@ def _skinny_menu(spec: MatmulSpec, target: Target) -> list[MatmulConfig]:
     family = "tma" if described else "pointer"
     size = ITEMSIZE[spec.operand_dtype]
     menu = []
+    for bn in (64, 128):
+        for bk in (128 // size, 256 // size, 512 // size):
+            for split in (1, 2, 4, 8, 16):
+                if split > 1 and spec.k < 2 * split * bk:
+                    continue
+                if bk > 128 // size and bk > spec.k:
+                    continue
+                menu.append(
+                    MatmulConfig(
+                        family,
+                        rows,
+                        bn,
+                        bk,
+                        4,
+                        min(8, 2048 // (bk * size)) if family == "tma" else 4,
+                        split,
+                        swap=_swaps(spec),
+                        flatten=not spec.gated,
+                    )
+                )
     if family == "tma" and spec.m > 16 and size == 2 and not spec.gated:
         # Narrow tiles occupy every processor, and all of a short k is under way at once.
         for bk, stages in ((128, 8), (128, 6), (256, 4), (64, 8)):
             menu.append(MatmulConfig(family, 64, 32, bk, 4, stages))
-    for bn in (64, 128):
-        for bk in (128 // size, 256 // size):
-            for split in (1, 2, 4, 8, 16):
-                if split > 1 and spec.k < 2 * split * bk:
-                    continue
-                menu.append(
-                    MatmulConfig(
-                        family, rows, bn, bk, 4, 4, split, swap=_swaps(spec), flatten=not spec.gated
-                    )
-                )
     return menu
 
 

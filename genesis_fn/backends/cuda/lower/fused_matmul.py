@@ -1,7 +1,7 @@
 """Plans of matrix products with a fused prologue or epilogue.
 
-Products of few rows (GEMV, decoding) compute their left operand in the kernel (a norm) and finish
-their result there (a residual, a gate); other products have an epilogue only. Instructions of the
+Products of few rows (decoding) finish their result in the kernel (a residual, a gate), and as gemvs
+compute their left operand there (a norm); other products have an epilogue only. Instructions of the
 fused bodies become lines of the product's kernel, its hooks.
 """
 
@@ -16,7 +16,7 @@ from genesis_fn.backends.cuda.codegen.reductions import step
 from genesis_fn.backends.cuda.codegen.tiling import Tiling
 from genesis_fn.backends.cuda.lowerings.call import Call
 from genesis_fn.backends.cuda.lowerings.contraction import matmul_spec
-from genesis_fn.compiler.fusion.gemv_fusion import FusedMatmul, gemv_sizes
+from genesis_fn.compiler.fusion.gemv_fusion import FusedMatmul, few_row_sizes
 from genesis_fn.compiler.loop_ir.kernel import KernelIR
 from genesis_fn.compiler.target import Target
 from genesis_fn.core.jaxpr import Var
@@ -28,7 +28,7 @@ from genesis_fn.kernels.plan import Plan
 from genesis_fn.kernels.plan_builder import next_power_of_two
 
 
-def plan_fused_gemv(
+def plan_few_rows(
     product: FusedMatmul, result: Var, steady: bool, target: Target
 ) -> tuple[Plan, list[Any]]:
     """(the plan that computes `result`, the values of its inputs), for a product of few rows.
@@ -38,7 +38,7 @@ def plan_fused_gemv(
     load them before it waits for the one ahead of it.
     """
     first = product.eqns[0]
-    found = gemv_sizes(first)
+    found = few_row_sizes(first)
     assert found is not None
     _, columns, depth = found
     spec, copies = matmul_spec(Call(first.prim, _avals(first), dict(first.params), target))
@@ -53,7 +53,7 @@ def plan_fused_gemv(
         operands += inputs.values()
     if product.epilogue is not None:
         values = [e.outs[0] for e in product.eqns]
-        text, inputs = gemv_epilogue_text(product.epilogue, values, columns)
+        text, inputs = few_row_epilogue_text(product.epilogue, values, columns)
         hooks = replace(hooks, epilogue=text, inputs=hooks.inputs + _types(inputs))
         operands += inputs.values()
     spec = replace(spec, hooks=hooks, gated=len(product.eqns) == 2, steady=steady)
@@ -109,7 +109,7 @@ class _InlinedKernel(KernelWriter):
         return "\n".join(self.lines)
 
 
-def gemv_epilogue_text(
+def few_row_epilogue_text(
     body: KernelIR, values: list[Var], columns: int
 ) -> tuple[str, dict[str, Var]]:
     """(lines that turn `acc` (and `acc1`), the results `values`, into the body's root, the

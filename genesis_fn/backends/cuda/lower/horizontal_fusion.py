@@ -298,4 +298,15 @@ def _combo_step(members: Sequence[_Candidate]) -> ScheduledStep:
         num_stages=max([x.num_stages for x in launches]),
     )
     items = [x.item for x in members]
-    return _merged(items[0], items, SubProgram((launch,), tuple(buffers)))
+    made = _merged(items[0], items, SubProgram((launch,), tuple(buffers)))
+    # The table keeps the members' summaries; a profile, which times the launch, has one for all.
+    kept = [item.summary for item in items if item.summary is not None]
+    if kept:
+        made.summary = replace(
+            kept[0],
+            name=" & ".join(dict.fromkeys([d.name for d in kept])),
+            traffic=sum([d.traffic for d in kept]),
+            operations=sum([d.operations for d in kept]),
+            lines=list(dict.fromkeys([line for d in kept for line in d.lines])),
+        )
+    return made

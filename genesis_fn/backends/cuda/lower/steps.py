@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 
 from genesis_fn.backends.cuda import lowerings
 from genesis_fn.backends.cuda.codegen import GeneratedKernels, KernelCache, generate_once
-from genesis_fn.backends.cuda.lower.fused_matmul import plan_fused_gemv, plan_matmul_epilogue
+from genesis_fn.backends.cuda.lower.fused_matmul import plan_few_rows, plan_matmul_epilogue
 from genesis_fn.backends.cuda.lowerings import HostCall, Views, checks, plan_for
 from genesis_fn.backends.cuda.run.graph import (
     Copy,
@@ -241,7 +241,9 @@ class ProgramLowering:
         if g.matmul is not None:
             for v in g.writes:
                 self.buffers[v] = self._write_to(v, wanted, None, None)
+            at = len(self.table.summaries)
             self.items.append(self._product(g))
+            self.items[-1].summary = self.table.summaries[at]
             return
         if g.kernel is None:
             assert g.eqn is not None
@@ -356,7 +358,7 @@ class ProgramLowering:
             (v,) = g.writes
             read_only = self.table.read_only
             fixed = all(self.table.root(self.buffer(x.ins[1])) in read_only for x in product.eqns)
-            plan, operands = plan_fused_gemv(product, v, fixed, self.table.target)
+            plan, operands = plan_few_rows(product, v, fixed, self.table.target)
         reads = [self.buffer(u) for u in operands]
         bodies = [b for b in (product.prologue, product.epilogue) if b is not None]
         names = [i.eqn.prim.name for b in bodies for i in b.instrs if i.eqn is not None]
