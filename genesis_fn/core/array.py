@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -176,6 +177,20 @@ def from_numpy(
     store = device.backend.from_numpy if copy else device.backend.adopt
     data = store(value, array_aval, device)
     return ArrayImpl(data, sig(array_aval, device, True, weak))
+
+
+def from_bytes(
+    read: Callable[[memoryview, int], None], array_aval: Aval, device: devices.Device
+) -> ArrayImpl:
+    """An Array of which `read(memory, start)` fills `memory` with the bytes from `start` on.
+
+    It is called for one piece after another, by several threads perhaps.
+    """
+    if device.kind != "cpu":
+        transfer_guard.check("host_to_device", array_aval, device)
+    return ArrayImpl(
+        device.backend.from_bytes(read, array_aval, device), sig(array_aval, device, True)
+    )
 
 
 def stored(x: ArrayImpl) -> ArrayImpl:

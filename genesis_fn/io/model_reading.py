@@ -25,7 +25,7 @@ from genesis_fn.io.huggingface import (
     parts,
 )
 from genesis_fn.io.mismatches import Mismatches
-from genesis_fn.io.read_ahead import ArraySource, read_ahead, same_bytes
+from genesis_fn.io.read_ahead import ArraySource, read_ahead, read_onto, same_bytes
 from genesis_fn.io.safetensors import Entry, FileSpan, flat_names
 from genesis_fn.io.shards import read_folder
 from genesis_fn.models import DecoderConfig
@@ -79,10 +79,12 @@ def load_model(
         _check_tied(entries, folder)
     shapes = parameter_shapes(config)
     named = {hf_name(n): tuple(x.shape) for n, x in flat_names(shapes).items()}
-    leaves = []
+    sources = _sources(named, entries, folder)
     with transfer_guard.asked_for():
-        for x in read_ahead(_sources(named, entries, folder)):
-            leaves.append(_placed(x, wanted, place))
+        if place.kind == "cpu":
+            leaves = [_placed(x, wanted, place) for x in read_ahead(sources)]
+        else:
+            leaves = [_read(source, wanted, place) for source in sources]
     return tree.unflatten(tree.structure(shapes), leaves), config
 
 
@@ -112,14 +114,18 @@ def load_qwen(
     return load_model(folder, dtype)
 
 
+def _read(source: ArraySource, dtype: dtypes.DType | None, device: Device) -> Array:
+    """The array on a device, in its own dtype or cast there."""
+    x = read_onto(source, device)
+    return x if dtype is None or x.dtype == dtype else x.astype(dtype)
+
+
 def _placed(x: np.ndarray, dtype: dtypes.DType | None, device: Device) -> Array:
     """An Array over the memory of `x`, or of its values cast to `dtype`."""
-    if dtype is None or x.dtype == dtype:
-        return from_numpy(x, device, copy=False)
-    if device.kind == "cpu":
+    if dtype is not None and x.dtype != dtype:
         # Five times as fast as torch's cast of large arrays, whose memory has small pages.
-        return from_numpy(x.astype(dtype), device, copy=False)
-    return from_numpy(x, device, copy=False).astype(dtype)
+        x = x.astype(dtype)
+    return from_numpy(x, device, copy=False)
 
 
 # ---- what the folder holds ----

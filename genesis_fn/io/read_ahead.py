@@ -1,4 +1,4 @@
-"""Arrays out of files: threads read the next ones while one is used."""
+"""Arrays out of files: into a device's memory, or into the host's ahead of their use."""
 
 from __future__ import annotations
 
@@ -11,6 +11,9 @@ from typing import NamedTuple
 import numpy as np
 
 from genesis_fn.core import dtypes
+from genesis_fn.core.array import ArrayImpl, from_bytes
+from genesis_fn.core.aval import aval
+from genesis_fn.core.device import Device
 from genesis_fn.core.errors import FileError
 from genesis_fn.io.safetensors import FileSpan
 
@@ -27,6 +30,23 @@ class ArraySource(NamedTuple):
     dtype: dtypes.DType
     shape: tuple[int, ...]
     spans: list[FileSpan]
+
+
+def read_onto(source: ArraySource, device: Device) -> ArrayImpl:
+    """The array on a device, read in pieces by several threads. Raises FileError for a file cut
+    short."""
+
+    def read(memory: memoryview, start: int) -> None:
+        done = before = 0
+        for span in source.spans:
+            at = start + done - before
+            if at < span.size and done < len(memory):
+                n = min(len(memory) - done, span.size - at)
+                _fill(memory[done : done + n], FileSpan(span.file, span.start + at, n))
+                done += n
+            before += span.size
+
+    return from_bytes(read, aval(source.shape, source.dtype), device)
 
 
 def read_ahead(sources: Iterable[ArraySource]) -> Iterator[np.ndarray]:

@@ -205,7 +205,7 @@ class DataFile(NamedTuple):
     def open(self) -> io.BufferedReader:
         """The file, open for reading. Raises FileError if it is another since."""
         f = open_plain(self.path)
-        if _version(f) != self.version:
+        if file_version(f) != self.version:
             f.close()
             raise FileError(f"{self.path}: changed while it was read")
         return f
@@ -227,7 +227,8 @@ class Entry(NamedTuple):
     span: FileSpan
 
 
-def _version(f: io.BufferedReader) -> tuple[int, ...]:
+def file_version(f: io.BufferedReader) -> tuple[int, ...]:
+    """What is another number when a file is changed or replaced."""
     s = os.fstat(f.fileno())
     return s.st_dev, s.st_ino, s.st_size, s.st_mtime_ns
 
@@ -245,7 +246,7 @@ def _read_header(f: io.BufferedReader, path: str) -> tuple[dict[str, Any], int]:
 
 
 def _entries(f: io.BufferedReader, path: str) -> dict[str, Entry]:
-    version = _version(f)
+    version = file_version(f)
     header, base = _read_header(f, path)
     _metadata(header, path)
     available = version[2] - base

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -98,6 +99,20 @@ class CudaBackend(Backend):
     def adopt(self, value: np.ndarray, aval: Aval, device: Device) -> Buffer:
         """A buffer with a copy of `value`: host memory is not the device's."""
         return self.from_numpy(value, aval, device)
+
+    def from_bytes(
+        self, read: Callable[[memoryview, int], None], aval: Aval, device: Device
+    ) -> Buffer:
+        """A buffer of bytes that go straight into pinned memory, and from there to the device."""
+        runtime = device_runtime(device.index)
+        block = runtime.alloc(aval.nbytes, where(depth=4))
+
+        def fill(address: int, start: int, count: int) -> None:
+            read(memoryview((ctypes.c_char * count).from_address(address)).cast("B"), start)
+
+        if aval.nbytes:
+            runtime.staging.write(block.address, aval.nbytes, fill)
+        return block
 
     def to_numpy(self, array: ArrayImpl) -> np.ndarray:
         """The array's values on the host; raises the errors that queued work reported."""

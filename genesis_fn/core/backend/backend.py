@@ -6,11 +6,11 @@ import abc
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
+import numpy as np
+
 from genesis_fn.core.errors import BackendError
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from genesis_fn.core.array import ArrayImpl
     from genesis_fn.core.aval import Aval
     from genesis_fn.core.backend.executable import Executable
@@ -55,6 +55,15 @@ class Backend(Protocol):
     def adopt(self, value: np.ndarray, aval: Aval, device: Device) -> Any:
         """Storage of the values of `value`, over its memory perhaps: nobody writes to it again."""
         return self.from_numpy(value, aval, device)
+
+    def from_bytes(
+        self, read: Callable[[memoryview, int], None], aval: Aval, device: Device
+    ) -> Any:
+        """Storage whose bytes `read(memory, start)` provides: it fills `memory` with those from
+        `start` on. It is called for one piece after another, by several threads perhaps."""
+        value = np.empty(aval.shape, aval.dtype)
+        read(value.reshape(-1).view(np.uint8).data, 0)
+        return self.adopt(value, aval, device)
 
     @abc.abstractmethod
     def to_numpy(self, array: ArrayImpl) -> np.ndarray:

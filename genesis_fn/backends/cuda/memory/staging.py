@@ -7,15 +7,21 @@ change at once. Copies to the host go through pinned blocks.
 
 from __future__ import annotations
 
+import concurrent.futures
 import ctypes
+import os
 import threading
 from collections import deque
+from collections.abc import Callable
 
 from genesis_fn.backends.cuda.driver.driver import Driver, EventHandle
 
 _RING = 32 << 20
 _CHUNK = 8 << 20
 _ALIGN = 256
+# One thread fills memory more slowly than the bus to the device empties it.
+_READERS = min(8, max(4, os.cpu_count() or 4))
+_PIECE = 1 << 20  # bytes that are worth a thread
 
 
 class PinnedMemory:
@@ -95,6 +101,7 @@ class Staging:
         self._busy: deque[tuple[int, int, EventHandle]] = deque()
         self._events: list[EventHandle] = []
         self._lock = threading.Lock()
+        self._readers = concurrent.futures.ThreadPoolExecutor(_READERS, "staging")
         self.pinned = PinnedMemory(driver)
 
     def to_device(self, destination: int, host: int, size: int) -> None:
@@ -102,18 +109,45 @@ class Staging:
 
         The host memory has been read when this returns.
         """
+
+        self.write(
+            destination, size, lambda at, start, count: ctypes.memmove(at, host + start, count)
+        )
+
+    def write(self, destination: int, size: int, fill: Callable[[int, int, int], object]) -> None:
+        """Copies `size` bytes to the device, in order of the compute stream.
+
+        `fill(address, start, count)` puts those from `start` on at a host address; it is called for
+        one piece after another, for several at once perhaps.
+        """
         driver = self._driver
-        with self._lock:
-            for offset in range(0, size, self._chunk):
-                part = min(self._chunk, size - offset)
+        for offset in range(0, size, self._chunk):
+            part = min(self._chunk, size - offset)
+            # Between chunks other threads have their turn: a read from a disk may take long.
+            with self._lock:
                 start = self._take(part)
                 assert self._ring is not None
                 # The part is free: `_take` has waited for the copy that read it last.
-                ctypes.memmove(self._ring + start, host + offset, part)
+                self._fill(self._ring + start, offset, part, fill)
                 driver.copy(destination + offset, self._ring + start, part, driver.compute)
                 event = self._events.pop() if self._events else driver.new_event()
                 driver.record(event, driver.compute)
                 self._busy.append((start, start + part, event))
+
+    def _fill(
+        self, address: int, start: int, size: int, fill: Callable[[int, int, int], object]
+    ) -> None:
+        if size < 2 * _PIECE:
+            fill(address, start, size)
+            return
+        piece = max(_PIECE, -(-size // _READERS))
+        running = [
+            self._readers.submit(fill, address + at, start + at, min(piece, size - at))
+            for at in range(0, size, piece)
+        ]
+        concurrent.futures.wait(running)  # all, so that none fills a part that others take
+        for done in running:
+            done.result()
 
     def to_host(self, host: int, source: int, size: int) -> None:
         """Copies `size` bytes to a host address, after the work queued so far, and waits."""
