@@ -157,8 +157,10 @@ class Torch:
         kind = getattr(torch, dtype)
         flat = ((n, torch.from_numpy(x).to(device, kind)) for n, x in weights(s))
         self.params = nested(flat, s["layers"])
-        shape = (s["layers"], 2, batch, s["kv_heads"], capacity, s["dim"])
-        self.cache = torch.randn(shape, dtype=kind, device=device)
+        # A tensor each: `torch.compile` copies all of a tensor of which a part is written.
+        shape = (batch, s["kv_heads"], capacity, s["dim"])
+        draw = lambda: torch.randn(shape, dtype=kind, device=device)
+        self.cache = [(draw(), draw()) for _ in range(s["layers"])]
         self.places = torch.arange(capacity, device=device)
 
     def norm(self, x: Any, p: Any) -> Any:
@@ -201,7 +203,7 @@ class Torch:
             ]
             q, k = rotate(self.norm(q, a["q_norm"])), rotate(self.norm(k, a["k_norm"]))
             q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
-            keys, values = self.cache[i, 0], self.cache[i, 1]
+            keys, values = self.cache[i]
             keys.index_copy_(2, positions, k)
             values.index_copy_(2, positions, v)
             k, v = (k, v) if "is_causal" in visible else (keys, values)

@@ -34,16 +34,23 @@ def test_the_numbers_are_those_that_were_measured():
     """The tables of Qwen3-0.6B, and the sentence at the top, from the committed results."""
     results = ROOT / "benchmarks" / "results"
     train = json.loads((results / "train-h200.json").read_text())["rows"]
-    decode = json.loads((results / "qwen-decode-h200.json").read_text())["rows"]
+    prefill, one, many = [
+        json.loads((results / f"qwen-{name}-h200.json").read_text())["rows"]
+        for name in ("prefill", "decode", "decode-32")
+    ]
     peers = "genesis_fn", "torch.compile", "jax", "torch"
     step = [f"{train[p]['step_ms']:.1f} ms" for p in peers]
     memory = [f"{train[p]['peak_GiB']:.1f}" for p in peers]
     first = [f"{train[p]['first_call_s']:.1f}" for p in peers]
     both = [f"{a}, {b} GiB" for a, b in zip(step, memory)]
-    names = "ours-graph", "torch-compiled", "jax", "torch-eager"
-    digits = 3, 1, 3, 1
-    token = [f"{decode[n]['ms']:.{d}f} ms" for n, d in zip(names, digits)]
-    for row in (both, [f"{s} s" for s in first], token):
+
+    def cells(rows, names, digits):
+        return [f"{rows[n]['ms']:.{d}f} ms" if n in rows else "-" for n, d in zip(names, digits)]
+
+    names = "torch-compiled", "jax", "torch-eager"
+    decoded = [cells(rows, ("ours-graph", *names), (3, 1, 3, 1)) for rows in (one, many)]
+    prompts = cells(prefill, ("ours", *names), (1, 1, 1, 1))
+    for row in (both, [f"{s} s" for s in first], *decoded, prompts):
         assert f"| {' | '.join(row)} |" in TEXT
     top = (
         f"takes {step[0]} (torch.compile {step[1]}, JAX {step[2]}) and {memory[0]} GiB "
