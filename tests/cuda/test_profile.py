@@ -95,3 +95,18 @@ def test_every_launch_has_the_name_of_what_it_computes():
         names = [line.primitive for line in found.lines]
         assert "copy" not in names, names
         assert sum(line.flops for line in found.lines) >= 2 * rows * 32 * (48 + 3 * 24)
+
+
+def test_an_input_that_another_result_replaces_is_there_in_every_run():
+    """The place of `n` is that of the sums, which are no positions."""
+
+    def f(x, n):
+        gf.transforms.assert_(n < 4, "n is a position")
+        return jnp.sum(x, 1) * 100, jnp.exp(x)
+
+    x, n = jnp.ones((4, 3), jnp.int32), jnp.arange(4)
+    compiled = gf.jit(f, donate_argnames="n")
+    found = gf.profile(compiled, repeats=3)(x, n)
+    assert found.result[0].tolist() == [300] * 4 and n.tolist() == [0, 1, 2, 3]
+    memory = compiled.lower(x, n).compile().memory_analysis()
+    assert memory["alias_size_in_bytes"] == 16

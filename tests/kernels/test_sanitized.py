@@ -67,17 +67,10 @@ DELAYED = {
 }
 
 
-# Whose values an H200 has computed right, and which the tools have not run on yet.
-AWAITED = {"ragged_contraction_kernel", "ragged_dot_kernel"}
-
-
 @pytest.mark.parametrize("kernel", DEFINED)
 def test_the_kernel_has_a_verdict(kernel):
     """Every tool finds it clean, or delays at all of its barriers changed no bit."""
     verdicts = json.loads((RESULTS / "sanitizer-h200.json").read_text())["kernels"]
-    if kernel in AWAITED:
-        assert kernel not in verdicts, f"{kernel} has a verdict now: take it off AWAITED"
-        pytest.xfail(f"run FAMILIES=ragged benchmarks/kernels/sanitize.sh on a GPU for {kernel}")
     assert kernel in verdicts, f"{kernel} is new: run benchmarks/kernels/sanitize.sh on a GPU"
     found = {tool for tool in TOOLS if verdicts[kernel][tool] != "clean"}
     if kernel in DELAYED:

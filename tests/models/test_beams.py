@@ -31,7 +31,8 @@ def pair(tmp_path_factory):
 def theirs(model, rows, **options):
     """(tokens without padding at the left, scores) of transformers' beam search of ragged rows."""
     width = max(map(len, rows))
-    tokens = torch.tensor([[0] * (width - len(r)) + [*r] for r in rows])
+    # Padded with a token of the row: some releases of transformers penalize padding as repeated.
+    tokens = torch.tensor([[r[0]] * (width - len(r)) + [*r] for r in rows])
     mask = torch.tensor([[0] * (width - len(r)) + [1] * len(r) for r in rows])
     with torch.no_grad():
         out = model.generate(

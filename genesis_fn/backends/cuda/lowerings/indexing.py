@@ -1,7 +1,7 @@
 """Gather, scatter, rows of tables, segment sums and dynamic slices.
 
 Whole rows along axis 0 use the row kernels. Any other gather is one kernel with the shapes in its
-text, and so is a scatter that sets elements of which none is set twice. Any other scatter computes
+text, and so is a scatter that sets few elements and none of them twice. Any other scatter computes
 the row that each update goes to and becomes a scatter of rows, so that it is deterministic as well.
 A checked index out of range is reported, and clamped.
 """
@@ -239,7 +239,8 @@ def _scatter(call: Call) -> Lowered:
         return builder.build()
     window = call.params["dimension_numbers"][0]
     sizes = window_sizes(operand, updates, call.params["dimension_numbers"])
-    if kind == "set" and call.params["unique_indices"]:
+    few = updates.nbytes <= call.target.launch_bytes
+    if kind == "set" and call.params["unique_indices"] and few:
         return _set_elements(call, builder, sizes)
     columns, run = _trailing(operand, call.params["dimension_numbers"], sizes)
     rows, count = operand.size // columns, updates.size // columns
@@ -294,8 +295,8 @@ def _scatter(call: Call) -> Lowered:
 
 
 def _set_elements(call: Call, builder: PlanBuilder, sizes: Sequence[int]) -> Plan:
-    """The scatter of updates that go to places of their own: each element finds its place. (Keys
-    and values of several sequences go into a cache so, in one small launch.)"""
+    """The scatter of few updates that go to places of their own: each element finds its place in
+    one launch, where rows take three. (Keys and values of several sequences go into a cache so.)"""
     operand, indices, updates = call.operands
     mode = call.params["mode"]
     if not call.in_place:

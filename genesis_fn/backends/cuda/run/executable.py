@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from genesis_fn.backends.cuda.lower.steps import BufferTable, Schedule
-from genesis_fn.backends.cuda.memory.pool import Block
+from genesis_fn.backends.cuda.memory.pool import Block, Buffer
 from genesis_fn.backends.cuda.run.donated_state import DonatedState
 from genesis_fn.backends.cuda.run.graph import (
     BufferAddress,
@@ -202,7 +202,13 @@ class CudaExecutable(Executable):
             given = [self._copied(a) for a in args]
             addresses = [a.data.address for a in given] + self.io.allocate_outputs()
             memory, owners = self.binding.memory(addresses)
-            steps = measured(self.runtime, self.schedule.items, memory, owners, repeats)
+
+            def restore() -> None:
+                for i in self.replaced.values():
+                    self._copy(args[i], given[i].data)
+
+            items = self.schedule.items
+            steps = measured(self.runtime, items, memory, owners, repeats, restore)
         seconds = []
         for _ in range(repeats):
             given = [self._copied(a) for a in args]
@@ -211,9 +217,12 @@ class CudaExecutable(Executable):
 
     def _copied(self, array: ArrayImpl) -> ArrayImpl:
         data = self.runtime.alloc(array.data.bytes, self.binding.site)
-        driver = self.runtime.driver
-        driver.copy(data.address, array.data.address, data.bytes, driver.compute)
+        self._copy(array, data)
         return ArrayImpl(data, array.sig)
+
+    def _copy(self, array: ArrayImpl, to: Buffer) -> None:
+        driver = self.runtime.driver
+        driver.copy(to.address, array.data.address, to.bytes, driver.compute)
 
     def as_text(self) -> str:
         """The program, its steps with the memory plan, and the source of generated kernels."""

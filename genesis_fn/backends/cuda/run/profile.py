@@ -82,10 +82,16 @@ def measured(
     memory: Sequence[BufferAddress],
     owners: Sequence[Any],
     repeats: int,
+    restore: Callable[[], None],
 ) -> tuple[MeasuredStep, ...]:
-    """The steps of a program, each kernel with the least time of `repeats` runs."""
+    """The steps of a program, each kernel with the least time of `repeats` runs. Before each run
+    `restore` enqueues what gives inputs that results overwrite their values back."""
     pieces = _pieces(runtime, items, memory, owners)
-    least = [min(times) for times in zip(*[_run(runtime, pieces) for _ in range(repeats)])]
+    runs = []
+    for _ in range(repeats):
+        restore()
+        runs.append(_run(runtime, pieces))
+    least = [min(times) for times in zip(*runs)]
     kernels: list[list[MeasuredKernel]] = [[] for _ in items]
     now = 0.0
     for piece, seconds in zip(pieces, least):
