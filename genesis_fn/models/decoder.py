@@ -14,11 +14,11 @@ import functools
 from typing import Any
 
 import genesis_fn.numpy as jnp
-import genesis_fn.random as random
-from genesis_fn import Array, ArrayLike, DTypeLike, Key, PyTree, checkpoint, dtypes, errors
+from genesis_fn import Array, ArrayLike, DTypeLike, PyTree, checkpoint, dtypes, errors
 from genesis_fn.extend import take_rows, typeof
 from genesis_fn.lax import linear_cross_entropy, rms_norm
 from genesis_fn.models.decoder_config import DecoderConfig
+from genesis_fn.models.decoder_init import init as init
 from genesis_fn.models.decoder_layer import (
     layers_of,
     rotary_angles,
@@ -27,88 +27,9 @@ from genesis_fn.models.decoder_layer import (
     visible_within,
 )
 from genesis_fn.nn import linear, load_balancing_loss
-from genesis_fn.random import fold_in
 from genesis_fn.transforms import assert_
 
 # ---- parameters ----
-
-
-def init(key: Key, config: DecoderConfig, dtype: DTypeLike = jnp.float32) -> dict[str, Any]:
-    """Random parameters: normal weights, unit norms, zero biases.
-
-    Args:
-        key: random key, of which each weight derives its own; or raw words.
-        config: the hyperparameters; weights have standard deviation `initializer_range`.
-        dtype: floating dtype of all parameters.
-
-    Returns:
-        A pytree under Hugging Face's names: `embed_tokens`, `layers` (a list), `norm`, and
-        `lm_head` unless embeddings are tied.
-
-    >>> config = DecoderConfig(64, 32, 64, 2, 4, 2, 8)
-    >>> params = init(random.key(0), config)
-    >>> params["layers"][0]["self_attn"]["q_proj"]["weight"].shape
-    (32, 32)
-    """
-    c, d = config, config.head_dim
-    q, kv = c.num_attention_heads * d, c.num_key_value_heads * d
-
-    def weight(k: Key, *shape: int) -> dict[str, Any]:
-        return {"weight": random.normal(k, shape, dtype) * c.initializer_range}
-
-    def projection(k: Key, rows: int, columns: int, biased: bool) -> dict[str, Any]:
-        p = weight(k, rows, columns)
-        return {**p, "bias": jnp.zeros((rows,), dtype)} if biased else p
-
-    def norm(n: int) -> dict[str, Any]:
-        return {"weight": jnp.ones((n,), dtype)}
-
-    def dense(k: Key) -> dict[str, Any]:
-        inner, outer = c.intermediate_size, c.hidden_size
-        return {
-            "gate_proj": projection(fold_in(k, "gate_proj"), inner, outer, c.mlp_bias),
-            "up_proj": projection(fold_in(k, "up_proj"), inner, outer, c.mlp_bias),
-            "down_proj": projection(fold_in(k, "down_proj"), outer, inner, c.mlp_bias),
-        }
-
-    def sparse(k: Key) -> dict[str, Any]:
-        number, inner, outer = c.num_experts, c.moe_intermediate_size, c.hidden_size
-        return {
-            "gate": weight(fold_in(k, "gate"), number, outer),
-            "experts": {
-                "gate_proj": weight(fold_in(k, "gate_proj"), number, inner, outer),
-                "up_proj": weight(fold_in(k, "up_proj"), number, inner, outer),
-                "down_proj": weight(fold_in(k, "down_proj"), number, outer, inner),
-            },
-        }
-
-    def layer(k: Key, has_experts: bool) -> dict[str, Any]:
-        attention = {
-            "q_proj": projection(fold_in(k, "q_proj"), q, c.hidden_size, c.attention_bias),
-            "k_proj": projection(fold_in(k, "k_proj"), kv, c.hidden_size, c.attention_bias),
-            "v_proj": projection(fold_in(k, "v_proj"), kv, c.hidden_size, c.attention_bias),
-            "o_proj": projection(fold_in(k, "o_proj"), c.hidden_size, q, c.has_output_bias),
-        }
-        if c.qk_norm:
-            attention |= {"q_norm": norm(d), "k_norm": norm(d)}
-        return {
-            "input_layernorm": norm(c.hidden_size),
-            "self_attn": attention,
-            "post_attention_layernorm": norm(c.hidden_size),
-            "mlp": sparse(k) if has_experts else dense(k),
-        }
-
-    params = {
-        "embed_tokens": weight(fold_in(key, "embed_tokens"), c.vocab_size, c.hidden_size),
-        "layers": [
-            layer(fold_in(fold_in(key, "layers"), i), has_experts)
-            for i, has_experts in enumerate(c.sparse_layers)
-        ],
-        "norm": norm(c.hidden_size),
-    }
-    if not c.tie_word_embeddings:
-        params["lm_head"] = weight(fold_in(key, "lm_head"), c.vocab_size, c.hidden_size)
-    return params
 
 
 def head_weight(params: PyTree) -> Array:
