@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -180,17 +180,15 @@ def from_numpy(
 
 
 def from_bytes(
-    read: Callable[[memoryview, int], None], array_aval: Aval, device: devices.Device
-) -> ArrayImpl:
-    """An Array of which `read(memory, start)` fills `memory` with the bytes from `start` on.
-
-    It is called for one piece after another, by several threads perhaps.
-    """
+    sources: Sequence[tuple[Aval, Callable[[memoryview, int], object]]], device: devices.Device
+) -> list[ArrayImpl]:
+    """An Array for each of `sources`, which are (aval, read): `read(memory, start)` fills `memory`
+    with the bytes from `start` on. Several threads may call it, for one piece each."""
     if device.kind != "cpu":
-        transfer_guard.check("host_to_device", array_aval, device)
-    return ArrayImpl(
-        device.backend.from_bytes(read, array_aval, device), sig(array_aval, device, True)
-    )
+        for array_aval, _ in sources:
+            transfer_guard.check("host_to_device", array_aval, device)
+    stored = device.backend.from_bytes(sources, device)
+    return [ArrayImpl(x, sig(a, device, True)) for x, (a, _) in zip(stored, sources, strict=True)]
 
 
 def stored(x: ArrayImpl) -> ArrayImpl:

@@ -84,7 +84,7 @@ def load_model(
         if place.kind == "cpu":
             leaves = [_placed(x, wanted, place) for x in read_ahead(sources)]
         else:
-            leaves = [_read(source, wanted, place) for source in sources]
+            leaves = _read(sources, wanted, place)
     return tree.unflatten(tree.structure(shapes), leaves), config
 
 
@@ -114,10 +114,12 @@ def load_qwen(
     return load_model(folder, dtype)
 
 
-def _read(source: ArraySource, dtype: dtypes.DType | None, device: Device) -> Array:
-    """The array on a device, in its own dtype or cast there."""
-    x = read_onto(source, device)
-    return x if dtype is None or x.dtype == dtype else x.astype(dtype)
+def _read(sources: list[ArraySource], dtype: dtypes.DType | None, device: Device) -> list[Array]:
+    """The arrays on a device, in their own dtypes or cast there."""
+    if dtype is None or all(s.dtype == dtype for s in sources):
+        return list(read_onto(sources, device))
+    # One at a time, so that the device never holds all of them in two dtypes.
+    return [x.astype(dtype) for s in sources for x in read_onto([s], device)]
 
 
 def _placed(x: np.ndarray, dtype: dtypes.DType | None, device: Device) -> Array:

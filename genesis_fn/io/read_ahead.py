@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import concurrent.futures
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -32,13 +32,18 @@ class ArraySource(NamedTuple):
     spans: list[FileSpan]
 
 
-def read_onto(source: ArraySource, device: Device) -> ArrayImpl:
-    """The array on a device, read in pieces by several threads. Raises FileError for a file cut
+def read_onto(sources: Iterable[ArraySource], device: Device) -> list[ArrayImpl]:
+    """The arrays on a device, read in pieces by several threads. Raises FileError for a file cut
     short."""
+    return from_bytes([(aval(s.shape, s.dtype), _reader(s.spans)) for s in sources], device)
+
+
+def _reader(spans: list[FileSpan]) -> Callable[[memoryview, int], None]:
+    """What fills memory with the bytes of `spans`, from any of them on."""
 
     def read(memory: memoryview, start: int) -> None:
         done = before = 0
-        for span in source.spans:
+        for span in spans:
             at = start + done - before
             if at < span.size and done < len(memory):
                 n = min(len(memory) - done, span.size - at)
@@ -46,7 +51,7 @@ def read_onto(source: ArraySource, device: Device) -> ArrayImpl:
                 done += n
             before += span.size
 
-    return from_bytes(read, aval(source.shape, source.dtype), device)
+    return read
 
 
 def read_ahead(sources: Iterable[ArraySource]) -> Iterator[np.ndarray]:

@@ -20,6 +20,7 @@ from genesis_fn.lax import linear_cross_entropy, rms_norm
 from genesis_fn.models.decoder_config import DecoderConfig
 from genesis_fn.models.decoder_init import init as init
 from genesis_fn.models.decoder_layer import (
+    every_position,
     layers_of,
     rotary_angles,
     run_layer,
@@ -433,15 +434,19 @@ def _run(
         added = jnp.astype(counts, jnp.int32)
     x = take_rows(params["embed_tokens"]["weight"], tokens)
     angles = rotary_angles(positions, config)
-    layers, at = [], None if empty else start
-    for (p, window), kept in zip(own, cache["layers"], strict=True):
-        x, new, _ = run_layer(p, x, angles, config, visible[window], kept, at)
-        layers.append(new)
-    if last and counts is None:
-        x = x[:, -1:]
-    elif last:
+
+    def last_of(x: Array) -> Array:
+        if counts is None:
+            return x[:, -1:]
         # Clipped, so that a row without real tokens has logits that mean nothing, and no error.
-        x = jnp.take_along_axis(x, (added - 1)[:, None, None], axis=1, mode="clip")
+        return jnp.take_along_axis(x, (added - 1)[:, None, None], axis=1, mode="clip")
+
+    layers, at = [], None if empty else start
+    for n, ((p, window), kept) in enumerate(zip(own, cache["layers"], strict=True), 1):
+        # The last layer computes keys and values of all positions, and of the others no more.
+        pick = last_of if last and n == config.num_hidden_layers else every_position
+        x, new, _ = run_layer(p, x, angles, config, visible[window], kept, at, pick)
+        layers.append(new)
     x = rms_norm(x, params["norm"]["weight"], eps=config.rms_norm_eps)
     logits = linear(x, head_weight(params))
     return logits[:, 0] if last else logits, {"layers": layers, "lengths": start + added}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import genesis_fn.numpy as jnp
@@ -40,6 +40,7 @@ def _attention(
     cache: PyTree,
     lengths: Any,
     visible: dict[str, Any],
+    pick: Callable[[Array], Array],
 ) -> tuple[Array, PyTree]:
     c = config
     lead = x.shape[:-1]
@@ -56,7 +57,7 @@ def _attention(
         cache = {"k": write_cache(cache["k"], k, lengths), "v": write_cache(cache["v"], v, lengths)}
         k, v = jnp.astype(cache["k"], q.dtype), jnp.astype(cache["v"], q.dtype)
     out = dot_product_attention(q, k, v, **visible)
-    return _project(p["o_proj"], jnp.reshape(out, (*lead, -1))), cache
+    return _project(p["o_proj"], pick(jnp.reshape(out, (*lead, -1)))), cache
 
 
 def _first_in(buffer: Array, new: Array) -> Array:
@@ -83,6 +84,11 @@ def _experts(
     return jnp.reshape(y, x.shape), (probabilities, experts)
 
 
+def every_position(x: Array) -> Array:
+    """`x`: the activations of all positions are wanted."""
+    return x
+
+
 def run_layer(
     p: dict[str, Any],
     x: Array,
@@ -91,14 +97,16 @@ def run_layer(
     visible: dict[str, Any],
     cache: PyTree = None,
     lengths: Any = None,
+    pick: Callable[[Array], Array] = every_position,
 ) -> tuple[Array, PyTree, tuple[Array, Array] | None]:
     """(activations after one layer, its cache, its routing if it has experts). `visible` holds the
     arguments of attention that say which keys a query may attend to: those of the cache, which has
-    `lengths`, or those of `x` alone where an empty one is filled and they are None."""
+    `lengths`, or those of `x` alone where an empty one is filled and they are None. `pick` takes
+    from [B, T, n] the positions whose activations are wanted; all of them are keys."""
     eps = config.rms_norm_eps
     h = rms_norm(x, p["input_layernorm"]["weight"], eps=eps)
-    a, cache = _attention(p["self_attn"], h, angles, config, cache, lengths, visible)
-    x = x + a
+    a, cache = _attention(p["self_attn"], h, angles, config, cache, lengths, visible, pick)
+    x = pick(x) + a
     h = rms_norm(x, p["post_attention_layernorm"]["weight"], eps=eps)
     if "experts" not in p["mlp"]:
         return x + _feed_forward(p["mlp"], h, config), cache, None

@@ -7,6 +7,7 @@ import gc
 import os
 import struct
 import threading
+import time
 
 os.environ.setdefault("TRITON_INTERPRET", "1")
 
@@ -28,6 +29,7 @@ from genesis_fn.backends.cuda.driver.parameters import (
 from genesis_fn.backends.cuda.memory import dlpack
 from genesis_fn.backends.cuda.memory.pool import Pool
 from genesis_fn.backends.cuda.memory.staging import Staging
+from genesis_fn.backends.cuda.memory.uploads import Uploads
 from genesis_fn.backends.cuda.run import runtime
 from genesis_fn.backends.cuda.run.error_word import ErrorWords, decode
 from genesis_fn.compiler.target import H200, OF_ARCHITECTURE
@@ -321,6 +323,54 @@ def test_the_ring_is_not_overwritten_before_it_is_read():
         result = np.empty_like(values)
         staging.to_host(result.ctypes.data, block.address, values.nbytes)
         np.testing.assert_array_equal(result, values)
+
+
+@pytest.mark.parametrize("ring", [4096, 1 << 20])
+def test_uploads_arrive_whole(ring):
+    """Parts that threads fill in any order, and copies that read them late."""
+    device = LateDriver()
+    pool = Pool(device)
+    uploads = Uploads(device, ring_bytes=ring)
+    choose = np.random.default_rng(ring)
+    sizes = [*choose.integers(0, 3 * ring // 2, 12), 1, ring, 7]
+    contents = [choose.integers(0, 256, int(n), dtype=np.uint8) for n in sizes]
+    blocks = [pool.alloc(x.nbytes) for x in contents]
+
+    def reader(x):
+        def fill(memory, start):
+            time.sleep(choose_wait[(start // 64) % 7])
+            memory[:] = x.data[start : start + len(memory)]
+
+        return fill
+
+    choose_wait = choose.random(7) * 1e-3
+    uploads.write((b.address, x.nbytes, reader(x)) for b, x in zip(blocks, contents))
+    staging = Staging(device)
+    for block, x in zip(blocks, contents):
+        result = np.empty_like(x)
+        staging.to_host(result.ctypes.data, block.address, x.nbytes)
+        np.testing.assert_array_equal(result, x)
+
+
+def test_an_upload_that_fails_leaves_no_thread_behind(device, pool):
+    uploads = Uploads(device, ring_bytes=1 << 20)
+    block, running = pool.alloc(4 << 20), []
+
+    def fill(memory, start):
+        running.append(start)
+        time.sleep(1e-3)
+        running.remove(start)
+        if start == 1 << 19:
+            raise OSError("the disk is gone")
+        memory[:] = b"x" * len(memory)
+
+    with pytest.raises(OSError, match="the disk is gone"):
+        uploads.write([(block.address, 4 << 20, fill)])
+    assert not running
+    uploads.write([(block.address, 3, lambda memory, start: memory.__setitem__(slice(3), b"abc"))])
+    result = np.empty(3, np.uint8)
+    Staging(device).to_host(result.ctypes.data, block.address, 3)
+    assert result.tobytes() == b"abc"
 
 
 def test_late_reads(device, pool):

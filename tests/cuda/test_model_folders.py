@@ -48,10 +48,10 @@ def test_an_array_of_several_parts_is_read_in_pieces(tmp_path, sizes):
     spans = [FileSpan(file, wanted[n][0], size) for n, size in enumerate(sizes)]
     source = ArraySource(dtypes.U8, (sum(sizes),), spans)
     for device in (gf.cuda(), gf.cpu()):
-        found = read_onto(source, device)
+        (found,) = read_onto([source], device)
         assert found.device is device
         assert np.asarray(found).tobytes() == b"".join(wanted[n][1] for n in range(len(sizes)))
     with open(path, "r+b") as f:
         f.truncate(path.stat().st_size // 2)
     with pytest.raises(errors.FileError, match="changed while"):
-        read_onto(source, gf.cuda())
+        read_onto([source], gf.cuda())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -101,18 +100,15 @@ class CudaBackend(Backend):
         return self.from_numpy(value, aval, device)
 
     def from_bytes(
-        self, read: Callable[[memoryview, int], None], aval: Aval, device: Device
-    ) -> Buffer:
-        """A buffer of bytes that go straight into pinned memory, and from there to the device."""
+        self, sources: Sequence[tuple[Aval, Callable[[memoryview, int], object]]], device: Device
+    ) -> list[Buffer]:
+        """Buffers of bytes that go straight into pinned memory, and from there to the device."""
         runtime = device_runtime(device.index)
-        block = runtime.alloc(aval.nbytes, where(depth=4))
-
-        def fill(address: int, start: int, count: int) -> None:
-            read(memoryview((ctypes.c_char * count).from_address(address)).cast("B"), start)
-
-        if aval.nbytes:
-            runtime.staging.write(block.address, aval.nbytes, fill)
-        return block
+        blocks: list[Buffer] = [runtime.alloc(a.nbytes, where(depth=4)) for a, _ in sources]
+        runtime.uploads.write(
+            (block.address, aval.nbytes, read) for block, (aval, read) in zip(blocks, sources)
+        )
+        return blocks
 
     def to_numpy(self, array: ArrayImpl) -> np.ndarray:
         """The array's values on the host; raises the errors that queued work reported."""

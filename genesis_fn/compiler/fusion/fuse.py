@@ -386,7 +386,8 @@ class _FusionState:
                 first, *left = left
                 members = [self._eqn(first)]
                 for r in list(left):
-                    if not share_launch(members[0], self._eqn(r)):
+                    passes = {self._in_backward(self.groups[n]) for n in (first, r)}
+                    if len(passes) > 1 or not share_launch(members[0], self._eqn(r)):
                         continue
                     later = self._dependents_between(first, r)
                     if later is None:

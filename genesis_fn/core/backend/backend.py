@@ -57,13 +57,16 @@ class Backend(Protocol):
         return self.from_numpy(value, aval, device)
 
     def from_bytes(
-        self, read: Callable[[memoryview, int], None], aval: Aval, device: Device
-    ) -> Any:
-        """Storage whose bytes `read(memory, start)` provides: it fills `memory` with those from
-        `start` on. It is called for one piece after another, by several threads perhaps."""
-        value = np.empty(aval.shape, aval.dtype)
-        read(value.reshape(-1).view(np.uint8).data, 0)
-        return self.adopt(value, aval, device)
+        self, sources: Sequence[tuple[Aval, Callable[[memoryview, int], object]]], device: Device
+    ) -> list[Any]:
+        """Storage for each of `sources`, which are (aval, read): `read(memory, start)` fills
+        `memory` with the bytes from `start` on. Several threads may call it, for one piece each."""
+        stored = []
+        for aval, read in sources:
+            value = np.empty(aval.shape, aval.dtype)
+            read(value.reshape(-1).view(np.uint8).data, 0)
+            stored.append(self.adopt(value, aval, device))
+        return stored
 
     @abc.abstractmethod
     def to_numpy(self, array: ArrayImpl) -> np.ndarray:

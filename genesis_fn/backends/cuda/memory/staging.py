@@ -7,21 +7,15 @@ change at once. Copies to the host go through pinned blocks.
 
 from __future__ import annotations
 
-import concurrent.futures
 import ctypes
-import os
 import threading
 from collections import deque
-from collections.abc import Callable
 
 from genesis_fn.backends.cuda.driver.driver import Driver, EventHandle
 
 _RING = 32 << 20
 _CHUNK = 8 << 20
 _ALIGN = 256
-# One thread fills memory more slowly than the bus to the device empties it.
-_READERS = min(8, max(4, os.cpu_count() or 4))
-_PIECE = 1 << 20  # bytes that are worth a thread
 
 
 class PinnedMemory:
@@ -88,20 +82,59 @@ class PendingRead:
             self._pinned.give(self._address, self.size)
 
 
+class Ring:
+    """Pinned memory of which parts are filled and copied to the device, one after another.
+
+    A part is taken from `position` on, filled, and sent; the ring knows what copies still read.
+    """
+
+    def __init__(self, driver: Driver, size: int) -> None:
+        self.size = size
+        self._driver = driver
+        self._start: int | None = None
+        self._head = 0
+        # Parts that copies still read, oldest first: (start, end, event).
+        self._busy: deque[tuple[int, int, EventHandle]] = deque()
+        self._events: list[EventHandle] = []
+
+    def position(self, size: int) -> int:
+        """Where the next part of so many bytes begins."""
+        start = -(-self._head // _ALIGN) * _ALIGN
+        return start if start + size <= self.size else 0  # a part must be contiguous
+
+    def take(self, size: int) -> int:
+        """The address of the next part, once no copy reads it."""
+        if self._start is None:
+            self._start = self._driver.pin(self.size)
+        start = self.position(size)
+        end = start + size
+        while self._busy and any(low < end and start < high for low, high, _ in self._busy):
+            _, _, event = self._busy.popleft()
+            self._driver.wait_host(event)
+            self._events.append(event)
+        self._head = end
+        while self._busy and self._driver.done(self._busy[0][2]):
+            self._events.append(self._busy.popleft()[2])
+        return self._start + start
+
+    def send(self, destination: int, address: int, size: int) -> None:
+        """Copy a part that was taken at `address` to the device, in order of the compute stream."""
+        assert self._start is not None
+        driver, start = self._driver, address - self._start
+        driver.copy(destination, address, size, driver.compute)
+        event = self._events.pop() if self._events else driver.new_event()
+        driver.record(event, driver.compute)
+        self._busy.append((start, start + size, event))
+
+
 class Staging:
     """Host copies of one device. Every method may be called from any thread."""
 
     def __init__(self, driver: Driver, ring_bytes: int = _RING) -> None:
         self._driver = driver
-        self._size = ring_bytes
         self._chunk = min(_CHUNK, ring_bytes // 4)
-        self._ring: int | None = None
-        self._head = 0
-        # Parts of the ring that copies still read, oldest first: (start, end, event).
-        self._busy: deque[tuple[int, int, EventHandle]] = deque()
-        self._events: list[EventHandle] = []
+        self._ring = Ring(driver, ring_bytes)
         self._lock = threading.Lock()
-        self._readers = concurrent.futures.ThreadPoolExecutor(_READERS, "staging")
         self.pinned = PinnedMemory(driver)
 
     def to_device(self, destination: int, host: int, size: int) -> None:
@@ -109,45 +142,12 @@ class Staging:
 
         The host memory has been read when this returns.
         """
-
-        self.write(
-            destination, size, lambda at, start, count: ctypes.memmove(at, host + start, count)
-        )
-
-    def write(self, destination: int, size: int, fill: Callable[[int, int, int], object]) -> None:
-        """Copies `size` bytes to the device, in order of the compute stream.
-
-        `fill(address, start, count)` puts those from `start` on at a host address; it is called for
-        one piece after another, for several at once perhaps.
-        """
-        driver = self._driver
-        for offset in range(0, size, self._chunk):
-            part = min(self._chunk, size - offset)
-            # Between chunks other threads have their turn: a read from a disk may take long.
-            with self._lock:
-                start = self._take(part)
-                assert self._ring is not None
-                # The part is free: `_take` has waited for the copy that read it last.
-                self._fill(self._ring + start, offset, part, fill)
-                driver.copy(destination + offset, self._ring + start, part, driver.compute)
-                event = self._events.pop() if self._events else driver.new_event()
-                driver.record(event, driver.compute)
-                self._busy.append((start, start + part, event))
-
-    def _fill(
-        self, address: int, start: int, size: int, fill: Callable[[int, int, int], object]
-    ) -> None:
-        if size < 2 * _PIECE:
-            fill(address, start, size)
-            return
-        piece = max(_PIECE, -(-size // _READERS))
-        running = [
-            self._readers.submit(fill, address + at, start + at, min(piece, size - at))
-            for at in range(0, size, piece)
-        ]
-        concurrent.futures.wait(running)  # all, so that none fills a part that others take
-        for done in running:
-            done.result()
+        with self._lock:
+            for offset in range(0, size, self._chunk):
+                part = min(self._chunk, size - offset)
+                address = self._ring.take(part)
+                ctypes.memmove(address, host + offset, part)
+                self._ring.send(destination + offset, address, part)
 
     def to_host(self, host: int, source: int, size: int) -> None:
         """Copies `size` bytes to a host address, after the work queued so far, and waits."""
@@ -165,23 +165,6 @@ class Staging:
     def read(self, source: int, size: int) -> PendingRead:
         """Starts a copy to the host in compute order, and returns before it is done."""
         return PendingRead(self.pinned, self._driver, source, size)
-
-    def _take(self, size: int) -> int:
-        """The start of `size` bytes of the ring that no copy uses, waiting for old copies."""
-        if self._ring is None:
-            self._ring = self._driver.pin(self._size)
-        start = -(-self._head // _ALIGN) * _ALIGN
-        if start + size > self._size:
-            start = 0  # a part must be contiguous
-        end = start + size
-        while self._busy and any(low < end and start < high for low, high, _ in self._busy):
-            _, _, event = self._busy.popleft()
-            self._driver.wait_host(event)
-            self._events.append(event)
-        self._head = end
-        while self._busy and self._driver.done(self._busy[0][2]):
-            self._events.append(self._busy.popleft()[2])
-        return start
 
 
 def _power_of_two(size: int) -> int:

@@ -9,6 +9,7 @@ from genesis_fn.backends.cuda.driver.driver import Driver, check_fork
 from genesis_fn.backends.cuda.driver.drivers import open_driver
 from genesis_fn.backends.cuda.memory.pool import Block, Pool
 from genesis_fn.backends.cuda.memory.staging import Staging
+from genesis_fn.backends.cuda.memory.uploads import Uploads
 from genesis_fn.backends.cuda.run.error_word import ErrorWords
 
 
@@ -19,6 +20,7 @@ class Runtime:
         self.driver = driver
         self.pool = Pool(driver)
         self.staging = Staging(driver)
+        self.uploads = Uploads(driver)
         self.errors = ErrorWords(driver)
 
     def alloc(self, size: int, site: object = None) -> Block:
