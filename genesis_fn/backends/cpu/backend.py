@@ -148,6 +148,17 @@ class CpuBackend(Backend):
     def adopt(self, value: np.ndarray, aval: Aval, device: Device) -> torch.Tensor:
         return host_tensor(value, aval.dtype)
 
+    def from_bytes(
+        self, sources: Sequence[tuple[Aval, Callable[[memoryview, int], object]]], device: Device
+    ) -> list[torch.Tensor]:
+        """Tensors over memory that is filled by one call for each."""
+        stored = []
+        for kind, read in sources:
+            value = np.empty(kind.shape, kind.dtype)
+            read(value.reshape(-1).view(np.uint8).data, 0)
+            stored.append(self.adopt(value, kind, device))
+        return stored
+
     def to_numpy(self, array: ArrayImpl) -> np.ndarray:
         return host_view(array.data, array.dtype)
 

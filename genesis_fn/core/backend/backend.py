@@ -58,15 +58,13 @@ class Backend(Protocol):
 
     def from_bytes(
         self, sources: Sequence[tuple[Aval, Callable[[memoryview, int], object]]], device: Device
-    ) -> list[Any]:
+    ) -> Sequence[Any]:
         """Storage for each of `sources`, which are (aval, read): `read(memory, start)` fills
         `memory` with the bytes from `start` on. Several threads may call it, for one piece each."""
-        stored = []
-        for aval, read in sources:
-            value = np.empty(aval.shape, aval.dtype)
+        values = [np.empty(aval.shape, aval.dtype) for aval, _ in sources]
+        for value, (_, read) in zip(values, sources, strict=True):
             read(value.reshape(-1).view(np.uint8).data, 0)
-            stored.append(self.adopt(value, aval, device))
-        return stored
+        return [self.from_numpy(x, aval, device) for x, (aval, _) in zip(values, sources)]
 
     @abc.abstractmethod
     def to_numpy(self, array: ArrayImpl) -> np.ndarray:

@@ -218,9 +218,9 @@ def attention_split_kernel(
                     v, batch, kv_head, V_BATCH, V_TIME, V_HEAD, S, DV, BLOCK_DV, BLOCK_N
                 )
                 acc = tl.where(fully_masked[:, None], mean[None, :], acc)
-        place = (batch * T + rows) * H + heads
+        line_out = (batch * T + rows) * H + heads
         tl.store(
-            out + place.to(tl.int64)[:, None] * DV + outs[None, :],
+            out + line_out.to(tl.int64)[:, None] * DV + outs[None, :],
             cast(acc / total[:, None], out.dtype.element_ty),
             mask=(rows < T)[:, None] & (outs < DV)[None, :],
         )
