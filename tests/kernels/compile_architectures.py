@@ -13,9 +13,11 @@ import sys
 from dataclasses import replace
 
 from genesis_fn.compiler.target import OF_ARCHITECTURE, Target
+from genesis_fn.kernels.attention.decode import decode_plan
 from genesis_fn.kernels.attention.select import plan_attention, plan_attention_backward
 from genesis_fn.kernels.attention.spec import AttentionSpec
-from genesis_fn.kernels.matmul.matmul import MatmulSpec, plan_matmul
+from genesis_fn.kernels.matmul.grouped import plan_grouped_matmul
+from genesis_fn.kernels.matmul.matmul import Hooks, MatmulSpec, plan_matmul
 from genesis_fn.kernels.matmul.ragged import RaggedSpec, plan_ragged_contraction, plan_ragged_dot
 from genesis_fn.kernels.plan import Launch, Plan
 from genesis_fn.kernels.rows.norm import Norm, plan_norm_forward
@@ -34,11 +36,18 @@ def plans(target: Target) -> dict[str, Plan]:
         "bf16": MatmulSpec(4096, 4096, 4096),
         "tf32, k not contiguous": MatmulSpec(1024, 1024, 1024, **fp32),
         "few rows": MatmulSpec(32, 4096, 1024, rhs_transposed=True),
+        "few rows, gated": MatmulSpec(
+            32, 3072, 1024, rhs_transposed=True, gated=True, hooks=Hooks("acc = acc * acc1")
+        ),
+        "few rows, float32": MatmulSpec(8, 4096, 1024, rhs_transposed=True, **fp32),
     }
     if target.float8:
         float8 = {"lhs_dtype": "fp8e4nv", "rhs_dtype": "fp8e4nv", "rhs_transposed": True}
         products["float8"] = MatmulSpec(1024, 1024, 1024, **float8)
     chosen = {name: plan_matmul(spec, target) for name, spec in products.items()}
+    chosen["few rows, several matrices"] = plan_grouped_matmul(
+        [MatmulSpec(8, n, 1024, rhs_transposed=True) for n in (2048, 1024, 1024)], target
+    )
     experts = RaggedSpec(4096, 1024, 768, 16, rhs_transposed=True)
     chosen["ragged dot"] = plan_ragged_dot(experts, target)
     chosen["ragged dot, few rows"] = plan_ragged_dot(replace(experts, rows=64), target)
@@ -53,6 +62,9 @@ def plans(target: Target) -> dict[str, Plan]:
     chosen["softmax"] = plan_softmax_forward(Softmax(4096, 4096, "bf16"), target)
     chosen["scan"] = plan_scan(Scan(64, 4096, 1, "fp32"), target)
     chosen["attention"] = plan_attention(attention, target)
+    cached = AttentionSpec(target.processors, 16, 8, 1, 2048, 128, kv_lengths=True)
+    for name, batch in (("one split", cached.batch), ("splits", 1)):
+        chosen[f"attention, {name}"] = decode_plan(replace(cached, batch=batch), target)
     chosen["attention backward"] = plan_attention_backward(attention, target)
     return chosen
 
