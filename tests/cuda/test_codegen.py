@@ -196,7 +196,7 @@ def test_alike_steps_are_generated_once() -> None:
         return x
 
     # Weights that keep x near the steep part of 1 / |x| from growing the error of a rounding.
-    x, ws = normal(80, 32), [0.1 * normal(32, 32) for _ in range(4)]
+    x, ws = normal(65, 8), [0.2 * normal(8, 8) for _ in range(4)]
     few = programs.compare(lambda x, *ws: layers(x, ws, [2.0] * 2), x, *ws[:2], tolerance=1e-5)
     many = programs.compare(lambda x, *ws: layers(x, ws, [2.0] * 4), x, *ws, tolerance=1e-5)
     assert len(many.table.generated) == len(few.table.generated) > 0
