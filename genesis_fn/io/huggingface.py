@@ -42,7 +42,7 @@ class Part(NamedTuple):
 
 def parameter_shapes(config: DecoderConfig) -> PyTree:
     """The parameters of a config, as shapes."""
-    # One layer of each kind stands for all: tracing every layer took a fifth of loading 1.2 GB.
+    # One layer of each kind stands for all: to trace all 28 of a small model took 25 ms more.
     with using_device(cpu()):  # where a key costs no transfer
         around = jit(lambda: init_around(key(0), config, dtypes.F32)).eval_shape()
         kinds = {

@@ -135,8 +135,9 @@ def fuse_jaxpr(
         except _TooLarge as large:
             # What is materialized decides every kernel, so start over.
             graph.materialized.update(large.values)
-    # An epilogue of few rows is a kernel of one value, so these come before any merge. A gate saves
-    # a launch and a reading of the left operand, a shared launch the latter, a residual neither.
+    # An epilogue of few rows is a kernel of one value, so these come before any merge. A product
+    # with an epilogue shares no launch: gates are worth that, which keep two results out of memory,
+    # and single epilogues are not.
     if enabled("products"):
         state.fuse_few_row_epilogues(gated=True)
     if enabled("grouped"):

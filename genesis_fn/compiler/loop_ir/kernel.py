@@ -74,9 +74,8 @@ class IterationDomain:
 
     def wants_split(self, target: Target) -> bool:
         """Whether rows are too few to occupy the GPU, so that each is reduced in several parts."""
-        # A second kernel adds the parts, which only long rows of much data are worth. A row whose
-        # elements are neighbours is one program's up to `_MAX_ROW`: its parts have two loads of all
-        # threads at least.
+        # A second kernel adds the parts, which only long rows of much data are worth. A row of
+        # neighbours up to `_MAX_ROW` would have a single part: one is two chunks of 4,096 at least.
         least = _MAX_ROW + 1 if self.inner else 1024
         if self.row_column or self.reduced < least or self.size < 1 << 15:
             return False

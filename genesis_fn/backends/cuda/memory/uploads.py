@@ -1,7 +1,7 @@
 """Bytes that threads fill pinned memory with, on their way to a device: those of files, above all.
 
-One thread reads files, or copies memory, more slowly than the bus to a device empties it. So
-several fill parts of a ring at once, and the parts are sent in order as they are done.
+Several threads fill parts of a ring at once, and the parts are sent in order as they are done: the
+host holds no more of the bytes than the ring.
 """
 
 from __future__ import annotations
