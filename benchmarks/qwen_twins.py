@@ -162,6 +162,10 @@ class Torch:
         draw = lambda: torch.randn(shape, dtype=kind, device=device)
         self.cache = [(draw(), draw()) for _ in range(s["layers"])]
         self.places = torch.arange(capacity, device=device)
+        # As of a module's parameters and buffers: a CUDA graph reads and writes them where they
+        # are, where it would copy the others in and refuse those that are written.
+        for x in torch.utils._pytree.tree_leaves((self.params, self.cache, self.places)):
+            torch._dynamo.mark_static_address(x)
 
     def norm(self, x: Any, p: Any) -> Any:
         """RMSNorm over the last axis, in float32 inside."""
