@@ -59,6 +59,29 @@ def test_the_numbers_are_those_that_were_measured():
     assert top in " ".join(TEXT.split())
 
 
+def test_folders_and_experts_are_as_measured():
+    results = ROOT / "benchmarks" / "results"
+    folder = json.loads((results / "qwen-folder-h200.json").read_text())["rows"]
+    rate = [
+        f"{folder[f'load {n}']['bytes'] / folder[f'load {n}']['s'] / 1e9:.1f}"
+        for n in ("ours", "safetensors", "transformers")
+    ]
+    first = [f"{1e3 * folder[f'first {n}']['s']:.1f}" for n in ("ours", "transformers")]
+    experts = json.loads((results / "moe-layer-h200.json").read_text())["rows"]
+    forward, both = [
+        [f"{experts[n][key]:.2f}" for n in ("genesis_fn", "torch._grouped_mm")]
+        for key in ("forward_ms", "forward_backward_ms")
+    ]
+    for said in (
+        f"loads at {rate[0]} GB/s from the page cache (safetensors {rate[1]}, "
+        f"transformers {rate[2]})",
+        f"first token after {first[0]} ms (transformers {first[1]};",
+        f"takes {forward[0]} ms forward and {both[0]} with gradients",
+        f"under torch.compile {forward[1]} and {both[1]}",
+    ):
+        assert said in " ".join(TEXT.split())
+
+
 def test_losses_agree_as_it_says():
     found = json.loads((ROOT / "benchmarks/results/losses-h200.json").read_text())
     losses = found["losses"]["float32"]
