@@ -222,10 +222,11 @@ def train(
     step, evaluate = make_step(config, recipe), make_evaluate(config, recipe)
     done = int(state["step"])
     log = Log(os.path.join(folder, "log.jsonl"), done)
+    watched = sys.stderr is not None and sys.stderr.isatty()  # or its reader wants plain lines
     bar = tqdm(
         total=recipe.steps,
         initial=done,
-        disable=quiet,
+        disable=quiet or not watched,
         unit="step",
         dynamic_ncols=True,
         desc="training",
@@ -256,7 +257,13 @@ def train(
                     spent = time.perf_counter() - began
                     late = recipe.seconds is not None and spent > recipe.seconds
                     if done % recipe.evaluate_every == 0 or done == recipe.steps or late:
-                        log.write(step=done, validation_loss=evaluate(state["params"], valid))
+                        validation_loss = evaluate(state["params"], valid)
+                        log.write(step=done, validation_loss=validation_loss)
+                        if not quiet and not watched:
+                            say(
+                                f"step {done} of {recipe.steps}: loss {loss:.3f}, "
+                                f"validation loss {validation_loss:.3f}, {rate:,.0f} tokens/s"
+                            )
                         keep()
                         kept = done
                     if interrupt.asked is not None:
@@ -268,7 +275,8 @@ def train(
                 # whole.
                 if whole and kept != done:
                     keep()
-                say(f"\ninterrupted at step {done}; run the same command to go on")
+                line = "\n" if watched else ""  # below the bar
+                say(f"{line}interrupted at step {done}; run the same command to go on")
                 raise
     finally:
         bar.close()

@@ -123,6 +123,20 @@ def test_demo_resumes_to_the_same_log(corpus, tmp_path, capsys, monkeypatch):
     assert "other settings (tokens" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("watched", [True, False])
+def test_progress_is_a_bar_at_a_terminal_and_plain_lines_elsewhere(
+    corpus, tmp_path, capsys, monkeypatch, watched
+):
+    monkeypatch.setattr("sys.stderr.isatty", lambda: watched)
+    assert main(command(corpus, tmp_path / "out")) == 0
+    said = capsys.readouterr()
+    lines = [x for x in said.out.splitlines() if x.startswith("step ") and " of 6: loss" in x]
+    evaluated = [] if watched else [f"step {n} of 6" for n in range(1, 7)]
+    assert [x.split(":")[0] for x in lines] == evaluated
+    assert ("training: 100%" in said.err) == watched
+    assert ("\r" in said.out + said.err) == watched
+
+
 def test_a_run_may_end_by_the_clock(corpus, tmp_path, capsys):
     assert main(command(corpus, tmp_path / "out", "--quiet", "--seconds", "0")) == 0
     assert "step 1: validation loss" in capsys.readouterr().out
