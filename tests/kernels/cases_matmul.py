@@ -25,6 +25,9 @@ def cases() -> dict[str, Plan]:
     for dtype, out in [("fp32", "fp32"), ("fp64", "fp64"), ("fp8e4nv", "bf16"), ("i8", "i32")]:
         fields = {"lhs_dtype": dtype, "rhs_dtype": dtype, "out_dtype": out}
         specs[f"{dtype} NT"] = {**square, **fields, "rhs_transposed": True}
+    for dtypes in [("fp8e4nv", "fp8e5", "fp64"), ("fp64", "fp8e5", "fp8e4nv")]:
+        fields = dict(zip(("lhs_dtype", "rhs_dtype", "out_dtype"), dtypes, strict=True))
+        specs[" ".join(dtypes)] = {"m": 128, "n": 128, "k": 64, **fields}
     fp32 = {"lhs_dtype": "fp32", "rhs_dtype": "fp32", "out_dtype": "fp32"}
     specs |= {
         "fp32 tf32x3": {**square, **fp32, "precision": "tf32x3"},

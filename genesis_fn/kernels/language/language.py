@@ -89,7 +89,11 @@ else:
     @triton.jit
     def cast(x, dtype: tl.constexpr):
         """`x` as `dtype`, floats rounded to nearest even, float8 saturated, float to int cut."""
-        return x.to(dtype)
+        # Triton converts float8 to and from narrow floats and float32 only.
+        if x.dtype != dtype and (x.dtype.is_fp8() or dtype.is_fp8()):
+            return x.to(tl.float32).to(dtype)
+        else:
+            return x.to(dtype)
 
     @triton.jit
     def up(x):
