@@ -91,3 +91,12 @@ def test_long_sums_are_split(layouts):
     *_, plan = plans_of("conv_general_dilated", kernel_gradient, kinds, TARGET)
     assert len(plan.steps) == 3
     compare(kernel_gradient, x, w, tolerance=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16])
+def test_float64_sums_of_narrower_operands(dtype):
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((2, 40, 6)).astype(dtype)
+    w = rng.standard_normal((3, 40, 3)).astype(dtype)
+    f = convolution((1,), ((1, 1),), preferred_element_type=np.float64)
+    compare(f, x, w, tolerance=1e-13)

@@ -27,6 +27,18 @@ _SKINNY_LATENCY_SECONDS = 1.4e-6
 _SKINNY_TILE_SECONDS = 0.15e-6
 
 
+def on_tensor_cores(spec: MatmulSpec, target: Target) -> bool:
+    """Whether the target's tensor cores multiply such operands.
+
+    They multiply float64 ones that come from memory as such: Triton 3.6 fails on narrower floats
+    that are widened in registers.
+    """
+    kind = spec.operand_dtype
+    if kind == "fp64":
+        return target.double_tensor_cores and spec.lhs_dtype == spec.rhs_dtype == kind
+    return kind in TENSOR_CORE_DTYPES
+
+
 def takes_descriptors(spec: MatmulSpec, target: Target) -> bool:
     """Whether both operands can be read through TMA descriptors (the "tma" family).
 
@@ -89,9 +101,7 @@ def configs(spec: MatmulSpec, target: Target) -> tuple[MatmulConfig, ...]:
     """
     if 0 in (spec.m, spec.n, *spec.batch):
         return (MatmulConfig("pointer", 16, 16, 16),)
-    if spec.operand_dtype not in TENSOR_CORE_DTYPES or (
-        spec.operand_dtype == "fp64" and not target.double_tensor_cores
-    ):
+    if not on_tensor_cores(spec, target):
         return (MatmulConfig("pointer", 32, 32, 8, warps=4, stages=2, tensor_cores=False),)
     if spec.m <= FEW_ROWS:
         menu = skinny_configs(spec, target)

@@ -26,7 +26,9 @@ def _convolution(call: Call) -> Lowered:
         add_fill(builder, call.write(), call.out.size, 0.0, call.out.dtype)
         return builder.build()
     kind = x.dtype if x.dtype == w.dtype else dtypes.promote_types(x.dtype, w.dtype)
-    if kind in (dtypes.F8E4, dtypes.F8E5):
+    if call.out.dtype == dtypes.F64:
+        kind = dtypes.F64
+    elif kind in (dtypes.F8E4, dtypes.F8E5):
         kind = dtypes.BF16
     lhs = converted(builder, call.read(0), x, kind)
     rhs = converted(builder, call.read(1), w, kind)
