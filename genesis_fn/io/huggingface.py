@@ -40,8 +40,8 @@ class Part(NamedTuple):
     shares: int = 1
 
 
-def parameter_shapes(config: DecoderConfig) -> PyTree:
-    """The parameters of a config, as shapes."""
+def parameter_shapes(config: DecoderConfig, most_layers: int | None = None) -> PyTree:
+    """The parameters of a config, as shapes; of its layers the first `most_layers`."""
     # One layer of each kind stands for all: to trace all 28 of a small model took 25 ms more.
     with using_device(cpu()):  # where a key costs no transfer
         around = jit(lambda: init_around(key(0), config, dtypes.F32)).eval_shape()
@@ -51,7 +51,7 @@ def parameter_shapes(config: DecoderConfig) -> PyTree:
             ).eval_shape()
             for has_experts in dict.fromkeys(config.sparse_layers)
         }
-    return with_layers(around, [kinds[has_experts] for has_experts in config.sparse_layers])
+    return with_layers(around, [kinds[sparse] for sparse in config.sparse_layers[:most_layers]])
 
 
 def hf_name(path: str) -> str:

@@ -20,15 +20,17 @@ MOST = 10_000  # names that are missing; a config may ask for any number
 
 @dataclasses.dataclass
 class Mismatches:
-    """Names of arrays, and what is wrong with their shapes and dtypes."""
+    """Names of arrays, and what is wrong with their shapes and dtypes. `lines` say what is wrong
+    with no single one of them."""
 
+    lines: list[str] = dataclasses.field(default_factory=list)
     missing: list[str] = dataclasses.field(default_factory=list)
     unexpected: list[str] = dataclasses.field(default_factory=list)
     shapes: dict[str, str] = dataclasses.field(default_factory=dict)
     dtypes: dict[str, str] = dataclasses.field(default_factory=dict)
 
     def __bool__(self) -> bool:
-        return bool(self.missing or self.unexpected or self.shapes or self.dtypes)
+        return any(vars(self).values())
 
     @property
     def full(self) -> bool:
@@ -36,12 +38,12 @@ class Mismatches:
         return len(self.missing) >= MOST
 
     def report(self) -> str:
-        """A line for each kind, with a few names."""
-        lines: list[str] = []
+        """`lines`, and one for each kind, with a few names."""
+        lines = [*self.lines]
         if self.missing:
-            lines.append(f"missing {_grouped(self.missing)}{' or more' if self.full else ''}")
+            lines.append(f"missing {grouped(self.missing)}{' or more' if self.full else ''}")
         if self.unexpected and not self.full:
-            lines.append(f"unexpected {_grouped(self.unexpected)}")
+            lines.append(f"unexpected {grouped(self.unexpected)}")
         for found in (self.shapes, self.dtypes):
             if found:
                 shown = [f"{_short(n)} {what}" for n, what in itertools.islice(found.items(), 2)]
@@ -54,7 +56,7 @@ class Mismatches:
         return "\n  ".join(lines)
 
 
-def _grouped(names: Iterable[str], most: int = 3) -> str:
+def grouped(names: Iterable[str], most: int = 3) -> str:
     """The first names; those that differ in numbers count as one."""
     groups: dict[str, list[str]] = {}
     for name in names:

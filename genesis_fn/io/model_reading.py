@@ -31,6 +31,8 @@ from genesis_fn.io.shards import read_folder
 from genesis_fn.models import DecoderConfig
 
 _LAYER = re.compile(r"model\.layers\.(\d+)\.")
+# Layers that are looked for beyond those of the files: the names of all take a time for each.
+_MISSING_LAYERS = 100
 
 
 def load_model(
@@ -73,13 +75,21 @@ def load_model(
         )
     place = device_of(device) or default_device()
     config = DecoderConfig.from_file(folder)
-    entries = read_folder(folder)
-    _check_layers(entries, config, folder)
+    entries, wrong = read_folder(folder), Mismatches()
+    layers = len({m.group(1) for m in map(_LAYER.match, entries) if m})
+    if layers != config.num_hidden_layers:
+        some = config.num_hidden_layers - layers > _MISSING_LAYERS
+        wrong.lines.append(
+            f"config.json has num_hidden_layers {config.num_hidden_layers}, the arrays are of "
+            f"{layers} layers{f'; the next {_MISSING_LAYERS} were looked for' if some else ''}"
+        )
     if config.tie_word_embeddings and "lm_head.weight" in entries:
-        _check_tied(entries, folder)
-    shapes = parameter_shapes(config)
+        wrong.lines += _untied(entries)
+    shapes = parameter_shapes(config, layers + _MISSING_LAYERS)
     named = {hf_name(n): tuple(x.shape) for n, x in flat_names(shapes).items()}
-    sources = _sources(named, entries, folder)
+    sources = _sources(named, entries, wrong)
+    if wrong:
+        raise FileError(f"{folder}: the weights do not fit config.json\n  {wrong.report()}")
     with transfer_guard.asked_for():
         if place.kind == "cpu":
             leaves = [_placed(x, wanted, place) for x in read_ahead(sources)]
@@ -133,34 +143,23 @@ def _placed(x: np.ndarray, dtype: dtypes.DType | None, device: Device) -> Array:
 # ---- what the folder holds ----
 
 
-def _check_layers(entries: dict[str, Entry], config: DecoderConfig, folder: str) -> None:
-    """Before the shapes are computed, which takes a time for each layer."""
-    layers = {m.group(1) for m in map(_LAYER.match, entries) if m}
-    if len(layers) != config.num_hidden_layers:
-        raise FileError(
-            f"{folder}: config.json has num_hidden_layers {config.num_hidden_layers}, the arrays "
-            f"are of {len(layers)} layers"
-        )
-
-
-def _check_tied(entries: dict[str, Entry], folder: str) -> None:
-    """Remove the output layer's weight from `entries`. Raises FileError if it is one of its own."""
+def _untied(entries: dict[str, Entry]) -> list[str]:
+    """Remove the output layer's weight from `entries`; a line if it is one of its own."""
     head, table = entries.pop("lm_head.weight"), entries.get("model.embed_tokens.weight")
     if table is None or (
         (head.shape, head.dtype) == (table.shape, table.dtype) and same_bytes(head.span, table.span)
     ):
-        return
-    raise FileError(
-        f"{folder}: config.json has tie_word_embeddings true, but lm_head.weight is another array "
-        "than model.embed_tokens.weight: set it to false, or remove lm_head.weight"
-    )
+        return []
+    return [
+        "config.json has tie_word_embeddings true, but lm_head.weight is another array than "
+        "model.embed_tokens.weight: set it to false, or remove lm_head.weight"
+    ]
 
 
 def _sources(
-    named: dict[str, tuple[int, ...]], entries: dict[str, Entry], folder: str
+    named: dict[str, tuple[int, ...]], entries: dict[str, Entry], wrong: Mismatches
 ) -> list[ArraySource]:
-    """Where each parameter lies. Raises one FileError for all that does not fit."""
-    wrong = Mismatches()
+    """Where each parameter lies. What does not fit becomes part of `wrong`."""
     used: set[str] = set()
     sources = []
     for name, shape in named.items():
@@ -188,8 +187,6 @@ def _sources(
         if not wrong:
             sources.append(ArraySource(found.pop(), shape, spans))
     wrong.unexpected = [n for n in entries if n not in used and not COMPUTED.fullmatch(n)]
-    if wrong:
-        raise FileError(f"{folder}: the weights do not fit config.json\n  {wrong.report()}")
     return sources
 
 

@@ -7,12 +7,13 @@ is removed, without which nothing loads a folder, the files are renamed, and con
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -46,6 +47,7 @@ _KEPT = re.compile(
     r"vocab\.txt|merges\.txt|added_tokens\.json|special_tokens_map\.json|generation_config\.json|"
     r"chat_template\.jinja|chat_template\.json|(README|LICENSE|LICENCE|NOTICE|USE_POLICY)(\.\w+)?"
 )
+_OF_THE_FILES = ("architectures", "dtype", "torch_dtype")  # which say what the arrays are
 _SIZE = re.compile(r"(\d+(?:\.\d+)?) ?([KMGT]?)(i?)B", re.I)
 
 
@@ -71,11 +73,13 @@ def save_model(
         max_shard_size: most bytes of the arrays in a file, as a number or as "5GB", "500MB",
             "2GiB"; an array that is larger has a file of its own.
         source: a folder whose tokenizer, chat templates, generation_config.json, README and LICENSE
-            are copied, and whose config.json's other fields (`eos_token_id`, ...) are kept where
-            they do not change the model; None copies nothing.
+            are copied. Its config.json is kept where it describes the same model, and else those
+            of its other fields (`eos_token_id`, ...) that do not change the model. None copies
+            nothing.
 
     Raises:
-        ArgumentError: `max_shard_size` is no size, or the parameters are not those of the config.
+        ArgumentError: `folder` is "", `max_shard_size` is no size, or the parameters are not those
+            of the config.
         FileError: `source` is no folder, or has a config.json or a file that cannot be kept.
         OSError: writing failed; names the file.
         ValueError: no config.json describes the config.
@@ -92,6 +96,8 @@ def save_model(
     model-00002-of-00002.safetensors
     model.safetensors.index.json
     """
+    if not os.fspath(folder):  # which would be the working folder
+        raise ArgumentError('save_model: folder is "", expected the name of one')
     folder = os.path.abspath(os.fspath(folder))
     limit = _bytes(max_shard_size)
     fields = config.to_dict()
@@ -103,9 +109,8 @@ def save_model(
     if source is not None:
         source = os.path.abspath(os.fspath(source))
         kept = _kept_files(source)
-        fields = {**_kept_fields(source, fields, type(config)), **fields}
-    os.makedirs(folder, exist_ok=True)
-    with folder_locked(folder):
+        fields = _with_fields_of(source, fields, type(config))
+    with _made(folder), folder_locked(folder):
         for name in os.listdir(folder):
             if name.startswith(_UNFINISHED):  # of a save that was killed
                 shutil.rmtree(os.path.join(folder, name), ignore_errors=True)
@@ -282,26 +287,54 @@ def _copy_files(source: str, folder: str, names: list[str]) -> None:
             shutil.copyfileobj(f, copy)
 
 
-def _kept_fields(source: str, fields: dict[str, Any], kind: type[DecoderConfig]) -> dict[str, Any]:
-    """The fields of the source's config.json beside the config's own that do not change the model:
-    with them it is read as the same config."""
+def _with_fields_of(
+    source: str, fields: dict[str, Any], kind: type[DecoderConfig]
+) -> dict[str, Any]:
+    """`fields` with those of the source's config.json that do not change the model. A file that
+    describes the same model is kept as it is: there are several ways to say one thing."""
     path = os.path.join(source, _CONFIG)
     if not os.path.lexists(path):
-        return {}
+        return fields
     config = kind.from_dict(fields)
+    theirs = read_json(path, _LARGEST_CONFIG)
+    theirs = {name: value for name, value in theirs.items() if name not in _OF_THE_FILES}
+    if _describes(theirs, config):
+        return {**theirs, **{name: fields[name] for name in _OF_THE_FILES if name in fields}}
     kept: dict[str, Any] = {}
-    for name, value in read_json(path, _LARGEST_CONFIG).items():
-        if name in fields or name in ("dtype", "torch_dtype"):
-            continue
-        try:
-            if kind.from_dict({**kept, name: value, **fields}) == config:
-                kept[name] = value
-        except ValueError:
-            continue
-    return kept
+    for name, value in theirs.items():
+        if name not in fields and _describes({**kept, name: value, **fields}, config):
+            kept[name] = value
+    return {**kept, **fields}
+
+
+def _describes(fields: dict[str, Any], config: DecoderConfig) -> bool:
+    """Whether the fields of a config.json are read as `config`."""
+    try:
+        return type(config).from_dict(fields) == config
+    except ValueError:
+        return False
 
 
 # ---- the exchange ----
+
+
+@contextlib.contextmanager
+def _made(folder: str) -> Generator[None]:
+    """`with _made(folder):` the folder is there; after an exception those that were made for it,
+    and are empty, are gone."""
+    missing: list[str] = []
+    at = folder
+    while not os.path.lexists(at):
+        missing.append(at)
+        at = os.path.dirname(at)
+    try:
+        os.makedirs(folder, exist_ok=True)
+        yield
+    except BaseException:
+        with contextlib.suppress(OSError):  # another process has put something there
+            for made in missing:
+                os.rmdir(made)
+        raise
 
 
 def _move_into_place(temporary: str, folder: str) -> None:

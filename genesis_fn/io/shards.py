@@ -7,6 +7,7 @@ import re
 
 from genesis_fn.core.errors import FileError
 from genesis_fn.core.files import brief, read_json
+from genesis_fn.io.mismatches import grouped
 from genesis_fn.io.safetensors import Entry, read_entries
 
 SINGLE = "model.safetensors"
@@ -23,7 +24,8 @@ def shard_name(number: int, count: int) -> str:
 def read_folder(folder: str) -> dict[str, Entry]:
     """{name: dtype, shape and place} of all arrays of a folder, from the files' headers alone.
 
-    Each array is in the file that the index names. Raises FileError naming file and array.
+    Each array is in the file that the index names, and in no other. Raises FileError naming file
+    and array.
     """
     single, index = os.path.join(folder, SINGLE), os.path.join(folder, INDEX)
     if not os.path.lexists(index):
@@ -36,25 +38,30 @@ def read_folder(folder: str) -> dict[str, Entry]:
             f"{folder}: both {SINGLE} and {INDEX} are there, and the second does not name the "
             "first: remove the one that does not count"
         )
+    paths = {file: os.path.join(folder, file) for file in sorted(set(table.values()))}
+    missing = [path for path in paths.values() if not os.path.exists(path)]
+    if missing:
+        others = f", as it does {grouped(missing[1:])}" if len(missing) > 1 else ""
+        raise FileError(f"{missing[0]}: missing, and {INDEX} names it{others}")
     found: dict[str, Entry] = {}
-    for file in sorted(set(table.values())):
-        for name, entry in _shard(folder, file).items():
+    unlisted: list[str] = []
+    misplaced: list[str] = []
+    for file, path in paths.items():
+        for name, entry in read_entries(path).items():
             if name not in table:
-                raise FileError(f"{index}: does not list {brief(name)}, which {file} holds")
-            if table[name] == file:
-                found[name] = entry
-    for name, file in table.items():
-        if name not in found:
-            raise FileError(f"{index}: lists {brief(name)}, which {file} does not hold")
+                unlisted.append(f"{brief(name)}, which {file} holds")
+            elif table[name] != file:
+                misplaced.append(f"{brief(name)} for {table[name]}, but {file} holds it")
+            found[name] = entry
+    absent = [f"{brief(n)}, which {f} does not hold" for n, f in table.items() if n not in found]
+    wrong = [
+        f"{verb} {said[0]}" + (f"; and {len(said) - 1:,} more" if said[1:] else "")
+        for verb, said in (("does not list", unlisted), ("lists", misplaced), ("lists", absent))
+        if said
+    ]
+    if wrong:
+        raise FileError(f"{index}: " + "\n  ".join(wrong))
     return found
-
-
-def _shard(folder: str, file: str) -> dict[str, Entry]:
-    path = os.path.join(folder, file)
-    try:
-        return read_entries(path)
-    except FileNotFoundError:
-        raise FileError(f"{path}: missing, and {INDEX} names it") from None
 
 
 def _nothing(folder: str) -> str:
@@ -79,7 +86,7 @@ def _weight_map(index: str) -> dict[str, str]:
         raise FileError(f"{index}: weight_map is {brief(table)}, expected names of files by array")
     for name, file in table.items():
         named = isinstance(file, str) and os.path.basename(file) == file and len(file) < 256
-        if not named or file in ("", ".", ".."):
+        if not named or file in ("", ".", "..") or not file.isprintable():
             raise FileError(
                 f"{index}: weight_map has {brief(file)} for {brief(name)}, which is not a plain "
                 "file name"

@@ -75,14 +75,16 @@ _REQUIRED = (
 # Fields that change no logits, whatever they hold: names, labels, tokens, what `generate` of
 # transformers takes as defaults, and how its models return their results.
 HARMLESS = frozenset((
-    "_attn_implementation", "_attn_implementation_autoset", "_commit_hash", "_name_or_path",
+    "_attn_implementation", "_attn_implementation_autoset", "_commit_hash",
+    "_flash_attn_2_enabled", "_name_or_path",
     "architectures", "attn_implementation", "bad_words_ids", "begin_suppress_tokens",
     "bos_token_id", "diversity_penalty", "do_sample", "dtype", "early_stopping",
     "encoder_no_repeat_ngram_size", "eos_token_id", "experts_implementation",
     "exponential_decay_length_penalty", "finetuning_task", "forced_bos_token_id",
-    "forced_eos_token_id", "id2label", "is_decoder", "is_llama_config",
+    "forced_eos_token_id", "gradient_checkpointing", "id2label", "is_decoder", "is_llama_config",
     "keys_to_ignore_at_inference", "label2id", "length_penalty", "max_length", "max_new_tokens",
-    "min_length", "name_or_path", "no_repeat_ngram_size", "num_beam_groups", "num_beams",
+    "max_sequence_length", "min_length", "model_max_length", "name_or_path",
+    "no_repeat_ngram_size", "num_beam_groups", "num_beams",
     "num_labels", "num_return_sequences", "output_attentions", "output_hidden_states",
     "output_scores", "pad_token_id", "prefix", "pretraining_tp", "problem_type",
     "remove_invalid_values", "repetition_penalty", "return_dict", "return_dict_in_generate",
@@ -97,11 +99,13 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "add_cross_attention": (False,), "attention_bias": (False, None), "attention_dropout": (0,),
     "chunk_size_feed_forward": (0,), "cross_attention_hidden_size": (None,),
     "is_encoder_decoder": (False,), "mlp_bias": (False, None), "partial_rotary_factor": (1, None),
-    "per_layer_config": (None,), "pruned_heads": ({}, None), "quantization_config": (None,),
-    "rope_interleaved": (False, None), "tie_encoder_decoder": (False,), "use_bfloat16": (False,),
-    "use_mrope": (False, None),
+    "per_layer_config": (None,), "pruned_heads": ({}, None), "qkv_bias": (False, None),
+    "quantization_config": (None,), "rope_interleaved": (False, None),
+    "shared_expert_intermediate_size": (0, None), "tie_encoder_decoder": (False,),
+    "use_bfloat16": (False,), "use_mrope": (False, None), "use_qk_norm": (False, None),
 }  # fmt: skip
-_ALWAYS_BIASED = {"attention_bias": (True,)}
+_NEUTRAL_WITH_BIASES = {"attention_bias": (True,), "qkv_bias": (True,)}
+_NEUTRAL_WITH_QK_NORM = {"use_qk_norm": (True, None)}
 WINDOW_FIELDS = ("use_sliding_window", "sliding_window", "max_window_layers", "layer_types")
 _KINDS = ("full_attention", "sliding_attention")
 _PASSED = HARMLESS | {"model_type", *ROPE_FIELDS, *WINDOW_FIELDS}  # or read by more than a name
@@ -147,7 +151,8 @@ def read_fields(values: dict[str, Any]) -> dict[str, Any]:
 
 def _own_fields(values: dict[str, Any], family: Family, model_type: str) -> dict[str, Any]:
     """The fields that `family` reads by themselves; every other one must be known."""
-    neutral = {**NEUTRAL, **(_ALWAYS_BIASED if family.biases == "qkv" else {})}
+    neutral = {**NEUTRAL, **(_NEUTRAL_WITH_BIASES if family.biases == "qkv" else {})}
+    neutral |= _NEUTRAL_WITH_QK_NORM if family.qk_norm else {}
     fields: dict[str, Any] = {}
     for name, value in values.items():
         if name in family.defaults or name in _REQUIRED:

@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 import threading
+import time
 
 import ml_dtypes
 import numpy as np
@@ -265,6 +266,82 @@ def test_one_report_of_all_that_does_not_fit(model):
     assert "model.embed_tokens.weight is of dtype int32" in message
 
 
+def test_layers_that_are_missing_are_in_the_same_report(model):
+    file = model[0] / "model.safetensors"
+    layer = [n for n in load_numpy(file) if n.startswith("model.layers.1.")]
+    message = damaged(
+        model, **dict.fromkeys(layer), **{
+            "model.layers.0.mlp.gate_proj.weight": lambda x: x[:, :5],
+            "more.weight": lambda _: np.ones(3, np.float32),
+        }
+    )  # fmt: skip
+    assert "num_hidden_layers 2, the arrays are of 1 layers\n" in message
+    assert "missing model.layers.1." in message and f" and {len(layer) - 3} more\n" in message
+    assert "unexpected more.weight\n" in message
+    assert "gate_proj.weight has shape [8, 5], the config asks for [8, 8]" in message
+
+
+def test_a_config_of_more_layers_than_the_files_have(model):
+    path = model[0] / "config.json"
+    values = json.loads(path.read_text())
+    for count, names in ((3, 11), (10_000, 1100)):
+        path.write_text(json.dumps({**values, "num_hidden_layers": count}))
+        began = time.process_time()
+        with pytest.raises(io.FileError, match=f"has num_hidden_layers {count}, ") as error:
+            io.load_model(model[0])
+        assert time.process_time() - began < 2
+        listed, more = re.search(r"missing (.*) and ([\d,]+) more", str(error.value)).groups()
+        counts = re.findall(r"\((\d+) arrays\)", listed)
+        assert int(more.replace(",", "")) + (sum(map(int, counts)) or 3) == names
+
+
+def test_an_output_layer_that_is_not_tied_is_in_the_same_report(model):
+    path = model[0] / "config.json"
+    values = json.loads(path.read_text())
+    path.write_text(json.dumps({**values, "tie_word_embeddings": True}))
+    message = damaged(model, **{"model.norm.weight": lambda x: x[:3]})
+    assert "config.json has tie_word_embeddings true, but lm_head.weight is another" in message
+    assert "model.norm.weight has shape [3], the config asks for [8]" in message
+
+
+def test_files_of_an_index(model):
+    """All that are missing are named, and every disagreement with the index."""
+    folder = model[0]
+    io.save_model(folder, model[1], CONFIG, max_shard_size="1KB")
+    files = sorted(n for n in os.listdir(folder) if n.endswith(".safetensors"))
+    path = folder / shards.INDEX
+    index = json.loads(path.read_text())
+    names = {file: [n for n, f in index["weight_map"].items() if f == file] for file in files}
+    kept = {file: (folder / file).read_bytes() for file in files}
+    for file in files[1:]:
+        os.unlink(folder / file)
+    with pytest.raises(io.FileError, match="missing, and .* names it") as error:
+        io.load_model(folder)
+    assert all(file in str(error.value) for file in files[1:4])
+    for file, content in kept.items():
+        (folder / file).write_bytes(content)
+    first, second = (dict(load_numpy(folder / file)) for file in files[:2])
+    gone, moved = names[files[0]][0], names[files[1]][0]
+    first = {n: np.array(x) for n, x in first.items() if n != gone}
+    io.save_file({**first, moved: np.array(second[moved])}, folder / files[0])
+    unlisted = names[files[2]][0]
+    left = {n: f for n, f in index["weight_map"].items() if n != unlisted}
+    path.write_text(json.dumps({**index, "weight_map": left}))
+    with pytest.raises(io.FileError) as error:
+        io.load_model(folder)
+    assert str(error.value).splitlines() == [
+        f"{path}: does not list '{unlisted}', which {files[2]} holds",
+        f"  lists '{moved}' for {files[1]}, but {files[0]} holds it",
+        f"  lists '{gone}', which {files[0]} does not hold",
+    ]
+    for name in ("a\nb", "\ud800", "\x1b[2J"):  # which would go to a terminal
+        changed = {**index["weight_map"], gone: name}
+        path.write_text(json.dumps({**index, "weight_map": changed}))
+        with pytest.raises(io.FileError, match="which is not a plain file name") as error:
+            io.load_model(folder)
+        assert str(error.value).isprintable()
+
+
 def test_many_of_one_kind_are_counted(model):
     message = damaged(
         model, **{f"{k}{i}.bias": lambda _: np.ones(1) for i in range(300) for k in "abcde"}
@@ -372,6 +449,43 @@ def test_what_is_kept_of_a_source(model, tmp_path):
     with pytest.raises(io.FileError, match="NOTICE: not a plain file"):
         io.save_model(target, model[1], CONFIG, source=source)
     assert same(io.load_model(target)[0], model[1]) and io.load_model(target)[1] == CONFIG
+
+
+@pytest.mark.parametrize(("family", "fields"), [
+    ("Qwen2", {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 28,
+               "layer_types": ["sliding_attention", "full_attention"]}),
+    ("Qwen3", {"use_sliding_window": False, "sliding_window": 99, "max_window_layers": 3}),
+    ("Llama", {"rope_theta": 3e4, "rope_scaling": {"type": "linear", "factor": 2}}),
+    ("Mistral", {"rope_parameters": {"rope_type": "yarn", "rope_theta": 3e4, "factor": 2.0,
+                                     "original_max_position_embeddings": 32}}),
+])  # fmt: skip
+def test_a_config_file_of_the_same_model_is_kept_as_it_is(tmp_path, family, fields):
+    model_type, source, target = family.lower(), tmp_path / "source", tmp_path / "target"
+    values = {"model_type": model_type, **SIZES, **FAMILIES[family], **fields, "dtype": "float16",
+              "architectures": ["Other"], "eos_token_id": 3}  # fmt: skip
+    config = models.DecoderConfig.from_dict(values)
+    params = models.decoder.init(random.key(0), config)
+    source.mkdir()
+    (source / "config.json").write_text(json.dumps(values))
+    io.save_model(target, params, config, source=source)
+    kept = {n: v for n, v in values.items() if n not in ("dtype", "architectures")}
+    found = json.loads((target / "config.json").read_text())
+    assert found == {
+        **kept, "torch_dtype": "float32", "architectures": [f"{family}ForCausalLM"]
+    }  # fmt: skip
+    assert io.load_model(target)[1] == config
+
+
+def test_a_save_that_fails_leaves_no_folder(model, tmp_path):
+    os.mkfifo(model[0] / "LICENSE")
+    (tmp_path / "there").mkdir()
+    for folder in ("new", "new/deep/deeper", "there", "there/new"):
+        with pytest.raises(io.FileError, match="LICENSE: not a plain file"):
+            io.save_model(tmp_path / folder, model[1], CONFIG, source=model[0])
+    assert sorted(os.listdir(tmp_path)) == ["model", "there"]
+    assert os.listdir(tmp_path / "there") == []
+    with pytest.raises(errors.ArgumentError, match='folder is "", expected the name of one'):
+        io.save_model("", model[1], CONFIG)
 
 
 class Killed(BaseException):

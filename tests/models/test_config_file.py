@@ -70,6 +70,44 @@ def test_absent_fields_are_transformers_defaults(family: str):
             assert getattr(again, name) == getattr(there, name), name
 
 
+PUBLISHED: dict[str, dict[str, Any]] = {
+    "qwen3_moe": dict(  # Qwen3-Coder-30B-A3B
+        attention_bias=False, attention_dropout=0.0, decoder_sparse_step=1, head_dim=128,
+        hidden_size=2048, intermediate_size=5472, max_position_embeddings=262144,
+        max_window_layers=28, mlp_only_layers=[], moe_intermediate_size=768, norm_topk_prob=True,
+        num_attention_heads=32, num_experts=128, num_experts_per_tok=8, num_hidden_layers=48,
+        num_key_value_heads=4, output_router_logits=False, qkv_bias=False, rope_scaling=None,
+        rope_theta=10000000, router_aux_loss_coef=0.0, shared_expert_intermediate_size=0,
+        sliding_window=None, use_qk_norm=True, use_sliding_window=False, vocab_size=151936,
+    ),
+    "llama": dict(  # the first conversions of LLaMA-7B
+        architectures=["LLaMAForCausalLM"], hidden_size=4096, intermediate_size=11008,
+        initializer_range=0.02, max_sequence_length=2048, num_attention_heads=32,
+        num_hidden_layers=32, pad_token_id=-1, rms_norm_eps=1e-6, torch_dtype="float16",
+        use_cache=True, vocab_size=32000,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("family", PUBLISHED)
+def test_published_files_with_fields_that_transformers_does_not_read(family: str):
+    values = PUBLISHED[family]
+    there = getattr(transformers, CLASSES[family])(**copy.deepcopy(values))
+    here = models.DecoderConfig.from_dict({"model_type": family, **values})
+    assert here == models.DecoderConfig.from_dict(there.to_dict())
+    for name in (*SIZES, "num_key_value_heads", "head_dim", "max_position_embeddings"):
+        assert getattr(here, name) == getattr(there, name)
+
+
+@pytest.mark.parametrize(("family", "field", "value"), [
+    ("qwen3_moe", "shared_expert_intermediate_size", 512), ("qwen3", "use_qk_norm", False),
+    ("llama", "use_qk_norm", True), ("qwen2", "qkv_bias", False), ("qwen3", "qkv_bias", True),
+])  # fmt: skip
+def test_what_no_model_of_a_family_computes(family: str, field: str, value: Any):
+    with pytest.raises(ValueError, match=f"{field} is {value}, which this library does not honour"):
+        config_here(family, **{field: value})
+
+
 # ---- hostile values ----
 
 # No field of any family may be one of these.
