@@ -510,6 +510,21 @@ def test_text_of_sentence_pieces_keeps_its_blanks():
     assert pieces([ids["▁cat"]], TextStream(tokenizer)) == ["cat", ""]
 
 
+@pytest.mark.parametrize("stop", [(), ("京🙂",), ("京東都",)], ids=str)
+def test_a_prompt_is_cut_between_characters(stop):
+    """Of bytes that follow one another this decoder marks all where the first is within a
+    character."""
+    tokenizer, ids = sentencepiece()
+    new = [ids[w] for w in of_bytes("東都🙂")]
+    for before in ["", "🙂", *["東" * n + "é🙂京" for n in range(9)]]:
+        for some in range(3):
+            prompt = [ids[w] for w in of_bytes(before)] + new[:some]
+            text = TextStream(tokenizer, stop, prompt=prompt)
+            found = "".join(pieces(new[some:], text))
+            stopped = stop == ("京東都",) and before.endswith("京")
+            assert (found, text.stopped) == ("" if stopped else "東都🙂", stopped)
+
+
 def test_text_holds_back_what_may_begin_a_stop_string(texts):
     tokenizer = texts[-1]
     for stop in (["stopped"], ["mat", "opp"], ["zzz"], ["東京 🙂", "🙂🙂 s"], ["\n the mat!"]):
