@@ -849,6 +849,49 @@ def test_no_rows_are_refused(pair):
             )  # fmt: skip
 
 
+PROMPTS = {
+    "outside": ([[1, 61]], "61 is no token of a vocabulary of 61"),
+    "negative": ([[1, 2], [-1, 2]], "-1 is no token"),
+    "ragged": ([[1, 2], [3]], r"tokens \[\[1, 2\], \[3\]\] have rows of several lengths; pad"),
+    "ragged arrays": ([np.array([1, 2]), np.array([3])], "rows of several lengths; pad"),
+    "one row": ([1, 2], r"must be \[batch, length\]"),
+    "text": ("ab", r"must be integers \[batch, length\]"),
+    "texts": ([["a"]], "must be integers"),
+    "an array of texts": (np.array([["a"]]), "must be integers"),
+    "none": (None, "must be integers"),
+    "wide": ([[2**40]], "must be integers"),
+    "floats": ([[1.0]], "must be integers"),
+}
+
+
+@pytest.mark.parametrize("name", PROMPTS)
+def test_prompts_that_are_none_are_named(pair, name):
+    tokens, message = PROMPTS[name]
+    with pytest.raises(ValueError, match=f"^generate: .*{message}"):
+        generate(pair[1], tokens, pair[2], max_new_tokens=2)
+    with pytest.raises(ValueError, match=f"^beam_search: .*{message}"):
+        models.beam_search(pair[1], tokens, pair[2], num_beams=2, max_new_tokens=2)
+
+
+def test_a_token_outside_is_an_index_error_and_padding_is_any_number(pair):
+    _, params, config = pair
+    whole = lambda x, **options: generate(params, x, config, max_new_tokens=2, **options)[0]
+    for way in (whole, gf.jit(whole)):
+        with pytest.raises(IndexError):
+            np.asarray(way(jnp.array([[1, 61]])))
+    padded = whole([[1, 5], [2, -100], [3, 999]], lengths=[2, 1, 1])
+    np.testing.assert_array_equal(padded, whole([[1, 5], [2, 0], [3, 0]], lengths=[2, 1, 1]))
+
+
+def test_stop_strings_are_refused_where_parameters_are_traced(pair, texts):
+    _, params, config = pair
+    run = lambda p: generate(
+        p, [[1, 2]], config, max_new_tokens=2, stop_strings="a", tokenizer=texts[-1]
+    )[0]  # fmt: skip
+    with pytest.raises(ValueError, match="the host reads text for stop_strings"):
+        gf.jit(run)(params)
+
+
 def test_nan_weights_raise_in_a_stream(pair):
     _, params, config = pair
     bad = {**params, "norm": {"weight": params["norm"]["weight"] * jnp.nan}}
