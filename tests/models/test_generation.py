@@ -172,6 +172,32 @@ def test_lengths_within_a_bucket_compile_nothing_more(pair, caplog):
         run(length, new)
 
 
+def test_seeds_and_keys_share_programs(pair, caplog):
+    _, params, config = pair
+    config = gf.models.QwenConfig(**{**vars(config), "max_position_embeddings": 62})
+    seeded = lambda seed, heat=0.7: GenerationConfig(
+        max_new_tokens=3, do_sample=True, temperature=heat, top_k=None, seed=seed
+    )
+    ways = [
+        {}, dict(key=random.key(0)), dict(generation=seeded(None)), dict(generation=seeded(0)),
+        dict(generation=seeded(5), key=random.key(0)),
+    ]  # fmt: skip
+    found = []
+
+    def run(**options):
+        options = dict(max_new_tokens=3, temperature=0.7) | options
+        found.append(np.asarray(generate(params, TOKENS, config, **options)[0]).tolist())
+
+    first = compiled(caplog, lambda: run(**ways[0]))
+    assert {"prefill", "decode"} <= {*first}
+    again = compiled(caplog, lambda: [run(**way) for way in ways])
+    assert not {"prefill", "decode", "joined"} & {*again}
+    assert all(tokens == found[0] for tokens in found)
+    greedy = compiled(caplog, lambda: run(temperature=0.0))
+    assert {"prefill", "decode"} <= {*greedy}
+    assert not compiled(caplog, lambda: run(generation=seeded(5, heat=0.0), temperature=None))
+
+
 def test_session_lengths_share_programs(pair, caplog):
     _, params, config = pair
     session = Session(params, config, capacity=90, cache_dtype="float32")
