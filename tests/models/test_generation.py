@@ -860,6 +860,19 @@ def test_arguments_of_another_kind_are_named(pair, texts, caller):
             assert isinstance(error.value, TypeError), (name, value)
 
 
+def test_fields_may_be_numbers_of_numpy():
+    given = GenerationConfig(
+        do_sample=np.bool_(True), early_stopping=np.bool_(False), temperature=np.float32(0.5),
+        top_k=np.int64(3), eos_token_id=np.array([7, 5]),
+    )  # fmt: skip
+    assert given == GenerationConfig(do_sample=True, temperature=0.5, top_k=3, eos_token_id=[7, 5])
+    assert json.loads(json.dumps(given.to_dict())) == given.to_dict()
+    assert GenerationConfig(eos_token_id={5, 7}).ends == given.ends == (5, 7)
+    for bad in (np.array([1.5]), np.array([[1]]), {"a": 1}, "5"):
+        with pytest.raises(ValueError, match="eos_token_id is"):
+            GenerationConfig(eos_token_id=bad)
+
+
 def test_a_dictionary_of_fields_is_one():
     for values in (None, [], "a", 3):
         with pytest.raises(ValueError, match="generation config: .* is no dictionary"):
