@@ -172,6 +172,32 @@ def test_lengths_within_a_bucket_compile_nothing_more(pair, caplog):
         run(length, new)
 
 
+def test_seeds_and_keys_share_programs(pair, caplog):
+    _, params, config = pair
+    config = gf.models.QwenConfig(**{**vars(config), "max_position_embeddings": 62})
+    seeded = lambda seed, heat=0.7: GenerationConfig(
+        max_new_tokens=3, do_sample=True, temperature=heat, top_k=None, seed=seed
+    )
+    ways = [
+        {}, dict(key=random.key(0)), dict(generation=seeded(None)), dict(generation=seeded(0)),
+        dict(generation=seeded(5), key=random.key(0)),
+    ]  # fmt: skip
+    found = []
+
+    def run(**options):
+        options = dict(max_new_tokens=3, temperature=0.7) | options
+        found.append(np.asarray(generate(params, TOKENS, config, **options)[0]).tolist())
+
+    first = compiled(caplog, lambda: run(**ways[0]))
+    assert {"prefill", "decode"} <= {*first}
+    again = compiled(caplog, lambda: [run(**way) for way in ways])
+    assert not {"prefill", "decode", "joined"} & {*again}
+    assert all(tokens == found[0] for tokens in found)
+    greedy = compiled(caplog, lambda: run(temperature=0.0))
+    assert {"prefill", "decode"} <= {*greedy}
+    assert not compiled(caplog, lambda: run(generation=seeded(5, heat=0.0), temperature=None))
+
+
 def test_session_lengths_share_programs(pair, caplog):
     _, params, config = pair
     session = Session(params, config, capacity=90, cache_dtype="float32")
@@ -510,6 +536,21 @@ def test_text_of_sentence_pieces_keeps_its_blanks():
     assert pieces([ids["▁cat"]], TextStream(tokenizer)) == ["cat", ""]
 
 
+@pytest.mark.parametrize("stop", [(), ("京🙂",), ("京東都",)], ids=str)
+def test_a_prompt_is_cut_between_characters(stop):
+    """Of bytes that follow one another this decoder marks all where the first is within a
+    character."""
+    tokenizer, ids = sentencepiece()
+    new = [ids[w] for w in of_bytes("東都🙂")]
+    for before in ["", "🙂", *["東" * n + "é🙂京" for n in range(9)]]:
+        for some in range(3):
+            prompt = [ids[w] for w in of_bytes(before)] + new[:some]
+            text = TextStream(tokenizer, stop, prompt=prompt)
+            found = "".join(pieces(new[some:], text))
+            stopped = stop == ("京東都",) and before.endswith("京")
+            assert (found, text.stopped) == ("" if stopped else "東都🙂", stopped)
+
+
 def test_text_holds_back_what_may_begin_a_stop_string(texts):
     tokenizer = texts[-1]
     for stop in (["stopped"], ["mat", "opp"], ["zzz"], ["東京 🙂", "🙂🙂 s"], ["\n the mat!"]):
@@ -819,6 +860,19 @@ def test_arguments_of_another_kind_are_named(pair, texts, caller):
             assert isinstance(error.value, TypeError), (name, value)
 
 
+def test_fields_may_be_numbers_of_numpy():
+    given = GenerationConfig(
+        do_sample=np.bool_(True), early_stopping=np.bool_(False), temperature=np.float32(0.5),
+        top_k=np.int64(3), eos_token_id=np.array([7, 5]),
+    )  # fmt: skip
+    assert given == GenerationConfig(do_sample=True, temperature=0.5, top_k=3, eos_token_id=[7, 5])
+    assert json.loads(json.dumps(given.to_dict())) == given.to_dict()
+    assert GenerationConfig(eos_token_id={5, 7}).ends == given.ends == (5, 7)
+    for bad in (np.array([1.5]), np.array([[1]]), {"a": 1}, "5"):
+        with pytest.raises(ValueError, match="eos_token_id is"):
+            GenerationConfig(eos_token_id=bad)
+
+
 def test_a_dictionary_of_fields_is_one():
     for values in (None, [], "a", 3):
         with pytest.raises(ValueError, match="generation config: .* is no dictionary"):
@@ -832,6 +886,49 @@ def test_no_rows_are_refused(pair):
                 pair[1], TOKENS[:0], pair[2], generation=GenerationConfig(num_beams=1),
                 max_new_tokens=2,
             )  # fmt: skip
+
+
+PROMPTS = {
+    "outside": ([[1, 61]], "61 is no token of a vocabulary of 61"),
+    "negative": ([[1, 2], [-1, 2]], "-1 is no token"),
+    "ragged": ([[1, 2], [3]], r"tokens \[\[1, 2\], \[3\]\] have rows of several lengths; pad"),
+    "ragged arrays": ([np.array([1, 2]), np.array([3])], "rows of several lengths; pad"),
+    "one row": ([1, 2], r"must be \[batch, length\]"),
+    "text": ("ab", r"must be integers \[batch, length\]"),
+    "texts": ([["a"]], "must be integers"),
+    "an array of texts": (np.array([["a"]]), "must be integers"),
+    "none": (None, "must be integers"),
+    "wide": ([[2**40]], "must be integers"),
+    "floats": ([[1.0]], "must be integers"),
+}
+
+
+@pytest.mark.parametrize("name", PROMPTS)
+def test_prompts_that_are_none_are_named(pair, name):
+    tokens, message = PROMPTS[name]
+    with pytest.raises(ValueError, match=f"^generate: .*{message}"):
+        generate(pair[1], tokens, pair[2], max_new_tokens=2)
+    with pytest.raises(ValueError, match=f"^beam_search: .*{message}"):
+        models.beam_search(pair[1], tokens, pair[2], num_beams=2, max_new_tokens=2)
+
+
+def test_a_token_outside_is_an_index_error_and_padding_is_any_number(pair):
+    _, params, config = pair
+    whole = lambda x, **options: generate(params, x, config, max_new_tokens=2, **options)[0]
+    for way in (whole, gf.jit(whole)):
+        with pytest.raises(IndexError):
+            np.asarray(way(jnp.array([[1, 61]])))
+    padded = whole([[1, 5], [2, -100], [3, 999]], lengths=[2, 1, 1])
+    np.testing.assert_array_equal(padded, whole([[1, 5], [2, 0], [3, 0]], lengths=[2, 1, 1]))
+
+
+def test_stop_strings_are_refused_where_parameters_are_traced(pair, texts):
+    _, params, config = pair
+    run = lambda p: generate(
+        p, [[1, 2]], config, max_new_tokens=2, stop_strings="a", tokenizer=texts[-1]
+    )[0]  # fmt: skip
+    with pytest.raises(ValueError, match="the host reads text for stop_strings"):
+        gf.jit(run)(params)
 
 
 def test_nan_weights_raise_in_a_stream(pair):

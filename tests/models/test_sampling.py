@@ -14,7 +14,7 @@ import genesis_fn.numpy as jnp
 from genesis_fn import random
 from genesis_fn.models import sample
 from genesis_fn.models.generation.penalties import Penalties, first_uses, more_uses, penalized
-from genesis_fn.models.generation.sampling import typical
+from genesis_fn.models.generation.sampling import nucleus, typical
 
 LOGITS = np.random.default_rng(0).normal(size=(3, 12)).astype(np.float32) * 1.5
 
@@ -54,6 +54,19 @@ def test_what_is_drawn_is_what_transformers_keeps(name):
         kept = p > 0
         if kept.sum() > 1:
             assert stats.chisquare(counts[kept], p[kept] / p[kept].sum() * 8000).pvalue > 1e-4
+
+
+@pytest.mark.parametrize("top_p", [1e-9, 0.1, 0.37, 0.9, 0.999])
+def test_as_many_equal_logits_are_kept_as_transformers_keeps(top_p):
+    """Which of them is up to its sort."""
+    x = np.random.default_rng(2).normal(size=(6, 199)).astype(np.float32)
+    x = np.round(x * np.array([[0.1], [0.3], [1], [2], [5], [20]], np.float32))
+    x[3] = -x[3]
+    expected = theirs.TopPLogitsWarper(top_p)(None, torch.from_numpy(x)).numpy()
+    got = np.where(nucleus(jnp.asarray(x), top_p), x, -np.inf)
+    np.testing.assert_array_equal(np.sort(got), np.sort(expected))
+    one = sample(random.key(0), np.zeros((50, 7)), top_p=0.1)
+    np.testing.assert_array_equal(one, 0)
 
 
 @pytest.mark.parametrize("mass", [0.05, 0.5, 0.95])

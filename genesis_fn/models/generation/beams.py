@@ -99,6 +99,7 @@ def beam_search(
 
     Raises:
         ShapeError, DTypeError: `tokens` or `lengths` have another shape, or are no integers.
+        IndexError: a token is none of the vocabulary (a ValueError too, where `tokens` are known).
         ValueError: a setting is out of range, or the vocabulary has too few tokens for the beams.
         AssertionFailed: a length is out of range or logits are NaN, when the program runs.
 
@@ -123,7 +124,7 @@ def beam_search(
         how = dataclasses.replace(base, **{n: v for n, v in given.items() if v is not None})
     except ValueError as error:
         raise errors.ArgumentError(f"beam_search: {error}") from None
-    prompts = prompts_of("beam_search", tokens, lengths)
+    prompts = prompts_of("beam_search", tokens, lengths, config.vocab_size)
     request = requested(
         "beam_search", params, config.vocab_size, prompts.width, generation,
         max_new_tokens=max_new_tokens,

@@ -9,6 +9,8 @@ import operator
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import numpy as np
+
 from genesis_fn.errors import ArgumentError, ConcretizationTypeError
 from genesis_fn.extend import brief
 
@@ -42,21 +44,29 @@ def _number(accepts: Callable[[float], bool], expected: str) -> Callable[[str, A
 
 
 def _bool(name: str, value: Any) -> bool:
-    if not isinstance(value, bool):
+    if not isinstance(value, bool | np.bool_):
         raise ValueError(f"{name} is {brief(value)}, expected true or false")
-    return value
+    return bool(value)
 
 
 def _early_stopping(name: str, value: Any) -> bool | str:
-    if not isinstance(value, bool) and value != "never":
+    if isinstance(value, bool | np.bool_):
+        return bool(value)
+    if not isinstance(value, str) or value != "never":
         raise ValueError(f"{name} is {brief(value)}, expected true, false or 'never'")
     return value
 
 
 def _tokens(name: str, value: Any) -> int | tuple[int, ...]:
-    if isinstance(value, list | tuple):
+    if _has_several(value):
         return tuple([_TOKEN(name, token) for token in value])
     return _TOKEN(name, value)
+
+
+def _has_several(tokens: Any) -> bool:
+    """Whether these are several tokens, of a list or an array say, and not one."""
+    several = isinstance(tokens, Iterable) and not isinstance(tokens, str)
+    return several and getattr(tokens, "ndim", 1) != 0
 
 
 def _strings(name: str, value: Any) -> tuple[str, ...]:
@@ -185,9 +195,7 @@ def end_tokens(caller: str, eos: int | Sequence[int] | None) -> tuple[int, ...]:
     """The tokens that end a row, ascending, of one or several."""
     if eos is None:
         return ()
-    several: Any = [eos]
-    if getattr(eos, "ndim", 1) and isinstance(eos, Iterable) and not isinstance(eos, str):
-        several = eos
+    several: Any = eos if _has_several(eos) else [eos]
     return tuple(sorted({integer_argument(caller, "eos", end) for end in several}))
 
 

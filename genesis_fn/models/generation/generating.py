@@ -8,7 +8,8 @@ from typing import Any, Literal, overload
 import numpy as np
 
 import genesis_fn.numpy as jnp
-from genesis_fn import Array, ArrayLike, DTypeLike, Key, PyTree
+from genesis_fn import Array, ArrayLike, DTypeLike, Key, PyTree, tree
+from genesis_fn.extend import Tracer
 from genesis_fn.models.generation import causal_model
 from genesis_fn.models.generation.beams import beams_of
 from genesis_fn.models.generation.generation_config import GenerationConfig
@@ -129,6 +130,7 @@ def generate(  # pyright: ignore[reportInconsistentOverload] - `options` are tho
 
     Raises:
         ShapeError, DTypeError: `tokens` or `lengths` have another shape, or are no integers.
+        IndexError: a token is none of the vocabulary (a ValueError too, where `tokens` are known).
         ValueError: a setting is out of range, or cannot be combined with another.
         AssertionFailed: a length is out of range or logits are NaN, when the program runs.
 
@@ -140,9 +142,8 @@ def generate(  # pyright: ignore[reportInconsistentOverload] - `options` are tho
     """
     causal_model.check_model("generate", params, config)
     check_generation("generate", generation)
-    prompts = prompts_of(
-        "generate", tokens, lengths, 1 if generation is None else _rows(generation)
-    )
+    copies = 1 if generation is None else _rows(generation)
+    prompts = prompts_of("generate", tokens, lengths, config.vocab_size, copies)
     request = requested(
         "generate", params, config.vocab_size, prompts.width, generation,
         max_new_tokens=max_new_tokens, key=key, temperature=temperature, top_k=top_k, top_p=top_p,
@@ -164,8 +165,12 @@ def generate(  # pyright: ignore[reportInconsistentOverload] - `options` are tho
         raise ValueError(f"generate: stop_strings {request.stop} need a tokenizer")
     if request.stop:
         check_tokenizer("generate", tokenizer)
-    if request.stop and prompts.traced:
-        raise ValueError("generate: stop_strings need tokens that are known, not traced ones")
+    traced = prompts.traced or any(isinstance(x, Tracer) for x in tree.leaves((params, key)))
+    if request.stop and traced:
+        raise ValueError(
+            "generate: the host reads text for stop_strings, which it cannot within a function "
+            "that is being traced"
+        )
     total = prompts.width + request.limit
     plan = GenerationPlan(
         config,

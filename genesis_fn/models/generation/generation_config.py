@@ -24,7 +24,7 @@ class GenerationConfig:
     Args:
         max_new_tokens: the most tokens that a row gains.
         max_length: the most tokens of prompt and continuation, where `max_new_tokens` is None;
-            without both it is 20 new tokens.
+            without both it is 20 new tokens. A batch's prompts count with their padding.
         min_new_tokens: how many tokens come before one of `eos_token_id` may.
         min_length: the same with the prompt's, where `min_new_tokens` is None.
         do_sample: whether tokens are drawn; False takes the most likely, and the five fields that

@@ -55,7 +55,7 @@ class GenerationPlan:
 
 class Numbers(NamedTuple):
     """What differs between calls of one program: at most `limit` new tokens, `least` of them before
-    an end, and the random key (None means `random.key(0)`)."""
+    an end, and the random key (None where nothing is drawn)."""
 
     limit: ArrayLike
     least: ArrayLike

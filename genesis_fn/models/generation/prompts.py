@@ -9,7 +9,7 @@ import numpy as np
 
 import genesis_fn.numpy as jnp
 from genesis_fn import Array, ArrayLike, dtypes, errors
-from genesis_fn.extend import Tracer, typeof
+from genesis_fn.extend import Tracer, brief, typeof
 from genesis_fn.transforms import assert_
 
 _LEAST = 16
@@ -50,12 +50,23 @@ class Prompts:
         return self.tokens.shape[1]
 
 
+class TokenError(errors.ArgumentError, IndexError):
+    """A number is no token of the vocabulary; an IndexError as that of traced tokens is."""
+
+
+def check_tokens(caller: str, tokens: np.ndarray, vocabulary: int) -> None:
+    """Raise TokenError where an integer is no token."""
+    other = tokens[(tokens < 0) | (tokens >= vocabulary)]
+    if other.size:
+        raise TokenError(f"{caller}: {other[0]} is no token of a vocabulary of {vocabulary}")
+
+
 def prompts_of(
-    caller: str, tokens: ArrayLike, lengths: ArrayLike | None, copies: int = 1
+    caller: str, tokens: ArrayLike, lengths: ArrayLike | None, vocabulary: int, copies: int = 1
 ) -> Prompts:
     """Prompts [B, T] of lengths [B], each `copies` times, one after the other; zeros behind their
     ends."""
-    found: Array = jnp.asarray(tokens)
+    found = _array(caller, tokens)
     aval = typeof(found)
     if aval.ndim != 2 or 0 in aval.shape:
         raise errors.ShapeError(
@@ -79,8 +90,24 @@ def prompts_of(
         here = np.pad(here, ((0, 0), (0, bucket(width) - width)))
     here, long = space.repeat(here, copies, axis=0), space.repeat(long, copies, axis=0)
     real = space.arange(here.shape[1])[None, :] < long[:, None]
-    here = space.where(real, here.astype(np.int32), 0)
-    return Prompts(here, long.astype(np.int32), width, traced)
+    here = space.where(real, here, 0)
+    if not traced:
+        check_tokens(caller, here, vocabulary)
+    return Prompts(here.astype(np.int32), long.astype(np.int32), width, traced)
+
+
+def _array(caller: str, tokens: Any) -> Array:
+    try:
+        return jnp.asarray(tokens)
+    except (TypeError, OverflowError) as error:
+        raise errors.DTypeError(
+            f"{caller}: tokens must be integers [batch, length]: {error}"
+        ) from None
+    except ValueError:  # what NumPy and nested lists raise where rows differ
+        raise errors.ShapeError(
+            f"{caller}: tokens {brief(tokens)} have rows of several lengths; pad the shorter ones "
+            "at their end, and give `lengths`"
+        ) from None
 
 
 def _check_lengths(caller: str, lengths: Array, rows: int, width: int) -> None:

@@ -62,8 +62,8 @@ def requested(
     eos: int | Sequence[int] | None = None,
     stop_strings: str | Sequence[str] | None = None,
 ) -> Request:
-    """The request of a call, whose arguments count before `generation`; checked. The key of a seed
-    lies where `params` do."""
+    """The request of a call, whose arguments count before `generation`; checked. A key that the
+    call does not give lies where `params` do."""
     # Without a `generation` all of the vocabulary is kept, and nothing is drawn by itself.
     base = GenerationConfig(top_k=None) if generation is None else generation
     if max_new_tokens is None:
@@ -96,9 +96,9 @@ def requested(
     }  # fmt: skip
     by = {n: getattr(base, n) if v is None else _penalty(caller, n, v) for n, v in given.items()}
     penalties = Penalties(**by, delays_end=least > 0 and bool(ends), eos=ends)
-    if key is None and base.seed is not None:
+    if key is None and sampling.temperature > 0:  # so that programs take one whoever gives it
         with default_device_of(tree.leaves(params)):
-            key = random.key(base.seed)
+            key = random.key(base.seed or 0)
     stop = base.stop_strings if stop_strings is None else stop_strings
     stop = CHECKS["stop_strings"](f"{caller}: stop_strings", stop)
     pad = base.pad_token_id or 0

@@ -77,8 +77,8 @@ def sample(
         logits: array [..., vocabulary].
         temperature: divides the logits; 0 takes the most likely token.
         top_k: keep the k most likely tokens; None keeps all.
-        top_p: keep the fewest most likely tokens whose probability reaches p, always at least one;
-            None keeps all.
+        top_p: keep the fewest most likely tokens whose probability reaches p, always at least one,
+            the first of equal ones; None keeps all.
         min_p: keep the tokens that have at least this share of the most likely one's probability;
             None keeps all.
         typical_p: keep the fewest tokens whose probability reaches p among those whose information
@@ -158,8 +158,16 @@ def _checked_token(token: Array, logit: Array) -> Array:
 
 def nucleus(logits: Array, top_p: float) -> Array:
     """The nucleus of top-p sampling: booleans [..., n] for the fewest most likely of float32 logits
-    whose probability reaches p."""
-    return _first(logits, softmax(logits, -1), top_p)
+    whose probability reaches p; of equal ones the first."""
+    p = softmax(logits, -1)
+    kept = _first(logits, p, top_p)
+    # Numbers of few bits are often equal, and so far all that equal the least one are kept.
+    least = jnp.min(jnp.where(kept, logits, jnp.inf), -1, keepdims=True)
+    above = jnp.sum(jnp.where(logits > least, p, 0.0), -1, keepdims=True)
+    equal = kept & (logits == least)
+    before = jnp.cumsum(equal, -1) - 1
+    needed = (before == 0) | (above + jnp.astype(before, jnp.float32) * p < top_p)
+    return jnp.where(equal, needed, kept)
 
 
 def typical(logits: Array, typical_p: float) -> Array:

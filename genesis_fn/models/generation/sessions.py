@@ -21,7 +21,7 @@ from genesis_fn.models.generation.programs import (
     prefill_program,
     resume_program,
 )
-from genesis_fn.models.generation.prompts import bucket
+from genesis_fn.models.generation.prompts import bucket, check_tokens
 from genesis_fn.models.generation.request import Request, check_generation, requested
 from genesis_fn.models.generation.text_stream import TextStream, check_tokenizer
 
@@ -310,11 +310,7 @@ def _history(caller: str, tokens: Sequence[int] | ArrayLike, vocabulary: int) ->
         )
     if found.dtype.kind not in "iu":
         raise errors.DTypeError(f"{caller}: tokens of dtype {found.dtype} must be integers")
-    other = found[(found < 0) | (found >= vocabulary)]
-    if other.size:
-        raise errors.ArgumentError(
-            f"{caller}: {other[0]} is no token of a vocabulary of {vocabulary}"
-        )
+    check_tokens(caller, found, vocabulary)
     return found.astype(np.int32)
 
 

@@ -71,12 +71,10 @@ class TextStream:
         # Characters that may begin a stop string, and whether each is shown.
         self._held, self._shown = "", list[bool]()
         self.stopped = False
-        longest = max(map(len, self._stop), default=0)
-        # A character has at most four tokens; those before only give the context.
         if not isinstance(prompt, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ArgumentError(f"TextStream: prompt is {brief(prompt)}, expected tokens")
-        for token in list(prompt)[-(_LONGEST * longest + _CONTEXT) :]:
-            text, _ = self._decoded(count_argument("TextStream", "a token of the prompt", token))
+        for token in self._behind(list(prompt)):
+            text, _ = self._decoded(token)
             self._hold(text, False, seek=False)
 
     def push(self, token: int) -> str:
@@ -103,6 +101,20 @@ class TextStream:
         return text
 
     # ---- tokens to text ----
+
+    def _behind(self, prompt: list[Any]) -> list[int]:
+        """The last tokens of a prompt: as many as a stop string may begin in and some context,
+        from the beginning of a character on. Where bytes stand for themselves, decoders mark all
+        of a run of them that begins within a character, whatever follows."""
+        longest = max(map(len, self._stop), default=0)
+        latest = max(len(prompt) - _LONGEST * longest - _CONTEXT, 0)
+        earliest = max(latest - _LONGEST + 1, 0)
+        last = [count_argument("TextStream", "a token of the prompt", t) for t in prompt[earliest:]]
+        for first in range(latest - earliest, -1, -1):
+            texts = [self._decode(last[first : first + n]) for n in range(1, _LONGEST + 1)]
+            if any(text and _BROKEN not in text for text in texts):
+                return last[first:]
+        return last[latest - earliest :]
 
     def _decode(self, tokens: list[int]) -> str:
         return self._tokenizer.decode(tokens, skip_special_tokens=False) if tokens else ""
