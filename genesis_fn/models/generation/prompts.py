@@ -49,6 +49,10 @@ class Prompts:
         """The columns that a program sees."""
         return self.tokens.shape[1]
 
+    def capacity(self, limit: int) -> int:
+        """The positions of a cache with room for them and `limit` new tokens."""
+        return self.width + limit if self.traced else bucket(self.padded + limit)
+
 
 def prompts_of(
     caller: str, tokens: ArrayLike, lengths: ArrayLike | None, copies: int = 1
