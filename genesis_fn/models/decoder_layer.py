@@ -115,8 +115,14 @@ def run_layer(
 
 
 def layers_of(params: PyTree, config: DecoderConfig) -> Iterator[tuple[dict[str, Any], int | None]]:
-    """Each layer's parameters and window. Raises ShapeError for parameters of another config, which
-    would be computed as a model that neither is."""
+    """Each layer's parameters and window. Raises ShapeError for parameters of another config."""
+    _check_config(params, config)
+    return zip(params["layers"], config.windows)
+
+
+def _check_config(params: PyTree, config: DecoderConfig) -> None:
+    """Raise ShapeError for parameters of another config, which would be computed as a model that
+    neither is."""
     if not isinstance(params, dict) or not {"layers", "embed_tokens"} <= params.keys():
         keys = isinstance(params, dict)
         found = f"has the keys {list(params)}" if keys else f"is a {type(params).__name__}"
@@ -143,7 +149,6 @@ def layers_of(params: PyTree, config: DecoderConfig) -> Iterator[tuple[dict[str,
             if there != wanted:
                 text = f"have a layer {'with' if there else 'without'} {name}"
                 raise _of_another_config(text, field, config)
-    return zip(params["layers"], config.windows)
 
 
 def _of_another_config(text: str, field: str, config: DecoderConfig) -> errors.ShapeError:
