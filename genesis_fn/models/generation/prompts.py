@@ -34,8 +34,8 @@ class Prompts:
     the call; traced ones are not padded.
     """
 
-    tokens: Any
-    lengths: Any
+    tokens: np.ndarray | Array
+    lengths: np.ndarray | Array
     width: int
     traced: bool
 
