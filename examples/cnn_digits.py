@@ -10,23 +10,17 @@ from mlp_digits import data
 
 import genesis_fn as gf
 import genesis_fn.numpy as jnp
-from genesis_fn import lax, nn, optim
-
-
-def pool(x):
-    """The maximum of each 2 x 2 patch of [batch, height, width, channels]."""
-    return lax.reduce_window(x, -jnp.inf, lax.max, (1, 2, 2, 1), (1, 2, 2, 1), "VALID")
-
+from genesis_fn import nn, optim
 
 MODEL = nn.Sequential(
     nn.Conv(1, 16),
     nn.BatchNorm(16),
     nn.relu,
-    pool,
+    nn.MaxPool(2),
     nn.Conv(16, 32),
     nn.BatchNorm(32),
     nn.relu,
-    pool,
+    nn.MaxPool(2),
     nn.Flatten(),
     nn.Linear(128, 10),
 )
@@ -40,8 +34,7 @@ def main(steps: int = 200, batch: int = 64, seed: int = 0) -> float:
 
     def loss(params, running, x, y):
         logits, running = MODEL(params, x, state=running, train=True)
-        value = jnp.mean(optim.softmax_cross_entropy_with_integer_labels(logits, y))
-        return value, running
+        return nn.cross_entropy(logits, y), running
 
     def step(params, running, state, x, y):
         (value, running), grads = gf.value_and_grad(loss, has_aux=True)(params, running, x, y)

@@ -10,7 +10,7 @@ import genesis_fn.numpy as jnp
 from genesis_fn import nn, optim
 
 
-def data(seed: int = 0) -> tuple:
+def data(seed: int = 0) -> tuple[np.ndarray, ...]:
     """(training images, labels, test images, labels): 8 x 8 pixels in [0, 1], flat."""
     digits = load_digits()
     order = np.random.default_rng(seed).permutation(len(digits.target))
@@ -33,8 +33,7 @@ def main(steps: int = 600, batch: int = 100, seed: int = 0) -> float:
     @gf.jit
     def step(params, state, key, x, y):
         def loss(params):
-            logits = model(params, x, key=key, train=True)
-            return jnp.mean(optim.softmax_cross_entropy_with_integer_labels(logits, y))
+            return nn.cross_entropy(model(params, x, key=key, train=True), y)
 
         value, grads = gf.value_and_grad(loss)(params)
         updates, state = optimizer.update(grads, state, params)

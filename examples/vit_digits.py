@@ -1,7 +1,10 @@
-"""A small vision transformer, its layers one `scan`: python examples/vit_digits.py
+"""A small vision transformer, its blocks one `scan`: python examples/vit_digits.py
 
 The blocks' parameters are stacked along a leading axis by `vmap(init)`, so that the program has one
 block however deep the model is; `checkpoint` recomputes it in the backward pass.
+
+Source: Dosovitskiy et al., "An Image is Worth 16x16 Words: Transformers for Image Recognition at
+Scale", 2020.
 """
 
 from __future__ import annotations
@@ -14,59 +17,37 @@ import genesis_fn.numpy as jnp
 from genesis_fn import lax, nn, optim
 
 WIDTH, HEADS, DEPTH = 48, 4, 3
-NORM, PROJECT = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WIDTH)
-WIDEN, NARROW = nn.Linear(WIDTH, 2 * WIDTH), nn.Linear(2 * WIDTH, WIDTH)
-PATCH, HEAD = nn.Linear(4, WIDTH), nn.Linear(WIDTH, 10)
-
-
-def init_block(key):
-    """The parameters of one block."""
-    layers = {
-        "norm1": NORM,
-        "q": PROJECT,
-        "k": PROJECT,
-        "v": PROJECT,
-        "out": PROJECT,
-        "norm2": NORM,
-        "widen": WIDEN,
-        "narrow": NARROW,
-    }
-    return {name: layer.init(key[name]) for name, layer in layers.items()}
-
-
-def block(p, x):
-    """Attention and a feed-forward network, each after a norm and added to its input."""
-    h = NORM(p["norm1"], x)
-    q, k, v = [PROJECT(p[n], h).reshape(*x.shape[:2], HEADS, -1) for n in "qkv"]
-    x = x + PROJECT(p["out"], nn.dot_product_attention(q, k, v).reshape(x.shape))
-    h = NORM(p["norm2"], x)
-    return x + NARROW(p["narrow"], nn.gelu(WIDEN(p["widen"], h)))
+PATCHES = nn.PatchEmbedding(2, features_in=1, features=WIDTH)
+BLOCK = nn.Sequential(
+    nn.Residual(nn.Sequential(nn.LayerNorm(WIDTH), nn.MultiHeadAttention(WIDTH, HEADS))),
+    nn.Residual(nn.Sequential(nn.LayerNorm(WIDTH), nn.MLP(WIDTH, 2 * WIDTH))),
+)
+NORM, HEAD = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 10)
 
 
 def init(key):
     """All parameters; those of the blocks have a leading axis of length DEPTH."""
     return {
-        "patch": PATCH.init(key["patch"]),
-        "position": gf.random.normal(key["position"], (16, WIDTH)) * 0.02,
-        "blocks": gf.vmap(init_block)(gf.random.split(key["blocks"], DEPTH)),
+        "patches": PATCHES.init(key["patches"]),
+        "positions": gf.random.normal(key["positions"], (16, WIDTH)) * 0.5,
+        "blocks": gf.vmap(BLOCK.init)(gf.random.split(key["blocks"], DEPTH)),
         "norm": NORM.init(key["norm"]),
         "head": HEAD.init(key["head"]),
     }
 
 
 def forward(params, images):
-    """Logits [batch, 10] of images [batch, 8, 8], cut into 16 patches of 2 x 2."""
-    patches = images.reshape(-1, 4, 2, 4, 2).transpose(0, 1, 3, 2, 4).reshape(-1, 16, 4)
-    x = PATCH(params["patch"], patches) + params["position"]
-    step = gf.checkpoint(block)
-    x, _ = lax.scan(lambda x, p: (step(p, x), None), x, params["blocks"])
-    return HEAD(params["head"], NORM(params["norm"], jnp.mean(x, 1)))
+    """Logits [batch, 10] of images [batch, 8, 8, 1], cut into 16 patches of 2 x 2."""
+    x = PATCHES(params["patches"], images) + params["positions"]
+    block = gf.checkpoint(BLOCK)
+    x, _ = lax.scan(lambda x, p: (block(p, x), None), x, params["blocks"])
+    return HEAD(params["head"], jnp.mean(NORM(params["norm"], x), 1))
 
 
 def main(steps: int = 300, batch: int = 64, seed: int = 0) -> float:
     """Train, and return the accuracy on the test images."""
     x_train, y_train, x_test, y_test = data()
-    x_train, x_test = [x.reshape(-1, 8, 8) for x in (x_train, x_test)]
+    x_train, x_test = [x.reshape(-1, 8, 8, 1) for x in (x_train, x_test)]
     optimizer = optim.adamw(
         optim.warmup_cosine_decay_schedule(0.0, 3e-3, max(steps // 10, 1), steps)
     )
@@ -74,8 +55,7 @@ def main(steps: int = 300, batch: int = 64, seed: int = 0) -> float:
     @gf.jit
     def step(params, state, x, y):
         def loss(params):
-            logits = forward(params, x)
-            return jnp.mean(optim.softmax_cross_entropy_with_integer_labels(logits, y))
+            return nn.cross_entropy(forward(params, x), y)
 
         value, grads = gf.value_and_grad(loss)(params)
         updates, state = optimizer.update(grads, state, params)

@@ -22,7 +22,7 @@ CASES = {
     "mlp_digits": ({"steps": 120}, lambda accuracy: accuracy > 0.9),
     "cnn_digits": ({"steps": 40}, lambda accuracy: accuracy > 0.85),
     "rnn_scan": ({"steps": 60, "length": 6}, lambda error: error < 0.1),
-    "vit_digits": ({"steps": 200, "batch": 32}, lambda accuracy: accuracy > 0.7),
+    "vit_digits": ({"steps": 200, "batch": 32}, lambda accuracy: accuracy > 0.85),
     "custom_primitive": ({}, lambda error: error < 1e-4),
     "higher_order": ({}, lambda error: error < 2e-3),
     # The nats per byte that are gained over single bytes.

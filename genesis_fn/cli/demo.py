@@ -8,7 +8,7 @@ import os
 import re
 import shlex
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -19,10 +19,12 @@ from genesis_fn.cli import options
 from genesis_fn.cli.language_model.exporting import PLAIN_TEMPLATE, export
 from genesis_fn.cli.options import count, duration, option
 from genesis_fn.cli.training import Recipe, train
-from genesis_fn.core.convert import as_array
 from genesis_fn.core.device import default_device
 from genesis_fn.io.lock import exclusive
 from genesis_fn.models import GenerationConfig, generate, qwen
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 _DESCRIPTION = """Train a small Qwen3 on text found on this machine, and continue a prompt with it.
 
@@ -108,8 +110,16 @@ def add(commands: Any) -> None:
     option(parser, "--quiet", action="store_true", help="no progress bar")
 
 
-def prepare(folder: str, source: str, limit: int = 6_000_000) -> tuple[Any, ...]:
-    """(tokenizer, training tokens, validation tokens), made once and kept in `folder`."""
+class Corpus(NamedTuple):
+    """A tokenizer, and tokens [n] to train on and of other files."""
+
+    tokenizer: Tokenizer
+    train: np.ndarray
+    valid: np.ndarray
+
+
+def prepare(folder: str, source: str, limit: int = 6_000_000) -> Corpus:
+    """The corpus of a folder or file of text. Its tokenizer is made once and kept in `folder`."""
     files = data.text_files(source)
     train_files, valid_files = data.split_files(files)
     texts = list(data.read_texts(train_files, limit))
@@ -126,11 +136,8 @@ def prepare(folder: str, source: str, limit: int = 6_000_000) -> tuple[Any, ...]
     else:
         tokenizer = data.train_tokenizer(texts, VOCABULARY)
         data.save_tokenizer(tokenizer, path)
-    return (
-        tokenizer,
-        data.encode(tokenizer, texts, data.END),
-        data.encode(tokenizer, held_out, data.END),
-    )
+    train_tokens = data.encode(tokenizer, texts, data.END)
+    return Corpus(tokenizer, train_tokens, data.encode(tokenizer, held_out, data.END))
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -148,12 +155,42 @@ def run(arguments: argparse.Namespace) -> int:
 def _run(arguments: argparse.Namespace) -> int:
     began = time.perf_counter()
     source = arguments.data or data.standard_library()
-    tokenizer, train_tokens, valid_tokens = prepare(arguments.out, source)
+    corpus = prepare(arguments.out, source)
     print(
-        f"{source}: {train_tokens.size:,} training and {valid_tokens.size:,} validation tokens "
+        f"{source}: {corpus.train.size:,} training and {corpus.valid.size:,} validation tokens "
         f"({VOCABULARY} byte-pair entries); the model has {CONFIG.size:,} parameters"
     )
-    recipe = Recipe(
+    recipe = _recipe(arguments)
+    summary = train(
+        arguments.out, CONFIG, recipe, corpus.train, corpus.valid, quiet=arguments.quiet
+    )
+    entropy = data.unigram_entropy(corpus.valid)
+    print(
+        f"step {summary.step}: validation loss {summary.validation_loss:.3f} nats per token; "
+        f"unigram entropy {entropy:.3f}; {entropy - summary.validation_loss:.3f} below it; "
+        f"{summary.tokens_per_s:,.0f} tokens/s; {time.perf_counter() - began:.0f} s"
+    )
+    end = corpus.tokenizer.token_to_id(data.END)
+    generation = dataclasses.replace(
+        _GENERATION, eos_token_id=end, pad_token_id=end, bos_token_id=end
+    )
+    export(arguments.out, summary.params, CONFIG, generation, PLAIN_TEMPLATE)
+    print(
+        f"written: {arguments.out}/loss.png, log.jsonl, checkpoints; config.json, "
+        "model.safetensors, tokenizer.json, chat_template.jinja and settings"
+    )
+    prompt = np.asarray([corpus.tokenizer.encode(arguments.prompt).ids or [end]], np.int32)
+    tokens, lengths = generate(
+        summary.params, prompt, CONFIG, key=random.key(arguments.seed), generation=generation
+    )
+    text = corpus.tokenizer.decode(tokens[0, : int(lengths[0])].tolist())
+    print("a sampled continuation:\n" + "\n".join(f"    {line}" for line in text.splitlines()))
+    print(f"chat with it: genesis-fn chat --model {shlex.quote(arguments.out)}")
+    return 0
+
+
+def _recipe(arguments: argparse.Namespace) -> Recipe:
+    return Recipe(
         steps=arguments.steps,
         batch=arguments.batch,
         length=arguments.length,
@@ -163,34 +200,6 @@ def _run(arguments: argparse.Namespace) -> int:
         warmup=max(arguments.steps // 12, 1),
         compute=_compute(arguments.dtype),
     )
-    summary = train(
-        arguments.out, CONFIG, recipe, train_tokens, valid_tokens, quiet=arguments.quiet
-    )
-    entropy = data.unigram_entropy(valid_tokens)
-    gain = entropy - summary["validation_loss"]
-    print(
-        f"step {summary['step']}: validation loss {summary['validation_loss']:.3f} nats per token; "
-        f"unigram entropy {entropy:.3f}; {gain:.3f} below it; "
-        f"{summary['tokens_per_s']:,.0f} tokens/s; {time.perf_counter() - began:.0f} s"
-    )
-    end = tokenizer.token_to_id(data.END)
-    params = summary["params"]
-    generation = dataclasses.replace(
-        _GENERATION, eos_token_id=end, pad_token_id=end, bos_token_id=end
-    )
-    export(arguments.out, params, CONFIG, generation, PLAIN_TEMPLATE)
-    print(
-        f"written: {arguments.out}/loss.png, log.jsonl, checkpoints; config.json, "
-        "model.safetensors, tokenizer.json, chat_template.jinja and settings"
-    )
-    prompt = np.asarray([tokenizer.encode(arguments.prompt).ids or [end]], np.int32)
-    out, lengths = generate(
-        params, as_array(prompt), CONFIG, key=random.key(arguments.seed), generation=generation
-    )
-    text = tokenizer.decode(np.asarray(out)[0, : int(lengths[0])].tolist())
-    print("a sampled continuation:\n" + "\n".join(f"    {line}" for line in text.splitlines()))
-    print(f"chat with it: genesis-fn chat --model {shlex.quote(arguments.out)}")
-    return 0
 
 
 def _compute(dtype: str) -> str:

@@ -229,18 +229,8 @@ def _beams(
     count: _Count,
 ) -> Iterator[dict[str, Any]]:
     """The best continuations of a beam search, each with its score."""
-    if arguments.stream or arguments.logprobs:
-        raise ValueError(
-            "a beam search has neither a stream nor logprobs: leave them out, or give --num-beams 1"
-        )
     beams = generation.num_beams
-    if drawing := sampling.drawing_options(arguments):
-        raise ValueError(
-            f"a search with {beams} beams draws no tokens, which {' and '.join(drawing)} ask for: "
-            "leave them out, or give --num-beams 1"
-        )
-    if count.number > beams:
-        raise ValueError(f"{count.asked} is more than the {beams} beams")
+    _check_beams(arguments, beams, count)
     if generation.do_sample:
         Screen().notice("[do_sample of the model's settings is left out: beams draw no tokens]")
     most = longest(generation, prompt, opening.capacity(arguments.capacity, model))
@@ -269,3 +259,18 @@ def _beams(
             "score": round(score, 6),
             "finish_reason": "stop" if ended else "length",
         }
+
+
+def _check_beams(arguments: argparse.Namespace, beams: int, count: _Count) -> None:
+    """Raise ValueError for options that a beam search cannot follow."""
+    if arguments.stream or arguments.logprobs:
+        raise ValueError(
+            "a beam search has neither a stream nor logprobs: leave them out, or give --num-beams 1"
+        )
+    if drawing := sampling.drawing_options(arguments):
+        raise ValueError(
+            f"a search with {beams} beams draws no tokens, which {' and '.join(drawing)} ask for: "
+            "leave them out, or give --num-beams 1"
+        )
+    if count.number > beams:
+        raise ValueError(f"{count.asked} is more than the {beams} beams")

@@ -135,14 +135,15 @@ def fraction(text: str) -> float:
 
 def share(text: str) -> float:
     """A number above 0, at most 1."""
-    if fraction(text) == 0:
-        raise argparse.ArgumentTypeError("0 is not above 0")
-    return fraction(text)
+    return _above_zero(fraction(text))
 
 
 def positive(text: str) -> float:
     """A finite number above 0."""
-    value = number(text)
+    return _above_zero(number(text))
+
+
+def _above_zero(value: float) -> float:
     if value == 0:
         raise argparse.ArgumentTypeError("0 is not above 0")
     return value

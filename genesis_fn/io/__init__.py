@@ -8,5 +8,6 @@ from genesis_fn.io.safetensors import (
     FileError as FileError,
     atomic_write as atomic_write,
     load_file as load_file,
+    load_metadata as load_metadata,
     save_file as save_file,
 )

@@ -345,7 +345,22 @@ def _check_coverage(spans: list[tuple[int, int, str]], size: int, path: str) -> 
 
 
 def load_metadata(path: str | os.PathLike[str]) -> dict[str, str]:
-    """The metadata of a file."""
+    """The metadata of a safetensors file, from its header alone.
+
+    Args:
+        path: the file.
+
+    Returns:
+        {name: text}, as `save_file` was given them; empty where there are none.
+
+    Raises:
+        FileError: the file is malformed.
+
+    >>> path = os.path.join(tempfile.mkdtemp(), "a.safetensors")
+    >>> save_file({"w": jnp.arange(3)}, path, {"step": 7})
+    >>> load_metadata(path)
+    {'step': '7'}
+    """
     path = os.fspath(path)
     with open_plain(path) as f:
         header, _ = _read_header(f, path)

@@ -100,6 +100,7 @@ class DecoderConfig:
         for name, checked in _CHECKS.items():
             checked(name, getattr(self, name))
         self._check_attention()
+        self._check_layer_types()
         self._check_experts()
         if self.size > _MOST_PARAMETERS:
             raise ValueError(
@@ -124,6 +125,8 @@ class DecoderConfig:
             )
         if isinstance(self.rope_scaling, DynamicScaling | NTKScaling) and self.head_dim == 2:
             raise ValueError(f"head_dim 2 is too short for rope_scaling {self.rope_scaling}")
+
+    def _check_layer_types(self) -> None:
         if self.layer_types is None:
             return
         kinds = ("sliding_attention", "full_attention")

@@ -8,7 +8,6 @@ import genesis_fn.numpy as jnp
 import genesis_fn.random as random
 from genesis_fn import DTypeLike, Key
 from genesis_fn.models.decoder_config import DecoderConfig
-from genesis_fn.random import fold_in
 
 
 def init(key: Key, config: DecoderConfig, dtype: DTypeLike = jnp.float32) -> dict[str, Any]:
@@ -29,7 +28,7 @@ def init(key: Key, config: DecoderConfig, dtype: DTypeLike = jnp.float32) -> dic
     (32, 32)
     """
     layers = [
-        init_layer(fold_in(fold_in(key, "layers"), i), config, dtype, has_experts)
+        init_layer(random.fold_in(random.fold_in(key, "layers"), i), config, dtype, has_experts)
         for i, has_experts in enumerate(config.sparse_layers)
     ]
     return with_layers(init_around(key, config, dtype), layers)
@@ -45,7 +44,7 @@ def init_around(key: Key, config: DecoderConfig, dtype: DTypeLike) -> dict[str, 
 
     def table(name: str) -> dict[str, Any]:
         shape = config.vocab_size, config.hidden_size
-        return _weight(fold_in(key, name), config, dtype, *shape)
+        return _weight(random.fold_in(key, name), config, dtype, *shape)
 
     around = {"embed_tokens": table("embed_tokens"), "norm": _norm(config.hidden_size, dtype)}
     return around if config.tie_word_embeddings else {**around, "lm_head": table("lm_head")}
@@ -59,7 +58,7 @@ def init_layer(
     q, kv = c.num_attention_heads * d, c.num_key_value_heads * d
 
     def projection(name: str, rows: int, columns: int, biased: bool) -> dict[str, Any]:
-        p = _weight(fold_in(key, name), c, dtype, rows, columns)
+        p = _weight(random.fold_in(key, name), c, dtype, rows, columns)
         return {**p, "bias": jnp.zeros((rows,), dtype)} if biased else p
 
     attention = {
@@ -94,9 +93,9 @@ def _experts(key: Key, config: DecoderConfig, dtype: DTypeLike) -> dict[str, Any
         "down_proj": (number, outer, inner),
     }
     return {
-        "gate": _weight(fold_in(key, "gate"), config, dtype, number, outer),
+        "gate": _weight(random.fold_in(key, "gate"), config, dtype, number, outer),
         "experts": {
-            name: _weight(fold_in(key, name), config, dtype, *shape)
+            name: _weight(random.fold_in(key, name), config, dtype, *shape)
             for name, shape in shapes.items()
         },
     }

@@ -38,7 +38,7 @@ def _attention(
     angles: tuple[Array, Array],
     config: DecoderConfig,
     cache: PyTree,
-    lengths: Any,
+    lengths: Array | None,
     visible: dict[str, Any],
     pick: Callable[[Array], Array],
 ) -> tuple[Array, PyTree]:
@@ -51,11 +51,11 @@ def _attention(
         q = rms_norm(q, p["q_norm"]["weight"], eps=c.rms_norm_eps)
         k = rms_norm(k, p["k_norm"]["weight"], eps=c.rms_norm_eps)
     q, k = apply_rotary(q, *angles), apply_rotary(k, *angles)
-    if cache is not None and lengths is None:
-        cache = {"k": _first_in(cache["k"], k), "v": _first_in(cache["v"], v)}
-    elif cache is not None:
+    if cache is not None and lengths is not None:
         cache = {"k": write_cache(cache["k"], k, lengths), "v": write_cache(cache["v"], v, lengths)}
         k, v = jnp.astype(cache["k"], q.dtype), jnp.astype(cache["v"], q.dtype)
+    elif cache is not None:
+        cache = {"k": _first_in(cache["k"], k), "v": _first_in(cache["v"], v)}
     out = dot_product_attention(q, k, v, **visible)
     return _project(p["o_proj"], pick(jnp.reshape(out, (*lead, -1)))), cache
 
@@ -96,7 +96,7 @@ def run_layer(
     config: DecoderConfig,
     visible: dict[str, Any],
     cache: PyTree = None,
-    lengths: Any = None,
+    lengths: Array | None = None,
     pick: Callable[[Array], Array] = every_position,
 ) -> tuple[Array, PyTree, tuple[Array, Array] | None]:
     """(activations after one layer, its cache, its routing if it has experts). `visible` holds the
@@ -115,8 +115,14 @@ def run_layer(
 
 
 def layers_of(params: PyTree, config: DecoderConfig) -> Iterator[tuple[dict[str, Any], int | None]]:
-    """Each layer's parameters and window. Raises ShapeError for parameters of another config, which
-    would be computed as a model that neither is."""
+    """Each layer's parameters and window. Raises ShapeError for parameters of another config."""
+    _check_config(params, config)
+    return zip(params["layers"], config.windows)
+
+
+def _check_config(params: PyTree, config: DecoderConfig) -> None:
+    """Raise ShapeError for parameters of another config, which would be computed as a model that
+    neither is."""
     if not isinstance(params, dict) or not {"layers", "embed_tokens"} <= params.keys():
         keys = isinstance(params, dict)
         found = f"has the keys {list(params)}" if keys else f"is a {type(params).__name__}"
@@ -143,7 +149,6 @@ def layers_of(params: PyTree, config: DecoderConfig) -> Iterator[tuple[dict[str,
             if there != wanted:
                 text = f"have a layer {'with' if there else 'without'} {name}"
                 raise _of_another_config(text, field, config)
-    return zip(params["layers"], config.windows)
 
 
 def _of_another_config(text: str, field: str, config: DecoderConfig) -> errors.ShapeError:

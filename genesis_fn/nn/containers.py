@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import genesis_fn.numpy as jnp
@@ -11,6 +11,9 @@ import genesis_fn.random as random
 from genesis_fn import Array, ArrayLike, Key, PyTree
 from genesis_fn.errors import ArgumentError
 from genesis_fn.nn.module import Module, at_path, layer_error, require_state, shown
+
+LayerLike = Module | Callable[[Array], Array]
+"""A layer, or a function of an array that becomes one."""
 
 
 def _check_function(container: str, f: Any) -> None:
@@ -85,7 +88,9 @@ class Sequential(Module):
     (2, 8)
     """
 
-    def __init__(self, *layers: Any, **named: Any) -> None:
+    def __init__(
+        self, *layers: LayerLike | Sequence[LayerLike] | Mapping[str, LayerLike], **named: LayerLike
+    ) -> None:
         # Other libraries take one list of layers, or one dict of them.
         one = layers[0] if len(layers) == 1 else None
         by_name: dict[Any, Any] = named
@@ -99,7 +104,9 @@ class Sequential(Module):
         for name in by_name:
             if not isinstance(name, str):
                 raise ArgumentError(f"Sequential: the name of a layer is text, got {name!r:.60}")
-        given = tuple(one) if isinstance(one, (list, tuple)) else layers or tuple(by_name.values())
+        given: tuple[Any, ...] = layers or tuple(by_name.values())
+        if isinstance(one, (list, tuple)):
+            given = tuple(one)
         self.layers = tuple([_as_layer(x) for x in given])
         self.names = tuple(by_name) if by_name else None
 

@@ -452,12 +452,8 @@ def _over_last(
         return f(x)
     rest = tuple([i for i in range(ndim) if i not in axes])
     moved = jnp.transpose(x, (*rest, *axes))
-    lead = moved.shape[: len(rest)]
-    y = f(
-        jnp.reshape(moved, (*lead, -1))
-        if x.size
-        else jnp.reshape(moved, (*lead, math.prod(moved.shape[len(rest) :])))
-    )
+    lead, joined = moved.shape[: len(rest)], moved.shape[len(rest) :]
+    y = f(jnp.reshape(moved, (*lead, math.prod(joined))))
     if not keep_axis:
         return y
     order = sorted(range(ndim), key=(*rest, *axes).__getitem__)
@@ -481,10 +477,10 @@ def softmax(
     >>> nn.softmax(jnp.array([1.0, 2.0, 3.0]))
     Array([0.09003057, 0.24472848, 0.66524094], dtype=float32)
     """
-    if where is None:
-        return _over_last("softmax", softmax_last, x, axis, True)
-    y = _over_last("softmax", softmax_last, jnp.where(where, _float(x), -jnp.inf), axis, True)
-    return jnp.where(where, y, 0.0)
+    if where is not None:
+        x = jnp.where(where, _float(x), -jnp.inf)
+    y = _over_last("softmax", softmax_last, x, axis, True)
+    return y if where is None else jnp.where(where, y, 0.0)
 
 
 def log_softmax(
@@ -504,12 +500,10 @@ def log_softmax(
     >>> nn.log_softmax(jnp.array([1.0, 2.0, 3.0]))
     Array([-2.407606  , -1.4076059 , -0.40760595], dtype=float32)
     """
-    if where is None:
-        return _over_last("log_softmax", log_softmax_last, x, axis, True)
-    y = _over_last(
-        "log_softmax", log_softmax_last, jnp.where(where, _float(x), -jnp.inf), axis, True
-    )
-    return jnp.where(where, y, -jnp.inf)
+    if where is not None:
+        x = jnp.where(where, _float(x), -jnp.inf)
+    y = _over_last("log_softmax", log_softmax_last, x, axis, True)
+    return y if where is None else jnp.where(where, y, -jnp.inf)
 
 
 @overload

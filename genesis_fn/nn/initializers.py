@@ -22,6 +22,17 @@ class Initializer(Protocol):
     def __call__(self, key: Key, shape: Shape, dtype: DTypeLike | None = None) -> Array: ...
 
 
+def _initializer(
+    make: Callable[[Key, Shape, DTypeLike], Array], default: DTypeLike | None
+) -> Initializer:
+    """`make` with a default dtype, of which None is float32."""
+
+    def init(key: Key, shape: Shape, dtype: DTypeLike | None = default) -> Array:
+        return make(key, shape, jnp.float32 if dtype is None else dtype)
+
+    return init
+
+
 def zeros(key: Key, shape: Shape, dtype: DTypeLike | None = None) -> Array:
     """Zeros.
 
@@ -69,13 +80,11 @@ def constant(value: ArrayLike, dtype: DTypeLike | None = None) -> Initializer:
     >>> nn.initializers.constant(0.5)(random.key(0), (2,))
     Array([0.5, 0.5], dtype=float32)
     """
-    default = dtype
 
-    def init(key: Key, shape: Shape, dtype: DTypeLike | None = default) -> Array:
-        dtype = jnp.float32 if dtype is None else dtype
+    def make(key: Key, shape: Shape, dtype: DTypeLike) -> Array:
         return jnp.full(shape, value, dtype)
 
-    return init
+    return _initializer(make, dtype)
 
 
 def uniform(scale: ArrayLike = 1e-2, dtype: DTypeLike | None = None) -> Initializer:
@@ -91,13 +100,11 @@ def uniform(scale: ArrayLike = 1e-2, dtype: DTypeLike | None = None) -> Initiali
     >>> nn.initializers.uniform(0.1)(random.key(0), (2,))
     Array([0.03990464, 0.08805201], dtype=float32)
     """
-    default = dtype
 
-    def init(key: Key, shape: Shape, dtype: DTypeLike | None = default) -> Array:
-        dtype = jnp.float32 if dtype is None else dtype
+    def make(key: Key, shape: Shape, dtype: DTypeLike) -> Array:
         return random.uniform(key, shape, dtype) * jnp.asarray(scale, dtype)
 
-    return init
+    return _initializer(make, dtype)
 
 
 def normal(stddev: ArrayLike = 1e-2, dtype: DTypeLike | None = None) -> Initializer:
@@ -113,13 +120,11 @@ def normal(stddev: ArrayLike = 1e-2, dtype: DTypeLike | None = None) -> Initiali
     >>> nn.initializers.normal(0.1)(random.key(0), (2,))
     Array([-0.0255816,  0.1177591], dtype=float32)
     """
-    default = dtype
 
-    def init(key: Key, shape: Shape, dtype: DTypeLike | None = default) -> Array:
-        dtype = jnp.float32 if dtype is None else dtype
+    def make(key: Key, shape: Shape, dtype: DTypeLike) -> Array:
         return random.normal(key, shape, dtype) * jnp.asarray(stddev, dtype)
 
-    return init
+    return _initializer(make, dtype)
 
 
 def truncated_normal(
@@ -141,13 +146,11 @@ def truncated_normal(
     >>> nn.initializers.truncated_normal(0.1)(random.key(0), (2,))
     Array([-0.0243937 ,  0.10948386], dtype=float32)
     """
-    default = dtype
 
-    def init(key: Key, shape: Shape, dtype: DTypeLike | None = default) -> Array:
-        dtype = jnp.float32 if dtype is None else dtype
+    def make(key: Key, shape: Shape, dtype: DTypeLike) -> Array:
         return random.truncated_normal(key, lower, upper, shape, dtype) * jnp.asarray(stddev, dtype)
 
-    return init
+    return _initializer(make, dtype)
 
 
 def _fans(shape: Shape, in_axis: Axes, out_axis: Axes, batch_axis: Axes) -> tuple[float, float]:
@@ -224,10 +227,8 @@ def variance_scaling(
     >>> init(random.key(0), (64, 32)).shape
     (64, 32)
     """
-    default = dtype
 
-    def init(key: Key, shape: Shape, dtype: DTypeLike | None = default) -> Array:
-        dtype = jnp.float32 if dtype is None else dtype
+    def make(key: Key, shape: Shape, dtype: DTypeLike) -> Array:
         fan_in, fan_out = _fans(shape, in_axis, out_axis, batch_axis)
         modes = {"fan_in": fan_in, "fan_out": fan_out, "fan_avg": (fan_in + fan_out) / 2}
         if mode not in modes:
@@ -249,7 +250,7 @@ def variance_scaling(
             return random.truncated_normal(key, -2, 2, shape, dtype) * jnp.asarray(stddev, dtype)
         raise ArgumentError(f"unknown distribution {distribution!r}")
 
-    return init
+    return _initializer(make, dtype)
 
 
 def glorot_uniform(
@@ -414,10 +415,8 @@ def orthogonal(
     >>> nn.initializers.orthogonal()(random.key(0), (4, 4)).shape
     (4, 4)
     """
-    default = dtype
 
-    def init(key: Key, shape: Shape, dtype: DTypeLike | None = default) -> Array:
-        dtype = jnp.float32 if dtype is None else dtype
+    def make(key: Key, shape: Shape, dtype: DTypeLike) -> Array:
         if len(shape) < 2:
             raise ArgumentError(
                 f"orthogonal needs at least two dimensions, got shape {tuple(shape)}"
@@ -432,7 +431,7 @@ def orthogonal(
         q = jnp.moveaxis(jnp.reshape(q, (*rest, columns)), -1, column_axis)
         return jnp.astype(scale * q, dtype)
 
-    return init
+    return _initializer(make, dtype)
 
 
 def delta_orthogonal(
@@ -457,14 +456,12 @@ def delta_orthogonal(
     >>> nn.initializers.delta_orthogonal()(random.key(0), (3, 3, 4, 8)).shape
     (3, 3, 4, 8)
     """
-    default = dtype
 
-    def init(key: Key, shape: Shape, dtype: DTypeLike | None = default) -> Array:
-        dtype = jnp.float32 if dtype is None else dtype
+    def make(key: Key, shape: Shape, dtype: DTypeLike) -> Array:
         if len(shape) not in (3, 4, 5) or shape[-1] < shape[-2]:
             raise ArgumentError(f"delta_orthogonal does not fit shape {tuple(shape)}")
         centre = orthogonal(scale, column_axis, dtype)(key, (shape[-1], shape[-1]))[: shape[-2]]
         middle = tuple([(k - 1) // 2 for k in shape[:-2]])
         return jnp.zeros(shape, dtype).at[middle].set(centre)
 
-    return init
+    return _initializer(make, dtype)

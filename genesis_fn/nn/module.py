@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import operator
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import genesis_fn.numpy as jnp
@@ -133,6 +133,24 @@ def part(layer: Module, params: PyTree, path: Sequence[str]) -> PyTree:
             raise layer_error(layer, at, f"{text}\n  params = layer.init(key) makes them") from None
         at += f"[{name!r}]"
     return params
+
+
+def lookup_within(
+    layer: Module, params: PyTree, path: Sequence[str], shape: tuple[int, ...]
+) -> Array:
+    """`lookup` of the parameter at the end of `path`; its errors name the whole path."""
+    *parts, name = path
+    own = part(layer, params, parts)
+    try:
+        return lookup(layer, own, name, shape, "init(key)")
+    except ArgumentError as error:
+        raise at_path("".join([f"[{p!r}]" for p in parts]), error) from error.__cause__
+
+
+def init_parts(parts: Mapping[str, Module], key: Key) -> dict[str, PyTree]:
+    """Fresh parameters of the parts of a layer, by their names."""
+    keys = random.split(key, len(parts))
+    return {name: x.init(k) for (name, x), k in zip(parts.items(), keys)}
 
 
 def call_part(layer: Module, part_layer: Module, params: PyTree, name: str, x: ArrayLike) -> Array:

@@ -413,10 +413,14 @@ def layered(x: gf.Array) -> gf.Array:
     nn.Linear(3, "4")  # wrong: no number
     nn.Linear(3, 4, biased=True)  # wrong: a parameter's name
     nn.no_such_layer(3)  # wrong
+    nn.Sequential(nn.Linear(3, 4), 4)  # wrong: a number is no layer
     layer({}, x, tain=True)  # wrong: an option's name
     model = models.Qwen(models.QwenConfig())
     model({}, x, masks=None)  # wrong: an option's name
     tokens, lengths = models.generate({}, x, model.config, max_new_tokens=3)
     tokens.no_such_method()  # wrong
     io.load_file("a.safetensors")["w"].no_such_method()  # wrong
+    small = nn.Sequential(layer, nn.relu, lambda x: x * 2, nn.Sequential([layer, nn.gelu]))
+    named = nn.Sequential(up=layer, activation=nn.silu, rest=nn.Sequential({"scale": jnp.sin}))
+    y = y + small(small.init(random.key(1)), y).sum() + len(named)
     return nn.relu(nn.Dropout(0.5)({}, y).sum() + tokens[0, 0] * lengths)

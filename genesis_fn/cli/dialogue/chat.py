@@ -115,13 +115,20 @@ class Chat:
             self.screen.show("")
         self.screen.end()
         if answer.finish == "length":
-            full = len(prompt) + len(answer.tokens) >= capacity
-            short = "max_new_tokens" if self.generation.max_new_tokens else "max_length"
-            why = "the cache is full" if full else short
-            count = len(answer.tokens)
-            tokens = "1 token" if count == 1 else f"{count} tokens"
-            self.screen.notice(f"[cut after {tokens}: {why}]")
+            self._say_cut(answer, full=len(prompt) + len(answer.tokens) >= capacity)
         self.conversation = shown.answered(Turn(question, answer.text, answer.finish))
+        self._record_turn(question, answer)
+        return stopped
+
+    def _say_cut(self, answer: Answer, *, full: bool) -> None:
+        """Say after how many tokens an answer was cut, and why: the cache is `full`, or a setting
+        says so."""
+        setting = "max_new_tokens" if self.generation.max_new_tokens else "max_length"
+        count = len(answer.tokens)
+        tokens = "1 token" if count == 1 else f"{count} tokens"
+        self.screen.notice(f"[cut after {tokens}: {'the cache is full' if full else setting}]")
+
+    def _record_turn(self, question: str, answer: Answer) -> None:
         self.record(
             {"role": "user", "content": question},
             {
@@ -132,7 +139,6 @@ class Chat:
                 "seconds": round(answer.seconds, 3),
             },
         )
-        return stopped
 
     def _write(self, answer: Answer) -> int | None:
         """Show an answer. Returns the signal that stopped it, or None.

@@ -19,7 +19,7 @@ from genesis_fn.models.generation.penalties import (
     more_uses,
     penalized,
 )
-from genesis_fn.models.generation.prompts import Prompts, bucket, prompts_of
+from genesis_fn.models.generation.prompts import Prompts, prompts_of
 from genesis_fn.models.generation.request import Request, check_generation, requested
 from genesis_fn.nn import log_softmax
 from genesis_fn.transforms import JitFunction, assert_
@@ -154,12 +154,8 @@ def beams_of(
         raise ValueError(f"{caller}: beams are neither drawn (do_sample) nor ended by stop_strings")
     if request.limit < 1:
         raise ValueError(f"{caller}: max_new_tokens {request.limit} must not be below 1")
-    if prompts.traced:
-        capacity = prompts.width + request.limit
-    else:
-        capacity = bucket(prompts.padded + request.limit)
     plan = BeamPlan(
-        config, request.penalties, prompts.rows, prompts.padded, capacity,
+        config, request.penalties, prompts.rows, prompts.padded, prompts.capacity(request.limit),
         causal_model.cache_dtype_of(params, cache_dtype), how.num_beams, how.length_penalty,
         how.early_stopping,
     )  # fmt: skip

@@ -13,22 +13,20 @@ import numpy as np
 
 from genesis_fn.errors import ArgumentError, ConcretizationTypeError
 from genesis_fn.extend import brief
+from genesis_fn.models.field_checks import LARGEST_SIZE, boolean, integer
 
-_LARGEST = 2**31 - 1
+Field = Callable[[str, Any], Any]  # (name, value of a file) to the value that is kept; it may raise
 
 
-def _integer(least: int, most: int = _LARGEST) -> Callable[[str, Any], Any]:
+def _integer(least: int, most: int = LARGEST_SIZE) -> Field:
     def check(name: str, value: Any) -> int:
-        if isinstance(value, bool) or not isinstance(value, numbers.Integral):
-            raise ValueError(f"{name} is {brief(value)}, expected an integer")
-        if not least <= int(value) <= most:
-            raise ValueError(f"{name} is {brief(value)}, expected {least} to {most}")
+        integer(name, value, least, most)
         return int(value)
 
     return check
 
 
-def _number(accepts: Callable[[float], bool], expected: str) -> Callable[[str, Any], Any]:
+def _number(accepts: Callable[[float], bool], expected: str) -> Field:
     def check(name: str, value: Any) -> float:
         if isinstance(value, bool) or not isinstance(value, numbers.Real):
             raise ValueError(f"{name} is {brief(value)}, expected {expected}")
@@ -44,9 +42,9 @@ def _number(accepts: Callable[[float], bool], expected: str) -> Callable[[str, A
 
 
 def _bool(name: str, value: Any) -> bool:
-    if not isinstance(value, bool | np.bool_):
-        raise ValueError(f"{name} is {brief(value)}, expected true or false")
-    return bool(value)
+    kept = bool(value) if isinstance(value, np.bool_) else value
+    boolean(name, kept)
+    return kept
 
 
 def _early_stopping(name: str, value: Any) -> bool | str:
@@ -79,8 +77,7 @@ def _strings(name: str, value: Any) -> tuple[str, ...]:
 _TOKEN = _integer(0)
 _SHARE = _number(lambda x: 0 < x <= 1, "a number above 0 and up to 1")
 
-# Of each field the check that its value passes, which returns the value that is kept.
-CHECKS: dict[str, Callable[[str, Any], Any]] = {
+CHECKS: dict[str, Field] = {
     "max_new_tokens": _integer(0),
     "max_length": _integer(1),
     "min_new_tokens": _integer(0),
@@ -172,8 +169,8 @@ def count_argument(caller: str, name: str, value: Any, least: int = 0) -> int:
     if count < least:
         bound = f"below {least}" if least else "negative"
         raise ArgumentError(f"{caller}: {name} {brief(count)} must not be {bound}")
-    if count > _LARGEST:
-        raise ArgumentError(f"{caller}: {name} {brief(count)} must not be above {_LARGEST}")
+    if count > LARGEST_SIZE:
+        raise ArgumentError(f"{caller}: {name} {brief(count)} must not be above {LARGEST_SIZE}")
     return count
 
 

@@ -21,9 +21,9 @@ from genesis_fn.models.generation.programs import (
     joined_program,
     prefill_program,
 )
-from genesis_fn.models.generation.prompts import Prompts, bucket, prompts_of
-from genesis_fn.models.generation.request import Request, check_generation, requested
-from genesis_fn.models.generation.text_stream import TextStream, check_tokenizer
+from genesis_fn.models.generation.prompts import Prompts, prompts_of
+from genesis_fn.models.generation.request import Request, check_generation, check_stop, requested
+from genesis_fn.models.generation.text_stream import TextStream
 
 _CHUNK = 16  # tokens between two looks for stop strings
 
@@ -161,47 +161,50 @@ def generate(  # pyright: ignore[reportInconsistentOverload] - `options` are tho
             "generate", params, prompts, config, generation, request, cache_dtype
         )
         return jnp.reshape(beams, (-1, beams.shape[-1])), jnp.reshape(ends, (-1,))
-    if request.stop and tokenizer is None:
-        raise ValueError(f"generate: stop_strings {request.stop} need a tokenizer")
-    if request.stop:
-        check_tokenizer("generate", tokenizer)
+    check_stop("generate", request, tokenizer)
     traced = prompts.traced or any(isinstance(x, Tracer) for x in tree.leaves((params, key)))
     if request.stop and traced:
         raise ValueError(
             "generate: the host reads text for stop_strings, which it cannot within a function "
             "that is being traced"
         )
-    total = prompts.width + request.limit
     plan = GenerationPlan(
         config,
         request.sampling,
         request.penalties,
         prompts.rows,
-        total if prompts.traced else bucket(prompts.padded + request.limit),
+        prompts.capacity(request.limit),
         causal_model.cache_dtype_of(params, cache_dtype),
         return_logprobs,
     )
-    numbers = Numbers(request.limit, request.least, request.key)
-    state = prefill_program(plan, prompts.padded)(params, prompts.tokens, prompts.lengths, numbers)
-    ended = np.zeros(prompts.rows, bool)
-    if request.stop:
-        state, count = _until_stopped(params, plan, state, numbers, prompts, request, tokenizer)
-    else:
-        state = decode_program(plan)(params, state, ended, request.limit, numbers)
-        count = state["count"]
-    join = joined_program(prompts.rows, prompts.padded, plan.capacity)
-    out, ends = join(prompts.tokens, prompts.lengths, state["new"], count, request.pad)
-    out = out[:, :total]
-    if not return_logprobs:
-        return out, ends
-    logprobs = state["logprobs"][:, : request.limit]
-    real = jnp.arange(request.limit)[None, :] < (ends - prompts.lengths)[:, None]
-    return out, ends, jnp.where(real, logprobs, 0.0)
+    return _continued(params, plan, prompts, request, tokenizer)
 
 
 def _rows(generation: GenerationConfig) -> int:
     """How many rows a prompt is; beams of one are found together."""
     return generation.num_return_sequences if generation.num_beams == 1 else 1
+
+
+def _continued(
+    params: PyTree, plan: GenerationPlan, prompts: Prompts, request: Request, tokenizer: Any
+) -> tuple[Array, ...]:
+    """`generate` of what was checked."""
+    numbers = Numbers(request.limit, request.least, request.key)
+    state = prefill_program(plan, prompts.padded)(params, prompts.tokens, prompts.lengths, numbers)
+    if request.stop:
+        state, count = _until_stopped(params, plan, state, numbers, prompts, request, tokenizer)
+    else:
+        ended = np.zeros(prompts.rows, bool)
+        state = decode_program(plan)(params, state, ended, request.limit, numbers)
+        count = state["count"]
+    join = joined_program(prompts.rows, prompts.padded, plan.capacity)
+    out, ends = join(prompts.tokens, prompts.lengths, state["new"], count, request.pad)
+    out = out[:, : prompts.width + request.limit]
+    if not plan.logprobs:
+        return out, ends
+    logprobs = state["logprobs"][:, : request.limit]
+    real = jnp.arange(request.limit)[None, :] < (ends - prompts.lengths)[:, None]
+    return out, ends, jnp.where(real, logprobs, 0.0)
 
 
 def _until_stopped(

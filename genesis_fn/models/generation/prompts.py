@@ -34,8 +34,8 @@ class Prompts:
     the call; traced ones are not padded.
     """
 
-    tokens: Any
-    lengths: Any
+    tokens: np.ndarray | Array
+    lengths: np.ndarray | Array
     width: int
     traced: bool
 
@@ -48,6 +48,10 @@ class Prompts:
     def padded(self) -> int:
         """The columns that a program sees."""
         return self.tokens.shape[1]
+
+    def capacity(self, limit: int) -> int:
+        """The positions of a cache with room for them and `limit` new tokens."""
+        return self.width + limit if self.traced else bucket(self.padded + limit)
 
 
 class TokenError(errors.ArgumentError, IndexError):

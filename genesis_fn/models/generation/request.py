@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
+from typing import Any
 
 from genesis_fn import Key, PyTree, errors, random, tree
 from genesis_fn.extend import brief, default_device_of
@@ -17,6 +18,7 @@ from genesis_fn.models.generation.config_fields import (
 from genesis_fn.models.generation.generation_config import GenerationConfig
 from genesis_fn.models.generation.penalties import Penalties
 from genesis_fn.models.generation.sampling import Sampling, sampling_of
+from genesis_fn.models.generation.text_stream import check_tokenizer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,6 +41,15 @@ def check_generation(caller: str, generation: GenerationConfig | None) -> None:
             f"{caller}: generation is {brief(generation)}, a {type(generation).__name__}, expected "
             "a GenerationConfig; GenerationConfig.from_dict makes one of a dictionary"
         )
+
+
+def check_stop(caller: str, request: Request, tokenizer: Any) -> None:
+    """Raise ArgumentError where stop strings come without a tokenizer that reads them."""
+    if not request.stop:
+        return
+    if tokenizer is None:
+        raise errors.ArgumentError(f"{caller}: stop_strings {request.stop} need a tokenizer")
+    check_tokenizer(caller, tokenizer)
 
 
 def requested(

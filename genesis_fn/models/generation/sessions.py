@@ -22,8 +22,8 @@ from genesis_fn.models.generation.programs import (
     resume_program,
 )
 from genesis_fn.models.generation.prompts import bucket, check_tokens
-from genesis_fn.models.generation.request import Request, check_generation, requested
-from genesis_fn.models.generation.text_stream import TextStream, check_tokenizer
+from genesis_fn.models.generation.request import Request, check_generation, check_stop, requested
+from genesis_fn.models.generation.text_stream import TextStream
 
 _CAPACITY = 4096  # positions of a session that says nothing else, if the model is meant for so many
 _CHUNK = 8
@@ -162,10 +162,7 @@ class Session:
                 f"{how.num_return_sequences} must be 1; beam_search and generate take others"
             )
         request = requested(caller, self.params, vocabulary, len(history), how, key=key)
-        if request.stop and tokenizer is None:
-            raise errors.ArgumentError(f"{caller}: stop_strings {request.stop} need a tokenizer")
-        if request.stop:
-            check_tokenizer(caller, tokenizer)
+        check_stop(caller, request, tokenizer)
         chunk = count_argument(caller, "chunk", chunk, 1)
         self._streams += 1
         return self._tokens(history, request, chunk, tokenizer, self._streams)

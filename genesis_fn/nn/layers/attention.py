@@ -7,7 +7,6 @@ import math
 from typing import Any
 
 import genesis_fn.numpy as jnp
-import genesis_fn.random as random
 from genesis_fn import Array, ArrayLike, DTypeLike, Key, PyTree, vmap
 from genesis_fn.errors import ArgumentError
 from genesis_fn.lax import dot_product_attention, dynamic_update_slice, rms_norm
@@ -17,13 +16,13 @@ from genesis_fn.nn.layers.dropout import Dropout
 from genesis_fn.nn.layers.rotary import RotaryEmbedding, apply_rotary
 from genesis_fn.nn.module import (
     Module,
-    at_path,
     call_part,
     check_fields,
     checked_input,
+    init_parts,
     layer_error,
     lookup,
-    part,
+    lookup_within,
     shown,
 )
 from genesis_fn.transforms import assert_
@@ -167,9 +166,7 @@ class MultiHeadAttention(Module):
         }
 
     def init(self, key: Key) -> dict[str, Any]:
-        layers = self._projections()
-        keys = random.split(key, len(layers))
-        params: dict[str, Any] = {n: x.init(k) for (n, x), k in zip(layers.items(), keys)}
+        params = init_parts(self._projections(), key)
         if self.qk_norm:
             for name in ("q_norm", "k_norm"):
                 params[name] = {"weight": jnp.ones((self._head_dim,), self.dtype)}
@@ -250,7 +247,7 @@ class MultiHeadAttention(Module):
         if source is not None:
             k = self._heads_of(params, "k_proj", source, self._kv_heads)
             v = self._heads_of(params, "v_proj", source, self._kv_heads)
-        start = None if state is None else lookup_lengths(self, state, jnp.shape(x)[0])
+        start = None if state is None else _lookup_lengths(self, state, jnp.shape(x)[0])
         if self.rotary is not None and k is not None:
             if positions is None:
                 places: Array = jnp.arange(x.shape[1])
@@ -308,11 +305,7 @@ class MultiHeadAttention(Module):
         norm = {"q_proj": "q_norm", "k_proj": "k_norm"}.get(name)
         if not self.qk_norm or norm is None:
             return y
-        own = part(self, params, [norm])
-        try:
-            weight = lookup(self, own, "weight", (self._head_dim,), "init(key)")
-        except ArgumentError as error:
-            raise at_path(f"[{norm!r}]", error) from error.__cause__
+        weight = lookup_within(self, params, [norm, "weight"], (self._head_dim,))
         return rms_norm(y, weight, eps=self.eps)
 
     def _extended(
@@ -359,7 +352,7 @@ class MultiHeadAttention(Module):
         return {"mask": seen if mask is None else seen & jnp.asarray(mask)}
 
 
-def lookup_lengths(layer: Module, state: PyTree, batch: int) -> Array:
+def _lookup_lengths(layer: Module, state: PyTree, batch: int) -> Array:
     """The lengths of a cache of `batch` rows; raises ArgumentError for what is no cache of it."""
     if not isinstance(state, dict) or not {"k", "v", "lengths"} <= state.keys():
         found = f"has the keys {list(state)}" if isinstance(state, dict) else type(state).__name__

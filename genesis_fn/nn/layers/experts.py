@@ -17,21 +17,20 @@ from genesis_fn.nn.layers.dense import Linear
 from genesis_fn.nn.layers.feed_forward import GatedMLP, check_activation
 from genesis_fn.nn.module import (
     Module,
-    at_path,
     call_part,
     check_fields,
     checked_input,
-    lookup,
-    part,
+    init_parts,
+    lookup_within,
     shown,
     uniform_fan_in,
 )
 
 # Sums of scores that are all 0 divide 0, not NaN; no other sum in float32 changes.
-TINY = 1e-20
+_LEAST_SUM = 1e-20
 # Tokens times rows up to which rows are added by comparing each with every token: one launch, where
 # `segment_sum` sorts in five. A step of decoding has few.
-FEW = 512
+_MOST_COMPARED = 512
 
 
 def _single(x: ArrayLike) -> Array:
@@ -112,7 +111,7 @@ def top_k_routing(
         scores = probabilities = softmax(logits, -1)
     elif score == "sigmoid":
         scores = sigmoid(logits)
-        probabilities = scores / (jnp.sum(scores, -1, keepdims=True) + TINY)
+        probabilities = scores / (jnp.sum(scores, -1, keepdims=True) + _LEAST_SUM)
     else:
         raise ArgumentError(f'top_k_routing: score is {score!r:.60}, but is "softmax" or "sigmoid"')
     choice = scores
@@ -125,7 +124,7 @@ def top_k_routing(
     mine = experts[..., None] == jnp.arange(count, dtype=jnp.int32)
     weights = jnp.sum(jnp.where(mine, scores[..., None, :], 0), -1)
     if normalize:
-        weights = weights / (jnp.sum(weights, -1, keepdims=True) + TINY)
+        weights = weights / (jnp.sum(weights, -1, keepdims=True) + _LEAST_SUM)
     return weights, experts, probabilities
 
 
@@ -299,7 +298,7 @@ def expert_mlp(
 
 def _summed_by_token(rows: Array, token: Array, tokens: int) -> Array:
     """The sums of the rows of each token, 16-bit floats added in float32."""
-    if tokens * rows.shape[0] > FEW:
+    if tokens * rows.shape[0] > _MOST_COMPARED:
         return segment_sum(rows, token, tokens)
     mine = token == jnp.arange(tokens, dtype=token.dtype)[:, None]
     return jnp.sum(jnp.where(mine[..., None], rows, 0), 1)
@@ -428,11 +427,8 @@ class MoE(Module):
 
     def init(self, key: Key) -> dict[str, Any]:
         experts_key, parts_key = random.split(key)
-        parts, shapes = self._parts(), self._shapes()
-        params: dict[str, Any] = {
-            name: x.init(k)
-            for (name, x), k in zip(parts.items(), random.split(parts_key, len(parts)))
-        }
+        shapes = self._shapes()
+        params = init_parts(self._parts(), parts_key)
         params["experts"] = {
             name: {"weight": uniform_fan_in(k, shape, shape[-1], self.dtype)}
             for (name, shape), k in zip(shapes.items(), random.split(experts_key, len(shapes)))
@@ -451,13 +447,6 @@ class MoE(Module):
         """Of the losses in the state, whatever the input's: a loop's carry keeps its dtypes."""
         return jnp.promote_types(self.dtype, jnp.float32)
 
-    def _weight(self, params: PyTree, path: list[str], shape: tuple[int, ...]) -> Array:
-        own = part(self, params, path)
-        try:
-            return lookup(self, own, "weight", shape, "init(key)")
-        except ArgumentError as error:
-            raise at_path("".join([f"[{n!r}]" for n in path]), error) from None
-
     def __call__(
         self,
         params: PyTree,
@@ -475,9 +464,9 @@ class MoE(Module):
         """
         x = jnp.asarray(checked_input(self, x, self.features, "features"))
         tokens = jnp.reshape(x, (-1, self.features))
-        router = self._weight(params, ["gate"], (self.experts, self.features))
+        router = lookup_within(self, params, ["gate", "weight"], (self.experts, self.features))
         stacked = {
-            name: {"weight": self._weight(params, ["experts", name], shape)}
+            name: {"weight": lookup_within(self, params, ["experts", name, "weight"], shape)}
             for name, shape in self._shapes().items()
         }
         logits = router_logits(tokens, router)

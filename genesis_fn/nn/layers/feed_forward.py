@@ -6,13 +6,12 @@ import dataclasses
 from collections.abc import Callable
 
 import genesis_fn.numpy as jnp
-import genesis_fn.random as random
 from genesis_fn import Array, ArrayLike, DTypeLike, Key, PyTree
 from genesis_fn.errors import ArgumentError
 from genesis_fn.nn.functions import gelu, silu
 from genesis_fn.nn.layers.dense import Linear
 from genesis_fn.nn.layers.dropout import Dropout
-from genesis_fn.nn.module import Module, call_part, check_fields, checked_input
+from genesis_fn.nn.module import Module, call_part, check_fields, checked_input, init_parts
 
 
 def check_activation(layer: Module, activation: Callable[..., Array]) -> None:
@@ -66,9 +65,7 @@ class MLP(Module):
         }
 
     def init(self, key: Key) -> dict[str, dict[str, Array]]:
-        parts = self._parts()
-        keys = random.split(key, len(parts))
-        return {name: x.init(k) for (name, x), k in zip(parts.items(), keys)}
+        return init_parts(self._parts(), key)
 
     def __call__(
         self,
@@ -127,9 +124,7 @@ class GatedMLP(Module):
         }
 
     def init(self, key: Key) -> dict[str, dict[str, Array]]:
-        parts = self._parts()
-        keys = random.split(key, len(parts))
-        return {name: x.init(k) for (name, x), k in zip(parts.items(), keys)}
+        return init_parts(self._parts(), key)
 
     def __call__(
         self,

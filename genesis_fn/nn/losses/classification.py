@@ -22,6 +22,7 @@ from genesis_fn.nn.losses.reductions import (
     check_fits,
     check_reduction,
     hidden,
+    hidden_rows,
     mask_of,
     pairs,
     reduced,
@@ -133,21 +134,31 @@ def cross_entropy(
         check_same_shape(name, logits=logits, labels=labels)
         target = losses.smooth_labels(_last(name, labels, axis), label_smoothing)
         counts = mask_of(name, where, rows.shape[:-1])
-        rows = hidden(rows, None if counts is None else counts[..., None])
-        target = hidden(target, None if counts is None else counts[..., None])
-        target = target if w is None else target * w
-        return reduced(name, losses.safe_softmax_cross_entropy(rows, target), reduction, counts)
+        loss = _loss_of_probabilities(hidden_rows(rows, counts), hidden_rows(target, counts), w)
+        return reduced(name, loss, reduction, counts)
     classes, counts = _counted_labels(name, labels, rows, ignore_index, where)
-    rows = hidden(rows, None if counts is None else counts[..., None])
-    loss = losses.softmax_cross_entropy_with_integer_labels(rows, classes)
     row_weight = None if w is None else take_rows(w, classes)
+    loss = _loss_of_classes(hidden_rows(rows, counts), classes, w, row_weight, label_smoothing)
+    return reduced(name, loss, reduction, counts, row_weight)
+
+
+def _loss_of_probabilities(rows: Array, target: Array, weight: Array | None) -> Array:
+    """Returns the loss of each row of logits [..., classes], of probabilities of that shape."""
+    return losses.safe_softmax_cross_entropy(rows, target if weight is None else target * weight)
+
+
+def _loss_of_classes(
+    rows: Array, classes: Array, weight: Array | None, row_weight: Array | None, smoothing: float
+) -> Array:
+    """Returns the loss of each row of logits [..., classes], of class numbers [...]. `row_weight`
+    is the weight of the row's class."""
+    loss = losses.softmax_cross_entropy_with_integer_labels(rows, classes)
     if row_weight is not None:
         loss = loss * row_weight
-    if label_smoothing:
-        share = jnp.full(rows.shape[-1:], 1 / rows.shape[-1], rows.dtype)
-        even = losses.safe_softmax_cross_entropy(rows, share if w is None else share * w)
-        loss = (1 - label_smoothing) * loss + label_smoothing * even
-    return reduced(name, loss, reduction, counts, row_weight)
+    if not smoothing:
+        return loss
+    share = jnp.full(rows.shape[-1:], 1 / rows.shape[-1], rows.dtype)
+    return (1 - smoothing) * loss + smoothing * _loss_of_probabilities(rows, share, weight)
 
 
 @wide

@@ -13,6 +13,7 @@ from genesis_fn.nn.losses.reductions import (
     Reduction,
     check_reduction,
     hidden,
+    hidden_rows,
     hinge,
     mask_of,
     reduced,
@@ -32,7 +33,7 @@ def _vectors(
         check_same_shape(name, **{first: x, other: y})
     last = [jnp.moveaxis(x, canonical_axis(axis, x.ndim, name), -1) for x in arrays.values()]
     mask = mask_of(name, where, last[0].shape[:-1])
-    return [hidden(x, None if mask is None else mask[..., None]) for x in last], mask
+    return [hidden_rows(x, mask) for x in last], mask
 
 
 @wide
@@ -252,24 +253,12 @@ def info_nce(
     (q, k), mask = _vectors(name, -1, where, queries=queries, keys=keys)
     if q.ndim != 2:
         raise ShapeError(f"{name}: queries are [batch, features], got {typeof(q)}")
-    q, k = (_unit(q), _unit(k)) if normalize else (q, k)
+    unit = _unit if normalize else (lambda x: x)
+    q, k = unit(q), unit(k)
     if negatives is not None:
-        (others,) = floats(name, negatives)
-        shape = others.shape
-        if (
-            len(shape) not in (2, 3)
-            or shape[-1] != q.shape[-1]
-            or shape[:-2] not in ((), q.shape[:1])
-        ):
-            raise ShapeError(
-                f"{name}: negatives {typeof(others)} do not fit queries {typeof(q)}\n"
-                "  they are [count, features], or [batch, count, features]"
-            )
-        if others.ndim == 3:
-            others = hidden(others, None if mask is None else mask[:, None, None])
-        others = _unit(others) if normalize else others
-        own = jnp.sum(q * k, axis=-1, keepdims=True)
+        others = unit(_negatives(name, negatives, q, mask))
         rest = q @ others.T if others.ndim == 2 else jnp.einsum("bf,bnf->bn", q, others)
+        own = jnp.sum(q * k, axis=-1, keepdims=True)
         scores = jnp.concatenate([own, rest], axis=-1) / temperature
         first = jnp.zeros(scores.shape[:1], jnp.int32)
         return cross_entropy(scores, first, where=mask, reduction=reduction)
@@ -281,3 +270,17 @@ def info_nce(
     if symmetric:
         loss = 0.5 * (loss + cross_entropy(scores.T, own_key, where=mask, reduction="none"))
     return reduced(name, loss, reduction, mask)
+
+
+def _negatives(name: str, negatives: ArrayLike, queries: Array, mask: Array | None) -> Array:
+    """Returns negatives [count, features], or [batch, count, features] with zeros for queries that
+    do not count. Raises ShapeError where they are neither."""
+    (others,) = floats(name, negatives)
+    lead, features = others.shape[:-2], others.shape[-1:]
+    fits = others.ndim in (2, 3) and lead in ((), queries.shape[:1])
+    if not fits or features != queries.shape[-1:]:
+        raise ShapeError(
+            f"{name}: negatives {typeof(others)} do not fit queries {typeof(queries)}\n"
+            "  they are [count, features], or [batch, count, features]"
+        )
+    return others if not lead or mask is None else hidden(others, mask[:, None, None])

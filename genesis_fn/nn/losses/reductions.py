@@ -73,6 +73,11 @@ def hidden(x: Array, where: Array | None, fill: float = 0.0) -> Array:
     return x if where is None else jnp.where(where, x, fill)
 
 
+def hidden_rows(x: Array, where: Array | None) -> Array:
+    """`hidden` of the rows along the last axis, which `where` does not have."""
+    return hidden(x, None if where is None else where[..., None])
+
+
 def pairs(
     name: str, predictions: ArrayLike, targets: ArrayLike, where: ArrayLike | None
 ) -> tuple[Array, Array, Array | None]:

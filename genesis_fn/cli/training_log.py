@@ -1,0 +1,80 @@
+"""The log of a training run: a JSON object a line, and its loss curves as a picture."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Iterator
+from typing import Any
+
+from genesis_fn.core.errors import FileError
+from genesis_fn.core.files import open_plain, parse_json
+from genesis_fn.io.safetensors import atomic_write, name_file
+
+_LONGEST_ROW = 1 << 16  # bytes
+_NUMBERS = ("loss", "grad_norm", "tokens_per_s", "validation_loss")
+
+
+class Log:
+    """One JSON object a line. Opened at a step, it forgets what was logged at or after it."""
+
+    def __init__(self, path: str, start: int = 0) -> None:
+        self.path, self.rows = path, []
+        if start and os.path.exists(path):
+            self.rows = [r for r in _rows(path) if r["step"] <= start]
+        with atomic_write(path) as f:
+            f.write("".join(json.dumps(r) + "\n" for r in self.rows).encode())
+        self.file = open(path, "a", encoding="utf-8")
+
+    def write(self, **row: Any) -> None:
+        """Append a row, at once. Raises OSError naming the file."""
+        self.rows.append(row)
+        try:
+            self.file.write(json.dumps(row) + "\n")
+            self.file.flush()
+        except OSError as error:
+            name_file(error, self.path)
+            raise
+
+    def close(self) -> None:
+        """Close the file."""
+        with contextlib.suppress(OSError):  # what did not fit was reported when it was written
+            self.file.close()
+
+
+def _rows(path: str) -> Iterator[dict[str, Any]]:
+    """The rows of a log; lines that are none, as where a run was killed, are passed over."""
+    with open_plain(path) as f:
+        while line := f.readline(_LONGEST_ROW):
+            try:
+                row = parse_json(line, path)
+            except FileError:
+                continue
+            numbers = [row.get("step"), *[row[n] for n in _NUMBERS if n in row]]
+            if type(numbers[0]) is int and all(map(_plottable, numbers)):
+                yield row
+
+
+def _plottable(x: Any) -> bool:
+    return type(x) is float or type(x) is int and abs(x) < 2**53
+
+
+def plot(rows: list[dict[str, Any]], path: str) -> None:
+    """The loss curves of a log as a PNG."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    train = [(r["step"], r["loss"]) for r in rows if "loss" in r]
+    valid = [(r["step"], r["validation_loss"]) for r in rows if "validation_loss" in r]
+    figure, axes = plt.subplots(figsize=(7, 4), layout="constrained")
+    axes.plot(*zip(*train), color="#8aa9c9", linewidth=0.8, label="training, one batch")
+    axes.plot(*zip(*valid), color="#b0413e", marker="o", markersize=3, label="validation")
+    axes.set(xlabel="step", ylabel="loss (nats per token)")
+    axes.grid(alpha=0.3)
+    axes.legend(frameon=False)
+    with atomic_write(path) as f:
+        figure.savefig(f, format="png", dpi=120)
+    plt.close(figure)
