@@ -53,6 +53,32 @@ def test_sizes_are_counts(size: Any) -> None:
     assert nn.Linear(np.int64(4), 2) == nn.Linear(4, 2)
 
 
+@pytest.mark.parametrize("number", ["1e-5", None, -1.0, float("nan"), True])
+def test_numbers_are_not_negative(number: Any) -> None:
+    """They failed at the call, or gave NaN there."""
+    makes: list[Callable[[Any], Any]] = [
+        lambda v: nn.LayerNorm(4, v),
+        lambda v: nn.RMSNorm(4, v),
+        lambda v: nn.GroupNorm(2, 4, v),
+        lambda v: nn.BatchNorm(4, momentum=v),
+        lambda v: nn.InstanceNorm(4, momentum=v),
+        lambda v: nn.MultiHeadAttention(4, 2, eps=v),
+        nn.Dropout,
+        lambda v: nn.MLP(4, 8, dropout=v),
+        lambda v: nn.LSTM(4, 8, layers=2, dropout=v),
+    ]
+    for make in makes:
+        assert f"is {number!r}, but" in refused(lambda: make(number))
+    assert nn.LayerNorm(4, 0) == nn.LayerNorm(4, np.float32(0))
+
+
+def test_dtypes_are_refused_where_the_layer_is_made() -> None:
+    wrong: Any = "float33"
+    for make in (nn.RMSNorm, lambda n, dtype: nn.Linear(n, n, dtype=dtype)):
+        with pytest.raises(gf.errors.DTypeError, match="dtype: 'float33' is not a data type"):
+            make(4, dtype=wrong)
+
+
 def test_misspelled_options_are_refused() -> None:
     """They were ignored."""
     x = jnp.ones((2, 4))
