@@ -64,6 +64,35 @@ def test_a_cnn_is_as_torch_counts_it():
     assert str(rows_of(ours)["1"].outputs[0]) == "f32[2,6,6,8]"
 
 
+@pytest.mark.parametrize("options", [
+    {"strides": 1, "padding": 1},
+    {"strides": 2, "padding": 1},
+    {"strides": (3, 2), "padding": 0, "groups": 2},
+    {"strides": 3, "padding": 0, "dilation": 2, "output_padding": 2},
+])  # fmt: skip
+def test_transposed_convolutions_are_as_torch_counts_them(options: dict[str, Any]):
+    """The zeros between elements were counted: a factor of the strides."""
+    named = {"stride" if k == "strides" else k: v for k, v in options.items()}
+    theirs: Any = torch.nn.ConvTranspose2d(4, 6, 3, **named)
+    ours = summary_of(nn.ConvTranspose2d(4, 6, 3, **options), shape(2, 5, 5, 4))
+    assert (ours.parameters, ours.product_flops) == of_torch(theirs, torch.ones(2, 4, 5, 5))
+
+
+def test_derivatives_of_strided_convolutions_cost_what_they_do():
+    """By the input it is a transposed convolution of as many products."""
+    layer = nn.Conv2d(4, 6, 3, strides=2, padding=0)
+
+    def derivative(params: Any, x: Any) -> Any:
+        return gf.value_and_grad(lambda x: jnp.sum(layer(params, x) ** 2))(x)
+
+    ours = nn.summary(derivative, layer.init(random.key(0)), jnp.ones((2, 7, 7, 4)))
+    x = torch.ones(2, 4, 7, 7, requires_grad=True)
+    module = torch.nn.Conv2d(4, 6, 3, 2).requires_grad_(False)
+    with FlopCounterMode(display=False) as counter:
+        module(x).square().sum().backward()
+    assert ours.product_flops == counter.get_total_flops() == 2 * 2 * 2 * 3 * 3 * 6 * 4 * 9
+
+
 CONFIG = models.QwenConfig(64, 32, 48, 3, 4, 2, 8)
 
 
