@@ -184,7 +184,8 @@ def check_fields(layer: Any) -> None:
     count, a `bias` that is no bool, such as a dtype in its position, an `eps` that is no number, an
     unknown dtype."""
     for f in dataclasses.fields(layer):
-        value, kind = getattr(layer, f.name), str(f.type)
+        value: Any = getattr(layer, f.name)
+        kind = str(f.type)
         if kind.endswith(" | None"):
             if value is None:
                 continue
@@ -197,8 +198,9 @@ def check_fields(layer: Any) -> None:
         elif kind == "float" and not is_amount(value):
             wanted = "a number, not negative"
         elif kind == "DTypeLike":
+            spec: Any = value  # a checker takes it for the bool of above
             try:
-                dtypes.dtype(value)
+                dtypes.dtype(spec)
             except DTypeError as error:
                 raise DTypeError(f"{type(layer).__name__}: {f.name}: {error}") from None
         if wanted is not None:
@@ -222,7 +224,7 @@ def is_amount(value: Any) -> bool:
     """Whether `value` is a real number that is not negative; what a traced one is, is not known."""
     if isinstance(value, Array):
         return value.ndim == 0
-    return isinstance(value, Real) and not isinstance(value, bool) and value >= 0
+    return type(value) is not bool and isinstance(value, Real) and float(value) >= 0
 
 
 def is_count(value: Any) -> bool:

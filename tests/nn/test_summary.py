@@ -300,6 +300,32 @@ def test_bytes_of_activations_are_those_of_results():
     assert ours.peak_bytes == 3 * 2 * 8 * 4
 
 
+def test_shapes_stand_for_arrays_in_options_and_state():
+    """They reached the call as they were, and flags did not."""
+    layer = nn.MultiHeadAttention(8, 2, context_features=6)
+    options = {"context": shape(2, 5, 6), "mask": shape(3, 5, dtype="bool")}
+    found = summary_of(layer, shape(2, 3, 8), **options)
+    given = {k: jnp.ones(a.shape, a.dtype) for k, a in options.items()}
+    assert found.flops == summary_of(layer, jnp.ones((2, 3, 8)), **given).flops
+    rows = rows_of(found)
+    assert [a.shape for a in rows[""].inputs] == [(2, 3, 8), (2, 5, 6), (3, 5)]
+    assert [a.shape for a in rows["k_proj"].inputs + rows["k_proj"].outputs] == [
+        (2, 5, 6),
+        (2, 5, 8),
+    ]
+    products = 2 * 2 * (3 * 8 * 8 * 2 + 5 * 6 * 8 * 2) + 2 * 2 * 2 * 2 * 3 * 5 * 4
+    assert found.product_flops == products
+
+    layer = nn.MultiHeadAttention(8, 2, causal=True)
+    state = gf.eval_shape(lambda: layer.init_state(batch=2, capacity=6))
+    assert summary_of(layer, shape(2, 1, 8), state=state).state_bytes == 2 * 4 * 2 * 6 * 8 + 8
+
+    def model(p: Any, x: Any, *, double: bool, times: int) -> Any:
+        return x @ p if double and times == 2 else x
+
+    assert nn.summary(model, shape(3, 4), shape(2, 3), double=True, times=2).flops == 2 * 2 * 3 * 4
+
+
 def test_errors():
     model = nn.Sequential(nn.Linear(4, 8))
     params = model.init(random.key(0))
