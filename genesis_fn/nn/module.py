@@ -66,13 +66,15 @@ class Module:
 
 
 def layer_error(layer: Module, path: str, text: str) -> ArgumentError:
-    """The error of a layer that cannot use its arguments, with `params[` in `text` at `path`.
+    """The error of a layer that cannot use its arguments, with `params[` in `text` at `path`, or
+    the layer itself where the text is of something else.
 
     Containers catch it and put their part of the path in front (`at_path`), for which it carries
     its layer, path and text.
     """
     at_path = text.replace("params[", f"params{path}[", 1)
-    error = ArgumentError(f"{_described(layer)}: {at_path}")
+    where = f" at {path}" if path and at_path == text else ""
+    error = ArgumentError(f"{_described(layer)}{where}: {at_path}")
     error.layer, error.path, error.text = layer, path, text  # type: ignore[attr-defined]
     return error
 
@@ -92,10 +94,14 @@ def _described(layer: object) -> str:
     for f in dataclasses.fields(layer):
         value = getattr(layer, f.name)
         if f.default is dataclasses.MISSING:
-            parts.append(f"{value!r:.40}")
+            parts.append(_field_text(value))
         elif isinstance(value, Array) or value != f.default:
-            parts.append(f"{f.name}={value!r:.40}")
+            parts.append(f"{f.name}={_field_text(value)}")
     return f"{type(layer).__name__}({', '.join(parts)})"
+
+
+def _field_text(value: object) -> str:
+    return _described(value) if isinstance(value, Module) else f"{value!r:.40}"
 
 
 def lookup(layer: Module, tree: PyTree, name: str, shape: tuple[int, ...], init: str) -> Array:

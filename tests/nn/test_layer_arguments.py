@@ -126,6 +126,27 @@ def test_sequential_takes_one_list_as_well() -> None:
     assert output(nn.Sequential([]), 3.0) == 3.0
 
 
+def test_slices_of_sequential() -> None:
+    layers = (nn.Linear(4, 3), nn.relu, nn.Linear(3, 2))
+    model = nn.Sequential(*layers)
+    params, x = model.init(random.key(0)), jnp.ones((5, 4))
+    head, tail = model[:2], model[2:]
+    assert head == nn.Sequential(*layers[:2]) and model[-1] == layers[2]
+    np.testing.assert_array_equal(tail(params[2:], head(params[:2], x)), model(params, x))
+    named = nn.Sequential(a=layers[0], b=layers[1], c=layers[2])
+    assert named[1:] == nn.Sequential(b=layers[1], c=layers[2]) and len(named[3:]) == 0
+
+
+def test_a_layer_in_containers_is_named_by_its_path() -> None:
+    """There may be many alike."""
+    inner = nn.Sequential(up=nn.Linear(4, 4), down=nn.Linear(3, 4))
+    model = nn.Sequential(nn.relu, nn.Residual(inner))
+    text = refused(lambda: output(model, jnp.ones((2, 4))))
+    assert "Linear(3, 4) at [1]['down']: the input is f32[2,4]" in text
+    text = refused(lambda: output(nn.Sequential(drop=nn.Dropout(0.2)), jnp.ones(3), train=True))
+    assert "Dropout(rate=0.2) at ['drop']: in training it needs key=" in text
+
+
 @pytest.mark.parametrize("given, words", [
     (((nn.relu, nn.tanh), nn.relu), "got (<function relu"),
     ((nn.Linear(4, 2), None), "got None of type NoneType"),

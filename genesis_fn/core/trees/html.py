@@ -191,8 +191,9 @@ class _Page:
         with running(None):  # as in _sample, which has read some of them
             values = to_numpy(x)
         # NumPy's functions take dates and objects as numbers alone.
-        odd = values is not None and values.dtype.kind in "mMO"
-        return values.astype(np.float64) if odd else values
+        if values is not None and values.dtype.kind in "mMO":
+            return values.astype(np.float64)
+        return values
 
     def notes(self) -> str:
         """What was left out."""
