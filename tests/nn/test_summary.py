@@ -326,6 +326,16 @@ def test_shapes_stand_for_arrays_in_options_and_state():
     assert nn.summary(model, shape(3, 4), shape(2, 3), double=True, times=2).flops == 2 * 2 * 3 * 4
 
 
+@pytest.mark.parametrize("layer", [
+    nn.MultiHeadAttention(16, 2, causal=True), nn.LayerNorm(16), nn.RMSNorm(16), nn.SwiGLU(16, 48),
+])  # fmt: skip
+def test_peak_is_no_more_than_all_activations(layer: nn.Module):
+    """Of fused functions it was that of their definitions: all scores of attention at once."""
+    short, long = [summary_of(layer, shape(1, n, 16)) for n in (64, 128)]
+    assert 0 < short.peak_bytes <= short.activation_bytes
+    assert long.peak_bytes == 2 * short.peak_bytes
+
+
 def test_errors():
     model = nn.Sequential(nn.Linear(4, 8))
     params = model.init(random.key(0))
