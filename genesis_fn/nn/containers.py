@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, overload
 
 import genesis_fn.numpy as jnp
 import genesis_fn.random as random
@@ -127,8 +127,16 @@ class Sequential(Module):
     def __len__(self) -> int:
         return len(self.layers)
 
-    def __getitem__(self, at: int | str) -> Module:
-        """The layer at a place or of a name."""
+    @overload
+    def __getitem__(self, at: int | str) -> Module: ...
+    @overload
+    def __getitem__(self, at: slice) -> Sequential: ...
+    def __getitem__(self, at: int | str | slice) -> Module:
+        """The layer at a place or of a name; of a slice, a Sequential of its layers."""
+        if isinstance(at, slice):
+            if self.names is None:
+                return Sequential(*self.layers[at])
+            return Sequential(dict(zip(self.names[at], self.layers[at])))
         if isinstance(at, str):
             if self.names is None or at not in self.names:
                 raise KeyError(f"Sequential has no layer {at!r}; names: {list(self.names or ())}")

@@ -10,12 +10,13 @@ import dataclasses
 import math
 import operator
 from collections.abc import Mapping, Sequence
+from numbers import Real
 from typing import Any
 
 import genesis_fn.numpy as jnp
 import genesis_fn.random as random
 from genesis_fn import Array, ArrayLike, DTypeLike, Key, PyTree, dtypes
-from genesis_fn.errors import ArgumentError
+from genesis_fn.errors import ArgumentError, DTypeError
 from genesis_fn.extend import typeof
 
 
@@ -65,13 +66,15 @@ class Module:
 
 
 def layer_error(layer: Module, path: str, text: str) -> ArgumentError:
-    """The error of a layer that cannot use its arguments, with `params[` in `text` at `path`.
+    """The error of a layer that cannot use its arguments, with `params[` in `text` at `path`, or
+    the layer itself where the text is of something else.
 
     Containers catch it and put their part of the path in front (`at_path`), for which it carries
     its layer, path and text.
     """
     at_path = text.replace("params[", f"params{path}[", 1)
-    error = ArgumentError(f"{_described(layer)}: {at_path}")
+    where = f" at {path}" if path and at_path == text else ""
+    error = ArgumentError(f"{_described(layer)}{where}: {at_path}")
     error.layer, error.path, error.text = layer, path, text  # type: ignore[attr-defined]
     return error
 
@@ -91,10 +94,14 @@ def _described(layer: object) -> str:
     for f in dataclasses.fields(layer):
         value = getattr(layer, f.name)
         if f.default is dataclasses.MISSING:
-            parts.append(f"{value!r:.40}")
+            parts.append(_field_text(value))
         elif isinstance(value, Array) or value != f.default:
-            parts.append(f"{f.name}={value!r:.40}")
+            parts.append(f"{f.name}={_field_text(value)}")
     return f"{type(layer).__name__}({', '.join(parts)})"
+
+
+def _field_text(value: object) -> str:
+    return _described(value) if isinstance(value, Module) else f"{value!r:.40}"
 
 
 def lookup(layer: Module, tree: PyTree, name: str, shape: tuple[int, ...], init: str) -> Array:
@@ -196,21 +203,33 @@ def checked_input(
     return x
 
 
-def check_fields(layer: Module) -> None:
-    """Raise ArgumentError for a size that is no count, and for a `bias` that is no bool, such as a
-    dtype in its position."""
-    for f in dataclasses.fields(layer):  # pyright: ignore[reportArgumentType]
-        value = getattr(layer, f.name)
-        if f.type == "bool" and not isinstance(value, bool):
-            raise ArgumentError(
-                f"{type(layer).__name__}: {f.name} is {value!r:.60}, but is True or False\n"
-                "  give a dtype by name: dtype=jnp.bfloat16"
-            )
-        if f.type == "int" and not is_count(value):
-            raise ArgumentError(
-                f"{type(layer).__name__}: {f.name} is {value!r:.60}, but is a number of elements: "
-                "an integer, not negative"
-            )
+def check_fields(layer: Any) -> None:
+    """Raise ArgumentError for a field that is not what its annotation says: a size that is no
+    count, a `bias` that is no bool, such as a dtype in its position, an `eps` that is no number, an
+    unknown dtype."""
+    for f in dataclasses.fields(layer):
+        value: Any = getattr(layer, f.name)
+        kind = str(f.type)
+        if kind.endswith(" | None"):
+            if value is None:
+                continue
+            kind = kind.removesuffix(" | None")
+        wanted = None
+        if kind == "bool" and not isinstance(value, bool):
+            wanted = "True or False\n  give a dtype by name: dtype=jnp.bfloat16"
+        elif kind == "int" and not is_count(value):
+            wanted = "a number of elements: an integer, not negative"
+        elif kind == "float" and not is_amount(value):
+            wanted = "a number, not negative"
+        elif kind == "DTypeLike":
+            spec: Any = value  # a checker takes it for the bool of above
+            try:
+                dtypes.dtype(spec)
+            except DTypeError as error:
+                raise DTypeError(f"{type(layer).__name__}: {f.name}: {error}") from None
+        if wanted is not None:
+            name = type(layer).__name__
+            raise ArgumentError(f"{name}: {f.name} is {value!r:.60}, but is {wanted}")
 
 
 def wide_dtype(dtype: dtypes.DType) -> dtypes.DType:
@@ -223,6 +242,13 @@ def uniform_fan_in(key: Key, shape: Sequence[int], fan_in: int, dtype: DTypeLike
     """PyTorch's default for linear and convolution layers: uniform within 1 / sqrt(fan_in)."""
     limit = 1 / math.sqrt(max(fan_in, 1))
     return random.uniform(key, tuple(shape), dtype, -limit, limit)
+
+
+def is_amount(value: Any) -> bool:
+    """Whether `value` is a real number that is not negative; what a traced one is, is not known."""
+    if isinstance(value, Array):
+        return value.ndim == 0
+    return type(value) is not bool and isinstance(value, Real) and float(value) >= 0
 
 
 def is_count(value: Any) -> bool:

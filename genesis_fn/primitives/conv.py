@@ -355,8 +355,22 @@ def _conv_batch(
     return _merge_axis(y, out[1] + 1, out[1] + 1), 0
 
 
-def _conv_flops(ins: Sequence[Aval], outs: Sequence[Aval], *, dimension_numbers: Any, **_: Any):
-    return 2 * outs[0].size * math.prod([ins[1].shape[i] for i in dimension_numbers.rhs_spec[1:]])
+def _conv_flops(
+    ins: Sequence[Aval],
+    outs: Sequence[Aval],
+    *,
+    dimension_numbers: ConvDimensionNumbers,
+    lhs_dilation: Sequence[int],
+    **_: Any,
+) -> int:
+    """2 for each product of an element of the input, or of its padding, with one of the kernel. The
+    zeros between the elements of a dilated input, as of a transposed convolution, take none."""
+    lhs, rhs, out = dimension_numbers
+    flops = 2 * math.prod([outs[0].shape[i] for i in out[:2]]) * ins[1].shape[rhs[1]]
+    for i, taps, o, d in zip(lhs[2:], rhs[2:], out[2:], lhs_dilation):
+        places = outs[0].shape[o] if d == 1 else min(outs[0].shape[o], ins[0].shape[i])
+        flops *= ins[1].shape[taps] * places
+    return flops
 
 
 conv_p = Primitive(

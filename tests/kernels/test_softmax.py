@@ -61,6 +61,12 @@ def test_infinities(columns):
     y = torch.empty(3)
     run_plan(plan_softmax_forward(Softmax(3, columns, "fp32", "logsumexp"), TARGET), [x], [y])
     assert y.tolist() == [0.0, float("-inf"), float("inf")]
+    x[2, 5] = y[2] = float("nan")
+    dx = torch.empty_like(x)
+    backward = plan_softmax_backward(Softmax(3, columns, "fp32", "logsumexp"), TARGET)
+    run_plan(backward, [torch.ones(3), x, y], [dx])
+    assert dx[0].tolist() == [1.0] + [0.0] * (columns - 1)
+    assert (dx[1] == 0).all() and dx[2].isnan().all()
     p = torch.empty_like(x)
     run_plan(plan_softmax_forward(Softmax(3, columns, "fp32"), TARGET), [x], [p])
     assert p[0].tolist() == [1.0] + [0.0] * (columns - 1)

@@ -292,10 +292,44 @@ def test_vmap_and_second_derivatives():
     (lambda: nn.MultiHeadAttention(32, 4, context_features=8, causal=True), "cross-attention"),
     (lambda: nn.MultiHeadAttention(32, 4, window=-1), "window is -1"),
     (lambda: nn.MultiHeadAttention(32, 4, dropout=1.5), "rate is 1.5"),
+    (lambda: nn.MultiHeadAttention(32, 4, window=1.5), "window is 1.5"),
+    (lambda: nn.MultiHeadAttention(32, 4, kv_heads=1.0), "kv_heads is 1.0"),
+    (lambda: nn.MultiHeadAttention(32, 4, head_dim=0), "heads have 0 elements"),
+    (lambda: nn.MultiHeadAttention(32, 4, rotary="half"), "nn.RotaryEmbedding"),
+    (lambda: nn.MultiHeadAttention(32, 4, output_bias=1), "output_bias is 1"),
+    (lambda: nn.MultiHeadAttention(32, 4, softcap=-1.0), "softcap is -1.0"),
 ])  # fmt: skip
 def test_refused_options(make, message: str):
     with pytest.raises(ArgumentError, match=message):
         make()
+
+
+@pytest.mark.parametrize("shape", [(0, 3, 32), (2, 0, 32)])
+def test_no_rows_and_no_positions(shape):
+    layer = nn.MultiHeadAttention(32, 4, causal=True, rotary=nn.RotaryEmbedding(8), dropout=0.1)
+    params, x = layer.init(random.key(0)), jnp.ones(shape)
+    assert layer(params, x).shape == shape
+    assert layer(params, x, key=random.key(1), train=True).shape == shape
+    y, state = layer(params, x, state=layer.init_state(batch=shape[0], capacity=4))
+    assert y.shape == shape and np.all(np.asarray(state["lengths"]) == shape[1])
+
+
+@pytest.mark.parametrize("cached", [False, True])
+@pytest.mark.parametrize("train", [False, True])
+@pytest.mark.parametrize(("options", "message"), [
+    ({"mask": np.ones((2, 5), bool)}, r"mask is .*broadcast to \[2, 4, 5, [58]\]"),
+    ({"mask": np.ones((5, 1), np.float32)}, "mask is .*but is of booleans"),
+    ({"bias": np.ones((3, 5, 1), np.float32)}, "bias is .*has to broadcast"),
+    ({"positions": np.arange(4)}, r"positions are .*\[2, 5\] or \[5\]"),
+    ({"counts": np.array([1, 2, 3])}, r"counts are .*integers \[2\]"),
+    ({"counts": np.array([1.0, 2.0])}, r"counts are .*integers \[2\]"),
+])  # fmt: skip
+def test_arguments_that_do_not_fit_are_named(options, message: str, cached: bool, train: bool):
+    layer = nn.MultiHeadAttention(32, 4, causal=True, rotary=nn.RotaryEmbedding(8), dropout=0.1)
+    params, x = layer.init(random.key(0)), jnp.ones((2, 5, 32))
+    state = layer.init_state(batch=2, capacity=8) if cached else None
+    with pytest.raises(ArgumentError, match=message):
+        layer(params, x, state=state, train=train, key=random.key(1), **options)
 
 
 def test_refused_arguments():
@@ -306,6 +340,9 @@ def test_refused_arguments():
         (lambda: layer(params, x[0]), r"\[batch, T, 32\]"),
         (lambda: layer(params, x[..., :5]), r"\[..., 32\]"),
         (lambda: layer(params, x, context=x), "context= is for cross-attention"),
+        (lambda: layer(params, x, positions=jnp.arange(3)), "layer with rotary="),
+        (lambda: layer(params, x, state=nn.MultiHeadAttention(32, 2).init_state(
+            batch=2, capacity=4)), r"state\['k'\] is .*has to be \[2, 4, 4, 8\]"),
         (lambda: layer({}, x), r"params\['q_proj'\] is wanted"),
         (lambda: layer(params, x, state={"k": 1}), "cache of keys and values"),
         (lambda: layer(params, x, state=layer.init_state(batch=1, capacity=4)), "a batch of 2"),

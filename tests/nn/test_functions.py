@@ -172,6 +172,18 @@ def test_rows_that_are_masked_or_infinite():
     assert not np.isnan(g).any()
 
 
+@pytest.mark.parametrize("f", [nn.logsumexp, nn.logmeanexp])
+def test_a_nan_is_one_in_the_derivative_of_its_row(f):
+    """That of the others was exp(x), a number without meaning."""
+    x = np.array([[1.0, np.nan, 2.0], [-np.inf, -np.inf, -np.inf], [3.0, -np.inf, 4.0]], np.float32)
+    for run in (grad(lambda x: jnp.sum(f(x, -1))), jit(grad(lambda x: jnp.sum(f(x, -1))))):
+        g = np.asarray(run(jnp.asarray(x)))
+        assert np.isnan(g[0]).all()
+        np.testing.assert_array_equal(g[1], 0)
+        e = np.exp([-1.0, -np.inf, 0.0])
+        np.testing.assert_allclose(g[2], e / e.sum(), rtol=1e-6)
+
+
 def test_one_hot():
     labels = np.array([[0, 3], [-1, 7]])
     for kwargs in ({}, {"axis": 0}, {"axis": 1}, {"dtype": "bfloat16"}, {"dtype": "int32"}):

@@ -53,6 +53,32 @@ def test_sizes_are_counts(size: Any) -> None:
     assert nn.Linear(np.int64(4), 2) == nn.Linear(4, 2)
 
 
+@pytest.mark.parametrize("number", ["1e-5", None, -1.0, float("nan"), True])
+def test_numbers_are_not_negative(number: Any) -> None:
+    """They failed at the call, or gave NaN there."""
+    makes: list[Callable[[Any], Any]] = [
+        lambda v: nn.LayerNorm(4, v),
+        lambda v: nn.RMSNorm(4, v),
+        lambda v: nn.GroupNorm(2, 4, v),
+        lambda v: nn.BatchNorm(4, momentum=v),
+        lambda v: nn.InstanceNorm(4, momentum=v),
+        lambda v: nn.MultiHeadAttention(4, 2, eps=v),
+        nn.Dropout,
+        lambda v: nn.MLP(4, 8, dropout=v),
+        lambda v: nn.LSTM(4, 8, layers=2, dropout=v),
+    ]
+    for make in makes:
+        assert f"is {number!r}, but" in refused(lambda: make(number))
+    assert nn.LayerNorm(4, 0) == nn.LayerNorm(4, np.float32(0))
+
+
+def test_dtypes_are_refused_where_the_layer_is_made() -> None:
+    wrong: Any = "float33"
+    for make in (nn.RMSNorm, lambda n, dtype: nn.Linear(n, n, dtype=dtype)):
+        with pytest.raises(gf.errors.DTypeError, match="dtype: 'float33' is not a data type"):
+            make(4, dtype=wrong)
+
+
 def test_misspelled_options_are_refused() -> None:
     """They were ignored."""
     x = jnp.ones((2, 4))
@@ -98,6 +124,27 @@ def test_sequential_takes_one_list_as_well() -> None:
     layers = (nn.Linear(4, 2), nn.relu)
     assert nn.Sequential(layers) == nn.Sequential([*layers]) == nn.Sequential(*layers)
     assert output(nn.Sequential([]), 3.0) == 3.0
+
+
+def test_slices_of_sequential() -> None:
+    layers = (nn.Linear(4, 3), nn.relu, nn.Linear(3, 2))
+    model = nn.Sequential(*layers)
+    params, x = model.init(random.key(0)), jnp.ones((5, 4))
+    head, tail = model[:2], model[2:]
+    assert head == nn.Sequential(*layers[:2]) and model[-1] == layers[2]
+    np.testing.assert_array_equal(tail(params[2:], head(params[:2], x)), model(params, x))
+    named = nn.Sequential(a=layers[0], b=layers[1], c=layers[2])
+    assert named[1:] == nn.Sequential(b=layers[1], c=layers[2]) and len(named[3:]) == 0
+
+
+def test_a_layer_in_containers_is_named_by_its_path() -> None:
+    """There may be many alike."""
+    inner = nn.Sequential(up=nn.Linear(4, 4), down=nn.Linear(3, 4))
+    model = nn.Sequential(nn.relu, nn.Residual(inner))
+    text = refused(lambda: output(model, jnp.ones((2, 4))))
+    assert "Linear(3, 4) at [1]['down']: the input is f32[2,4]" in text
+    text = refused(lambda: output(nn.Sequential(drop=nn.Dropout(0.2)), jnp.ones(3), train=True))
+    assert "Dropout(rate=0.2) at ['drop']: in training it needs key=" in text
 
 
 @pytest.mark.parametrize("given, words", [

@@ -149,6 +149,27 @@ def test_a_float64_batch_keeps_the_dtype_of_the_state() -> None:
     assert {v.dtype for v in state.values()} == {np.dtype("float32")}
 
 
+@pytest.mark.parametrize("train", [False, True])
+def test_batch_norm_without_parameters(train: bool) -> None:
+    layer, module = nn.BatchNorm(3, affine=False), torch.nn.BatchNorm2d(3, affine=False).double()
+    x = drawn(4, 5, 2, 3)
+    module.train(train)
+    expected = module(first(x))
+    assert layer.init(random.key(0)) == {}
+    y, state = layer({}, given(x), state=layer.init_state(), train=train)
+    np.testing.assert_allclose(y, last(expected), rtol=1e-6, atol=1e-6)
+    for name, value in state.items():
+        np.testing.assert_allclose(value, module.get_buffer(name), rtol=1e-5)
+
+
+def test_no_features() -> None:
+    """Batch norm divided by their number."""
+    for layer in (nn.BatchNorm(0), nn.GroupNorm(1, 0), nn.LayerNorm(0), nn.RMSNorm(0)):
+        params, state = layer.init(random.key(0)), layer.init_state()
+        y: Any = layer(params, jnp.ones((3, 0)), state=state, train=True)
+        assert (y if state is None else y[0]).shape == (3, 0)
+
+
 def test_batches_by_vmap() -> None:
     x = given(drawn(3, 4, 5, 6).astype(np.float32))
     for layer in (nn.GroupNorm(3, 6), nn.InstanceNorm(6)):

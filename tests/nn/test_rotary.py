@@ -10,7 +10,7 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply
 
 import genesis_fn.numpy as jnp
 from genesis_fn import grad, jit, nn, vmap
-from genesis_fn.errors import ArgumentError
+from genesis_fn.errors import ArgumentError, DTypeError
 
 SCALINGS = {
     "default": (None, {"rope_type": "default"}),
@@ -133,6 +133,9 @@ def test_batched_and_far_positions():
     (lambda: nn.RotaryEmbedding(7), "even number"),
     (lambda: nn.RotaryEmbedding(8, rotated=10), "at most head_dim"),
     (lambda: nn.RotaryEmbedding(8, 0.0), "base is 0.0"),
+    (lambda: nn.RotaryEmbedding(8, "large"), "base is 'large'"),
+    (lambda: nn.RotaryEmbedding(8, scaling="linear"), "scaling=nn.LinearScaling"),
+    (lambda: nn.YarnScaling(2.0, 64, mscale="large"), "mscale is 'large'"),
     (lambda: nn.LinearScaling(0.0), "factor is 0.0"),
     (lambda: nn.NTKScaling(float("nan")), "factor is nan"),
     (lambda: nn.DynamicScaling(2.0, 0), "original_max_position_embeddings is 0"),
@@ -148,3 +151,9 @@ def test_batched_and_far_positions():
 def test_refusals(make, message: str):
     with pytest.raises(ArgumentError, match=message):
         make()
+
+
+def test_integers_are_not_rotated():
+    """They were, and rounded towards zero."""
+    with pytest.raises(DTypeError, match=r"x is i32\[3,1,4\]"):
+        nn.RotaryEmbedding(4)({}, jnp.ones((3, 1, 4), jnp.int32))

@@ -64,6 +64,35 @@ def test_a_cnn_is_as_torch_counts_it():
     assert str(rows_of(ours)["1"].outputs[0]) == "f32[2,6,6,8]"
 
 
+@pytest.mark.parametrize("options", [
+    {"strides": 1, "padding": 1},
+    {"strides": 2, "padding": 1},
+    {"strides": (3, 2), "padding": 0, "groups": 2},
+    {"strides": 3, "padding": 0, "dilation": 2, "output_padding": 2},
+])  # fmt: skip
+def test_transposed_convolutions_are_as_torch_counts_them(options: dict[str, Any]):
+    """The zeros between elements were counted: a factor of the strides."""
+    named = {"stride" if k == "strides" else k: v for k, v in options.items()}
+    theirs: Any = torch.nn.ConvTranspose2d(4, 6, 3, **named)
+    ours = summary_of(nn.ConvTranspose2d(4, 6, 3, **options), shape(2, 5, 5, 4))
+    assert (ours.parameters, ours.product_flops) == of_torch(theirs, torch.ones(2, 4, 5, 5))
+
+
+def test_derivatives_of_strided_convolutions_cost_what_they_do():
+    """By the input it is a transposed convolution of as many products."""
+    layer = nn.Conv2d(4, 6, 3, strides=2, padding=0)
+
+    def derivative(params: Any, x: Any) -> Any:
+        return gf.value_and_grad(lambda x: jnp.sum(layer(params, x) ** 2))(x)
+
+    ours = nn.summary(derivative, layer.init(random.key(0)), jnp.ones((2, 7, 7, 4)))
+    x = torch.ones(2, 4, 7, 7, requires_grad=True)
+    module = torch.nn.Conv2d(4, 6, 3, 2).requires_grad_(False)
+    with FlopCounterMode(display=False) as counter:
+        module(x).square().sum().backward()
+    assert ours.product_flops == counter.get_total_flops() == 2 * 2 * 2 * 3 * 3 * 6 * 4 * 9
+
+
 CONFIG = models.QwenConfig(64, 32, 48, 3, 4, 2, 8)
 
 
@@ -269,6 +298,42 @@ def test_bytes_of_activations_are_those_of_results():
     assert ours.activation_bytes == 4 * 2 * 8 * 4
     # Operand and result of an operation, and the call's output, whose memory is there throughout.
     assert ours.peak_bytes == 3 * 2 * 8 * 4
+
+
+def test_shapes_stand_for_arrays_in_options_and_state():
+    """They reached the call as they were, and flags did not."""
+    layer = nn.MultiHeadAttention(8, 2, context_features=6)
+    options = {"context": shape(2, 5, 6), "mask": shape(3, 5, dtype="bool")}
+    found = summary_of(layer, shape(2, 3, 8), **options)
+    given = {k: jnp.ones(a.shape, a.dtype) for k, a in options.items()}
+    assert found.flops == summary_of(layer, jnp.ones((2, 3, 8)), **given).flops
+    rows = rows_of(found)
+    assert [a.shape for a in rows[""].inputs] == [(2, 3, 8), (2, 5, 6), (3, 5)]
+    assert [a.shape for a in rows["k_proj"].inputs + rows["k_proj"].outputs] == [
+        (2, 5, 6),
+        (2, 5, 8),
+    ]
+    products = 2 * 2 * (3 * 8 * 8 * 2 + 5 * 6 * 8 * 2) + 2 * 2 * 2 * 2 * 3 * 5 * 4
+    assert found.product_flops == products
+
+    layer = nn.MultiHeadAttention(8, 2, causal=True)
+    state = gf.eval_shape(lambda: layer.init_state(batch=2, capacity=6))
+    assert summary_of(layer, shape(2, 1, 8), state=state).state_bytes == 2 * 4 * 2 * 6 * 8 + 8
+
+    def model(p: Any, x: Any, *, double: bool, times: int) -> Any:
+        return x @ p if double and times == 2 else x
+
+    assert nn.summary(model, shape(3, 4), shape(2, 3), double=True, times=2).flops == 2 * 2 * 3 * 4
+
+
+@pytest.mark.parametrize("layer", [
+    nn.MultiHeadAttention(16, 2, causal=True), nn.LayerNorm(16), nn.RMSNorm(16), nn.SwiGLU(16, 48),
+])  # fmt: skip
+def test_peak_is_no_more_than_all_activations(layer: nn.Module):
+    """Of fused functions it was that of their definitions: all scores of attention at once."""
+    short, long = [summary_of(layer, shape(1, n, 16)) for n in (64, 128)]
+    assert 0 < short.peak_bytes <= short.activation_bytes
+    assert long.peak_bytes == 2 * short.peak_bytes
 
 
 def test_errors():

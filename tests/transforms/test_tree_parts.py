@@ -270,6 +270,26 @@ def test_html_is_bounded_and_says_so():
     Checked(text)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "complex64"])
+def test_every_nan_of_a_large_array_is_counted(dtype: str, monkeypatch: Any):
+    """A sample passed over most."""
+    x = np.ones((400, 300), np.float32)
+    x.reshape(-1)[[7, 119_998, 60_001]] = np.nan
+    x[3, 5] = -np.inf
+    y = jnp.asarray(x).astype(dtype)
+    for text in (y._repr_html_(), tree.show({"w": y, "n": x})._repr_html_()):
+        assert ">NaN 3<" in text and ">Inf 1<" in text and "min 1 max 1 mean 1" in text
+        Checked(text)
+    whole = tree.show([jnp.arange(120_000), np.full(50_000, np.nan)])._repr_html_()
+    Checked(tree.show([np.full(50_000, 3, object), np.zeros(50_000, "M8[s]")])._repr_html_())
+    assert "NaN 0 Inf 0" in whole and ">NaN 50,000<" in whole
+
+    monkeypatch.setattr("genesis_fn.core.trees.html.COUNTED", 130_000)
+    text = tree.show([y, y])._repr_html_()
+    assert text.count(">NaN 3<") == 1 and "NaNs that were counted of 1 of them" in text
+    assert "NaNs that" not in tree.show([y])._repr_html_()
+
+
 def test_nodes_arrays_and_states_have_html():
     state = gf.TrainState(params={"w": jnp.ones(3)}, step=jnp.array(0))
     for x in (jnp.ones(3), Layer(jnp.ones(3), 1), state):

@@ -1,7 +1,8 @@
 """Pytrees in notebooks: nodes that open and close, with sizes; arrays with their statistics.
 
 The HTML needs no script and nothing from outside, and takes its colors from the page around it.
-What is shown of a tree is bounded, and of a large array a sample is read; the output says so.
+What is shown of a tree is bounded, and the histogram of a large array is one of a sample; the
+output says so.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ from genesis_fn.core.trees.printing import (
 )
 from genesis_fn.core.types.annotations import PyTree
 
-SAMPLE = 32768  # elements of an array that are read: of a larger one, evenly spaced ones
+SAMPLE = 32768  # elements of an array that a histogram is of: of a larger one, evenly spaced ones
+COUNTED = 2**25  # elements of large arrays, all together, among which NaNs are counted: 128 MB
 MOST_READ = 256  # arrays whose elements are read
 MOST_ROWS, MOST_ENTRIES = 2000, 200  # rows in all, and entries of one node
 BINS, WIDTH, HEIGHT = 24, 96, 18  # of a histogram; its size in pixels
@@ -65,8 +67,9 @@ def show(tree: PyTree) -> TreeView:
 
     Each node says how many leaves, elements and bytes it has; each array its dtype, shape, bytes
     and device, with a histogram, minimum, maximum, mean and the number of NaNs and infinities. Of
-    an array of more than 32768 elements a sample is read, of a tree of more than
-    256 arrays the first ones, and the output says so. Arrays, train states and dataclasses of
+    an array of more than 32768 elements all but these counts are those of a sample; large arrays of
+    more than 33 million elements in all are counted in the sample, too, and of a tree of more than
+    256 arrays the first ones are read. The output says so. Arrays, train states and dataclasses of
     `tree.dataclass` show themselves so; after `%load_ext genesis_fn`, dicts, lists and tuples that
     hold arrays do, too.
 
@@ -115,7 +118,7 @@ class _Page:
     """The rows of one output, and how much of it there is already."""
 
     def __init__(self) -> None:
-        self.rows = self.read = self.unread = self.sampled = 0
+        self.rows = self.read = self.unread = self.sampled = self.counted = self.uncounted = 0
 
     def row(self, name: str, tree: PyTree, is_open: bool = False) -> str:
         """A tree, its children folded unless `is_open`."""
@@ -167,25 +170,41 @@ class _Page:
             self.sampled += 1
             part = f" (of {values.size:,} of {x.size:,} elements)"
         finite = values[np.isfinite(values)]
-        nans = int(np.isnan(values).sum())
-        infinities = values.size - finite.size - nans
+        whole = self._all_of(x) if part else values
+        nans, infinities = _nans_and_infinities(values if whole is None else whole)
         counts = f"{_count('NaN', nans)} {_count('Inf', infinities)}"
+        counts = f"{counts}{part}" if whole is None else f"{part} {counts}".lstrip()
         if not finite.size:
-            return f' <span class="gf-dim">{counts}{part}</span>'
+            return f' <span class="gf-dim">{counts}</span>'
         with np.errstate(over="ignore"):
             low, high, mean = finite.min(), finite.max(), finite.mean()
         size = "|x|: " if np.dtype(x.dtype).kind == "c" else ""
         text = f"{size}min {low:.4g} max {high:.4g} mean {mean:.4g} "
-        return f'{_histogram(finite)}<span class="gf-dim">{text}{counts}{part}</span>'
+        return f'{_histogram(finite)}<span class="gf-dim">{text}{counts}</span>'
+
+    def _all_of(self, x: Any) -> np.ndarray | None:
+        """The elements of a large array, of which NaNs are counted; None if they are too many."""
+        if self.counted + x.size > COUNTED:
+            self.uncounted += 1
+            return None
+        self.counted += x.size
+        with running(None):  # as in _sample, which has read some of them
+            values = to_numpy(x)
+        # NumPy's functions take dates and objects as numbers alone.
+        if values is not None and values.dtype.kind in "mMO":
+            return values.astype(np.float64)
+        return values
 
     def notes(self) -> str:
         """What was left out."""
         found = []
         if self.sampled:
             found.append(
-                f"of {self.sampled} large arrays no more than {SAMPLE:,} elements were read, "
-                "evenly spaced"
+                f"histograms of {self.sampled} large arrays are of no more than {SAMPLE:,} "
+                "elements, evenly spaced"
             )
+        if self.uncounted:
+            found.append(f"so are the NaNs that were counted of {self.uncounted} of them")
         if self.unread:
             found.append(f"the values of {self.unread} more arrays were not read")
         return "".join([f'<div class="gf-dim">{text}</div>' for text in found])
@@ -198,6 +217,11 @@ def _bold(name: str) -> str:
 def _key_text(key: Any) -> str:
     text = str(getattr(key, "entry", key))
     return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def _nans_and_infinities(values: np.ndarray) -> tuple[int, int]:
+    infinities = int(np.count_nonzero(np.isinf(values)))
+    return values.size - int(np.count_nonzero(np.isfinite(values))) - infinities, infinities
 
 
 def _count(name: str, n: int) -> str:

@@ -182,8 +182,8 @@ def softmax_gradient(g, saved, total, KIND: tl.constexpr):
         return saved * (g - total)
     elif KIND == "log_softmax":
         return g - exponential(saved) * total
-    else:
-        return g * exponential(saved - total)
+    else:  # of a row of -inf zeros, not NaN
+        return g * exponential(saved - tl.where(tl.abs(total) == float("inf"), 0.0, total))
 
 
 @triton.jit

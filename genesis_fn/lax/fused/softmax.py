@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from genesis_fn.core import dtypes
@@ -113,8 +114,8 @@ def _logsumexp_forward(x: Any) -> tuple[Any, ...]:
 def _logsumexp_backward(residuals: Any, ct: Any, *, needs: Any) -> tuple[Any, ...]:
     x, y = residuals
     w, y = wide(x), wide(y)
-    # An infinite row sum has a softmax of zeros, not NaN.
-    y = ops.select(ops.is_finite(y), y, 0.0)
+    # An infinite row sum has a softmax of zeros, not NaN; that of a NaN is one.
+    y = ops.select(ops.eq(ops.abs(y), math.inf), 0.0, y)
     p = ops.exp(ops.sub(w, along_last(y, w)))
     return (like(ops.mul(p, along_last(wide(ct), w)), x),)
 

@@ -118,8 +118,8 @@ def summary(
 
     Args:
         model: layer, or a function of (params, input).
-        params: its parameters; ShapeDtypeStructs may stand for arrays here and in `input`, as of
-            `eval_shape(model.init, key)`.
+        params: its parameters; ShapeDtypeStructs may stand for arrays here and in the other
+            arguments, as of `eval_shape(model.init, key)`.
         input: array, or pytree of them.
         state: state, for layers that have one.
         key: random key, for layers that draw in training.
@@ -151,21 +151,23 @@ def summary(
     found, treedef = tree.flatten_with_path(params)
     arrays = [i for i, (_, x) in enumerate(found) if _is_traced(x)]
     given: list[dict[int, int]] = []
+    # Arrays among the options are traced; numbers and flags are what they are.
+    others, options_def = tree.flatten(options)
+    places = [i for i, x in enumerate(others) if _is_array(x)]
 
-    def call(leaves: list[Any], x: PyTree, state: PyTree, key: Any) -> PyTree:
-        whole = [x for _, x in found]
-        for i, leaf in zip(arrays, leaves, strict=True):
-            whole[i] = leaf
+    def call(leaves: list[Any], x: PyTree, state: PyTree, key: Any, more: list[Any]) -> PyTree:
+        whole = _with([x for _, x in found], treedef, arrays, leaves)
         given.append({id(leaf): n for n, leaf in enumerate(leaves)})
         # Only what is given: a model of one's own need not take the others.
-        extra: dict[str, Any] = dict(options) | ({"train": True} if train else {})
+        extra: dict[str, Any] = _with(others, options_def, places, more)
+        extra |= {"train": True} if train else {}
         extra |= {n: v for n, v in (("state", state), ("key", key)) if v is not None}
-        return called(tree.unflatten(treedef, whole), x, **extra)
+        return called(whole, x, **extra)
 
     leaves = [found[i][1] for i in arrays]
-    traced = jit(call).trace(leaves, input, state, key)
+    traced = jit(call).trace(leaves, input, state, key, [others[i] for i in places])
     paths = [tuple([str(k.entry) for k in found[i][0]]) for i in arrays]
-    # Input, state and key come behind the parameters: they are data.
+    # Input, state, key and options come behind the parameters: they are data.
     data = len(traced.jaxpr.invars) - len(traced.program.captured) - len(paths)
     groups = [path[:-1] for path in paths]
     work = attribute(traced, [*groups, *[None] * data], recording.scope_of)
@@ -187,8 +189,18 @@ def summary(
     )
 
 
+def _with(leaves: list[Any], treedef: Any, places: list[int], values: list[Any]) -> Any:
+    """A tree with `values` at those places among its leaves."""
+    new = dict(zip(places, values, strict=True))
+    return tree.unflatten(treedef, [new.get(i, x) for i, x in enumerate(leaves)])
+
+
 def _is_traced(x: Any) -> bool:
-    return (hasattr(x, "shape") and hasattr(x, "dtype")) or isinstance(x, (int, float, complex))
+    return _is_array(x) or isinstance(x, (int, float, complex))
+
+
+def _is_array(x: Any) -> bool:
+    return hasattr(x, "shape") and hasattr(x, "dtype")
 
 
 def _aval(x: Any) -> Aval:

@@ -32,8 +32,8 @@ def totals(summary: ModelSummary) -> list[str]:
     state = f"; state {bytes_text(summary.state_bytes)}" if summary.state_bytes else ""
     return [
         f"parameters  {summary.parameters:,}, {bytes_text(summary.parameter_bytes)}{state}",
-        f"FLOPs       {scaled(summary.flops)} of a forward call, of these "
-        f"{scaled(summary.product_flops)} in matrix products and convolutions",
+        f"FLOPs       {scaled(summary.flops).strip()} of a forward call, of these "
+        f"{scaled(summary.product_flops).strip()} in matrix products and convolutions",
         f"activations {bytes_text(summary.activation_bytes)}, at most "
         f"{bytes_text(summary.peak_bytes)} at one time",
     ]

@@ -7,7 +7,7 @@ import math
 from typing import Any
 
 import genesis_fn.numpy as jnp
-from genesis_fn import Array, ArrayLike, DTypeLike, Key, PyTree, vmap
+from genesis_fn import Array, ArrayLike, DTypeLike, Key, PyTree, dtypes, vmap
 from genesis_fn.errors import ArgumentError
 from genesis_fn.lax import dot_product_attention, dynamic_update_slice, rms_norm
 from genesis_fn.nn.functions import softmax
@@ -125,10 +125,19 @@ class MultiHeadAttention(Module):
                 f"MultiHeadAttention: kv_heads={kv_heads} has to divide heads={heads}, so that as "
                 "many heads of queries share each head of keys"
             )
+        if not isinstance(self.rotary, RotaryEmbedding | None):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ArgumentError(
+                f"MultiHeadAttention: rotary is {self.rotary!r:.60}, but is a layer\n"
+                "  make it: rotary=nn.RotaryEmbedding(head_dim)"
+            )
         if self.head_dim is None and self.features % heads:
             raise ArgumentError(
                 f"MultiHeadAttention: heads={heads} has to divide features={self.features}; or "
                 "give head_dim"
+            )
+        if self._head_dim < 1:
+            raise ArgumentError(
+                f"MultiHeadAttention: heads have {self._head_dim} elements, but have at least 1"
             )
         if self.rotary is not None and self.rotary.head_dim != self._head_dim:
             raise ArgumentError(
@@ -142,8 +151,6 @@ class MultiHeadAttention(Module):
                 "queries and keys have one row of positions; context_features= makes it "
                 "cross-attention"
             )
-        if self.window is not None and self.window < 0:
-            raise ArgumentError(f"MultiHeadAttention: window is {self.window}, but is at least 0")
         Dropout(self.dropout)  # refuses what is no probability
 
     @property
@@ -240,14 +247,15 @@ class MultiHeadAttention(Module):
                 positions.
             AssertionFailed: a row's cache is full, when the program runs.
         """
-        x = self._checked(x, context, state)
+        x = self._checked(x, context)
+        self._check_places(x, positions, counts)
         source = x if self.context_features is None else context
         q = self._heads_of(params, "q_proj", x, self.heads)
         k = v = None
         if source is not None:
             k = self._heads_of(params, "k_proj", source, self._kv_heads)
             v = self._heads_of(params, "v_proj", source, self._kv_heads)
-        start = None if state is None else _lookup_lengths(self, state, jnp.shape(x)[0])
+        start = None if state is None else self._lengths(state, x.shape[0])
         if self.rotary is not None and k is not None:
             if positions is None:
                 places: Array = jnp.arange(x.shape[1])
@@ -260,6 +268,7 @@ class MultiHeadAttention(Module):
         if start is None:
             if k is None or v is None:
                 raise layer_error(self, "", "context= is missing: it is cross-attention")
+            self._check_scores(q, k, mask, bias)
             visible |= {"is_causal": self.causal, "key_value_seq_lengths": counts}
             if self.window is not None:
                 after = 0 if self.causal else self.window
@@ -267,6 +276,7 @@ class MultiHeadAttention(Module):
         else:
             state = self._extended(state, start, k, v, counts)
             k, v = jnp.astype(state["k"], q.dtype), jnp.astype(state["v"], q.dtype)
+            self._check_scores(q, k, mask, bias)
             visible |= self._visible_of_cache(start, state["lengths"], q, k, mask)
         if train and self.dropout:
             if key is None:
@@ -275,11 +285,11 @@ class MultiHeadAttention(Module):
             y = _attend_with_dropout(q, k, v, **visible)
         else:
             y = dot_product_attention(q, k, v, softcap=self.softcap, **visible)
-        y = jnp.reshape(y, (*y.shape[:2], -1))
+        y = jnp.reshape(y, (*y.shape[:2], self.heads * self._head_dim))
         y = call_part(self, self._projections()["o_proj"], params, "o_proj", y)
         return y if state is None else (y, state)
 
-    def _checked(self, x: ArrayLike, context: ArrayLike | None, state: PyTree) -> Array:
+    def _checked(self, x: ArrayLike, context: ArrayLike | None) -> Array:
         x = checked_input(self, x, self.features, "features")
         if jnp.ndim(x) != 3:
             text = f"the input is {shown(x)}, but has to be [batch, T, {self.features}]"
@@ -297,6 +307,61 @@ class MultiHeadAttention(Module):
             )
             raise layer_error(self, "", text)
         return jnp.asarray(x)
+
+    def _check_places(
+        self, x: Array, positions: ArrayLike | None, counts: ArrayLike | None
+    ) -> None:
+        """Raise ArgumentError for positions or counts that are not those of the rows of `x`."""
+        b, t, _ = x.shape
+        if positions is not None:
+            if self.rotary is None:
+                text = "positions= are those of rotary embeddings, of which it has none"
+                raise layer_error(self, "", f"{text}\n  make the layer with rotary=")
+            if jnp.shape(positions) not in ((t,), (1, t), (b, t)):
+                text = f"positions are {shown(positions)}, but have to be [{b}, {t}] or [{t}]"
+                raise layer_error(self, "", f"{text}: those of the input, {shown(x)}")
+        if counts is not None:
+            found: Array = jnp.asarray(counts)
+            if found.shape != (b,) or not dtypes.is_integer(found.dtype):
+                text = f"counts are {shown(found)}, but have to be integers [{b}]"
+                raise layer_error(self, "", f"{text}: one for each row of the input, {shown(x)}")
+
+    def _lengths(self, state: PyTree, batch: int) -> Array:
+        """The lengths of a cache of `batch` rows; raises ArgumentError for what is no cache of
+        it."""
+        init = "init_state(batch=, capacity=)"
+        if not isinstance(state, dict) or not {"k", "v", "lengths"} <= state.keys():
+            found = (
+                f"has the keys {list(state)}" if isinstance(state, dict) else type(state).__name__
+            )
+            text = f"state has to be a cache of keys and values, but {found}"
+            raise layer_error(self, "", f"{text}\n  layer.{init} makes it")
+        capacity = jnp.shape(state["k"])[1:2]
+        for name in ("k", "v"):
+            if jnp.shape(state[name])[:1] != (batch,):
+                text = f"state[{name!r}] is {shown(state[name])}"
+                text = f"{text}, but the input has a batch of {batch}\n  layer.{init} makes it"
+                raise layer_error(self, "", text)
+            shape = (batch, *capacity, self._kv_heads, self._head_dim)
+            lookup(self, state, name, shape, init)
+        return lookup(self, state, "lengths", (batch,), init)
+
+    def _check_scores(
+        self, q: Array, k: Array, mask: ArrayLike | None, bias: ArrayLike | None
+    ) -> None:
+        """Raise ArgumentError for a mask or a bias that is not one of the scores."""
+        scores = (q.shape[0], q.shape[2], q.shape[1], k.shape[1])
+        for name, given in (("mask", mask), ("bias", bias)):
+            if given is None:
+                continue
+            shape = jnp.shape(given)
+            ends = zip(reversed(shape), reversed(scores))
+            if len(shape) > 4 or not all([n in (1, m) for n, m in ends]):
+                text = f"{name} is {shown(given)}, but has to broadcast to {[*scores]}"
+                raise layer_error(self, "", f"{text}: [batch, heads, T, keys]")
+        if mask is not None and jnp.result_type(mask) != dtypes.bool_:
+            text = f"mask is {shown(mask)}, but is of booleans: True where a query may attend"
+            raise layer_error(self, "", f"{text}\n  what is added to scores is bias=")
 
     def _heads_of(self, params: PyTree, name: str, x: ArrayLike, heads: int) -> Array:
         """A projection split into heads, [B, T, heads, head_dim], and normalised if it is to be."""
@@ -350,19 +415,6 @@ class MultiHeadAttention(Module):
             if not self.causal:
                 seen = seen & (keys <= places + self.window)
         return {"mask": seen if mask is None else seen & jnp.asarray(mask)}
-
-
-def _lookup_lengths(layer: Module, state: PyTree, batch: int) -> Array:
-    """The lengths of a cache of `batch` rows; raises ArgumentError for what is no cache of it."""
-    if not isinstance(state, dict) or not {"k", "v", "lengths"} <= state.keys():
-        found = f"has the keys {list(state)}" if isinstance(state, dict) else type(state).__name__
-        text = f"state has to be a cache of keys and values, but {found}"
-        raise layer_error(layer, "", f"{text}\n  layer.init_state(batch=, capacity=) makes it")
-    for name in ("k", "v"):
-        if jnp.shape(state[name])[:1] != (batch,):
-            text = f"state[{name!r}] is {shown(state[name])}, but the input has a batch of {batch}"
-            raise layer_error(layer, "", f"{text}\n  layer.init_state(batch=, capacity=) makes it")
-    return lookup(layer, state, "lengths", (batch,), "init_state(batch=, capacity=)")
 
 
 def _attend_with_dropout(

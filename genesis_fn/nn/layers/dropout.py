@@ -9,7 +9,7 @@ import genesis_fn.numpy as jnp
 import genesis_fn.random as random
 from genesis_fn import Array, ArrayLike, Key, PyTree
 from genesis_fn.errors import ArgumentError
-from genesis_fn.nn.module import Module, layer_error
+from genesis_fn.nn.module import Module, is_amount, layer_error
 
 
 def _number_like(x: Array, number: Array | float) -> Array | float:
@@ -25,10 +25,10 @@ class _Dropping(Module):
     rate: float | Array
 
     def __post_init__(self) -> None:
-        if isinstance(self.rate, (int, float)) and not 0 <= self.rate <= 1:
+        if not is_amount(self.rate) or (not isinstance(self.rate, Array) and self.rate > 1):
             raise ArgumentError(
-                f"{type(self).__name__}: rate is {self.rate}, but it is a probability: the share "
-                "of elements that become zero, between 0 and 1"
+                f"{type(self).__name__}: rate is {self.rate!r:.60}, but it is a probability: the "
+                "share of elements that become zero, between 0 and 1"
             )
 
     def _mask_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -331,14 +331,15 @@ class BatchNorm(Module):
     are the running ones. 16-bit floats are computed in float32; the output has the dtype of the
     input. A call needs `state=` and returns (output, state).
 
-    Source: Ioffe and Szegedy, "Batch Normalization", 2015. Parameters: `weight` [features], ones,
-    and `bias` [features], zeros; state: `running_mean`, zeros, and `running_var`, ones, a mean of
-    unbiased variances, as in PyTorch.
+    Source: Ioffe and Szegedy, "Batch Normalization", 2015. Parameters, if `affine`: `weight`
+    [features], ones, and `bias` [features], zeros; state: `running_mean`, zeros, and `running_var`,
+    ones, a mean of unbiased variances, as in PyTorch.
 
     Args:
         features: length of the last axis.
         eps: added to the variance.
         momentum: weight of the new batch in the running statistics, as in PyTorch.
+        affine: whether there are a weight and a bias.
         dtype: of the parameters.
 
     >>> layer = nn.BatchNorm(3)
@@ -351,13 +352,14 @@ class BatchNorm(Module):
     features: int
     eps: float = 1e-5
     momentum: float = 0.1
+    affine: bool = True
     dtype: DTypeLike = jnp.float32
 
     def __post_init__(self) -> None:
         check_fields(self)
 
     def init(self, key: Key) -> dict[str, Array]:
-        return _fresh(self, True)
+        return _fresh(self, True) if self.affine else {}
 
     def init_state(self, **sizes: Any) -> dict[str, Array]:
         return _fresh_statistics(self)
@@ -371,12 +373,15 @@ class BatchNorm(Module):
         key: Key | None = None,
         train: bool = False,
     ) -> tuple[Array, PyTree]:
-        weight, bias = _weight_and_bias(self, params)
+        scale = _weight_and_bias(self, params) if self.affine else None
         array, dtype = _wide(self, checked_input(self, x, self.features, "features"))
         mean, var = _statistics(self, state)
         if train:
             axes = tuple(range(array.ndim - 1))
             mean, var = jnp.mean(array, axes), jnp.var(array, axes)
-            state = _moved(self, state, mean, var, array.size // self.features)
-        y = _standardized(array, mean, var, self.eps) * weight + bias
+            state = _moved(self, state, mean, var, math.prod(array.shape[:-1]))
+        y = _standardized(array, mean, var, self.eps)
+        if scale is not None:
+            weight, bias = scale
+            y = y * weight + bias
         return jnp.astype(y, dtype), state

@@ -10,8 +10,8 @@ import numpy as np
 
 import genesis_fn.numpy as jnp
 from genesis_fn import Array, ArrayLike, Key, PyTree, dtypes
-from genesis_fn.errors import ArgumentError
-from genesis_fn.nn.module import Module, layer_error, shown
+from genesis_fn.errors import ArgumentError, DTypeError
+from genesis_fn.nn.module import Module, check_fields, is_count, layer_error, shown
 
 
 class RotaryScaling(Protocol):
@@ -189,6 +189,7 @@ class YarnScaling:
     truncate: bool = True
 
     def __post_init__(self) -> None:
+        check_fields(self)
         given = [n for n in ("attention_factor",) if getattr(self, n) is not None]
         _check_factor(self, "original_max_position_embeddings", "beta_fast", "beta_slow", *given)
 
@@ -287,6 +288,7 @@ def apply_rotary(
 
     Raises:
         ArgumentError: a head has fewer elements than `cos`.
+        DTypeError: `x` is no array of floats.
 
     >>> rotary = nn.RotaryEmbedding(8)
     >>> nn.apply_rotary(jnp.ones((5, 2, 8)), *rotary.angles(jnp.arange(5))).shape
@@ -294,6 +296,8 @@ def apply_rotary(
     """
     whole: Array = jnp.asarray(x)
     size = jnp.shape(cos)[-1]
+    if not dtypes.is_float(whole.dtype):
+        raise DTypeError(f"apply_rotary: x is {shown(whole)}, but has to be of floats")
     if whole.shape[-1] < size:
         raise ArgumentError(
             f"apply_rotary: a head of x {shown(whole)} has {whole.shape[-1]} elements, but cos and "
@@ -334,8 +338,8 @@ class RotaryEmbedding(Module):
             `DynamicScaling`, `YarnScaling` or `Llama3Scaling`.
 
     Raises:
-        ArgumentError: the number of rotated elements is odd or above `head_dim`, or `base` is not
-            above 0.
+        ArgumentError: the number of rotated elements is odd or above `head_dim`, `base` is not
+            above 0, or `scaling` is none of these.
 
     >>> layer = nn.RotaryEmbedding(64, base=10000.0)
     >>> q = random.normal(random.key(0), (1, 5, 4, 64))
@@ -351,13 +355,20 @@ class RotaryEmbedding(Module):
 
     def __post_init__(self) -> None:
         size = self.head_dim if self.rotated is None else self.rotated
-        if not isinstance(size, int) or size <= 0 or size % 2 or size > self.head_dim:  # pyright: ignore[reportUnnecessaryIsInstance]
+        fits = is_count(size) and is_count(self.head_dim) and 0 < size <= self.head_dim
+        if not fits or size % 2:
             raise ArgumentError(
                 f"RotaryEmbedding: {size!r} of the {self.head_dim!r} elements of a head are to be "
                 "rotated, in pairs: give an even number, at most head_dim"
             )
+        check_fields(self)
         if not self.base > 0:
             raise ArgumentError(f"RotaryEmbedding: base is {self.base!r:.60}, but is above 0")
+        if self.scaling is not None and not hasattr(self.scaling, "frequencies"):
+            raise ArgumentError(
+                f"RotaryEmbedding: scaling is {self.scaling!r:.60}, which has no `frequencies`\n"
+                "  give one: scaling=nn.LinearScaling(2.0)"
+            )
 
     def angles(self, positions: ArrayLike) -> tuple[Array, Array]:
         """Cosines and sines of positions.

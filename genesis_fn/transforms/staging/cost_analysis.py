@@ -11,6 +11,7 @@ from genesis_fn.core.jaxpr import Eqn, Jaxpr, Var, e_jaxprs, memoized
 from genesis_fn.transforms.control_flow.conditionals import cond_p
 from genesis_fn.transforms.control_flow.loops import while_p
 from genesis_fn.transforms.control_flow.scanning import scan_p
+from genesis_fn.transforms.custom.fused_functions import fused_p
 
 
 def _avals(atoms: Sequence[Any]) -> list[Aval]:
@@ -124,7 +125,10 @@ def _temporary(jaxpr: Jaxpr) -> int:
 
 
 def _inner_peak(e: Eqn, j: Jaxpr) -> int:
-    """Temporary bytes of a sub-program; a loop's step also makes its outputs anew."""
+    """Temporary bytes of a sub-program; a loop's step also makes its outputs anew. A fused function
+    is one operation: its program says what it computes, not what it holds."""
+    if e.prim is fused_p:
+        return 0
     return _temporary(j) + (_bytes(j.outs) if e.prim in (scan_p, while_p) else 0)
 
 
