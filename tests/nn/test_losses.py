@@ -187,6 +187,15 @@ def test_binary_cross_entropy_of_certain_predictions() -> None:
     assert got[2:].tolist() == [1, -1]
 
 
+@pytest.mark.parametrize("pos_weight", [None, 2.0])
+def test_infinite_logits_of_binary_decisions(pos_weight: float | None) -> None:
+    x, y = jnp.array([-np.inf, np.inf, 0.0]), jnp.array([0.0, 1.0, 1.0])
+    f = lambda x: nn.binary_cross_entropy_with_logits(
+        x, y, pos_weight=pos_weight, reduction="none")  # fmt: skip
+    near(f(x), np.array([0, 0, (pos_weight or 1) * math.log(2)], np.float32), 1e-6)
+    assert grad(lambda x: f(x).sum())(x).tolist() == [0, 0, -0.5 * (pos_weight or 1)]
+
+
 def test_extreme_logits() -> None:
     x, y = np.array([1e4, -1e4, 1e4, -1e4]), np.array([1.0, 0.0, 0.0, 1.0])
     for kind in (np.float32, np.float64):
@@ -508,6 +517,12 @@ def test_ctc_loss_of_excluded_classes_and_of_padding() -> None:
     near(f(j(log_p)), want, 1e-8)
     slope = np.asarray(grad(lambda x: f(x).sum())(j(log_p)))
     assert np.isfinite(slope).all() and not slope[2:, 1].any() and not slope[:, 0, 3].any()
+    # NaN that is read is no lack of an alignment.
+    broken = log_p.copy()
+    broken[0, 0, 1] = np.nan
+    for zero in (False, True):
+        got = nn.ctc_loss(j(broken), targets, frames, labels, zero_infinity=zero, reduction="none")
+        assert np.isnan(float(got[0])) and np.isfinite(float(got[1]))
     never = log_p.copy()
     never[:, 1, 1] = -np.inf  # the target's only label
     assert nn.ctc_loss(j(never), targets, frames, labels, reduction="none")[1] == np.inf

@@ -27,6 +27,7 @@ from genesis_fn.nn.losses.reductions import (
     reduced,
 )
 from genesis_fn.optim import losses
+from genesis_fn.optim.losses.arguments import weighed
 
 
 def _last(name: str, x: Array, axis: int) -> Array:
@@ -305,7 +306,8 @@ def binary_cross_entropy_with_logits(
         pos_weight = as_array(pos_weight)
         check_fits(name, x.shape, pos_weight=pos_weight)
         if_true = losses.sigmoid_binary_cross_entropy(x, 1.0)
-        loss = pos_weight * y * if_true + (1 - y) * losses.sigmoid_binary_cross_entropy(x, 0.0)
+        if_false = losses.sigmoid_binary_cross_entropy(x, 0.0)
+        loss = weighed(pos_weight * y, if_true) + weighed(1 - y, if_false)
     return reduced(name, _weighed(name, loss, weight), reduction, mask)
 
 
@@ -350,15 +352,8 @@ def kl_div(
     check_reduction(name, reduction, ("batchmean",))
     log_q, p = floats(name, log_predictions, targets)
     log_q, p, mask = pairs(name, log_q, p, where)
-    # A class that cannot be counts for nothing, whatever the prediction: not 0 * inf.
-    possible = p > -jnp.inf if log_target else p != 0
-    log_q = jnp.where(possible, log_q, 0)
-    if log_target:
-        p = jnp.where(possible, p, 0)
-        loss = losses.kl_divergence_with_log_targets(log_q, p, axis=())
-        loss = jnp.where(possible, loss, 0)
-    else:
-        loss = losses.kl_divergence(log_q, p, axis=())
+    divergence = losses.kl_divergence_with_log_targets if log_target else losses.kl_divergence
+    loss = divergence(log_q, p, axis=())
     if reduction != "batchmean":
         return reduced(name, loss, reduction, mask)
     if not loss.ndim:
