@@ -313,6 +313,30 @@ def test_other_dtypes(kind: str) -> None:
         near(got.astype("float64"), ours(*map(j, args), **options), tolerance)
 
 
+@pytest.mark.parametrize("kind", ["float16", "bfloat16"])
+def test_sums_of_16_bit_numbers(kind: str) -> None:
+    """What the inputs and the result can hold, no sum on the way overflows."""
+    draw = np.random.default_rng(3)
+    logits = jnp.asarray(draw.normal(size=(50_000, 4)), kind)
+    labels, weight = jnp.asarray(draw.integers(0, 4, 50_000)), jnp.array([1.0, 3.0, 2.0, 0.5])
+    vectors = [jnp.asarray(x, kind) for x in 100 * draw.normal(size=(3, 6, 32))]
+    for loss, args in [
+        (lambda x: nn.cross_entropy(x, labels, weight=weight, where=labels > 0), [logits]),
+        (lambda x: nn.nll_loss(x, labels, weight=weight, ignore_index=2), [5 * logits]),
+        (lambda x: nn.kl_div(x, jnp.abs(x), reduction="batchmean"), [logits]),
+        (lambda x, y: nn.cosine_embedding_loss(x, y, jnp.array([1, 1, -1] * 2)), vectors[:2]),
+        (lambda x, y, z: nn.triplet_margin_loss(x, y, z, margin=500.0), vectors),
+        (lambda x, y: nn.info_nce(x, y, symmetric=True), vectors[:2]),
+        (nn.info_nce, vectors),
+    ]:
+        value, slope = value_and_grad(loss)(*args)
+        want, wanted = value_and_grad(loss)(*[x.astype("float32") for x in args])
+        assert value.dtype == slope.dtype == kind
+        near(value.astype("float32"), want, 1e-2)
+        unit = float(jnp.abs(wanted).max())
+        near(slope.astype("float32") / unit, wanted / unit, 3e-2)
+
+
 def test_amp_computes_losses_in_float32() -> None:
     """A loss under `amp` is that of its operands, which a 16-bit product would round."""
     x, y = X.astype(np.float32), rng().integers(0, 5, (4, 3))

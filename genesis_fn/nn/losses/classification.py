@@ -25,6 +25,7 @@ from genesis_fn.nn.losses.reductions import (
     mask_of,
     pairs,
     reduced,
+    wide_sum,
 )
 from genesis_fn.optim import losses
 from genesis_fn.optim.losses.arguments import weighed
@@ -358,4 +359,4 @@ def kl_div(
         return reduced(name, loss, reduction, mask)
     if not loss.ndim:
         raise ShapeError(f"{name}: batchmean divides by the first axis, which scalars lack")
-    return reduced(name, loss, "sum", mask) / loss.shape[0]
+    return (wide_sum(hidden(loss, mask)) / loss.shape[0]).astype(loss.dtype)
