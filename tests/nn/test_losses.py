@@ -317,12 +317,12 @@ def test_other_dtypes(kind: str) -> None:
 def test_sums_of_16_bit_numbers(kind: str) -> None:
     """What the inputs and the result can hold, no sum on the way overflows."""
     draw = np.random.default_rng(3)
-    logits = jnp.asarray(draw.normal(size=(50_000, 4)), kind)
-    labels, weight = jnp.asarray(draw.integers(0, 4, 50_000)), jnp.array([1.0, 3.0, 2.0, 0.5])
+    logits = jnp.asarray(20 * draw.normal(size=(9000, 4)), kind)
+    labels, weight = jnp.asarray(draw.integers(0, 4, 9000)), jnp.array([1.0, 3.0, 2.0, 0.5])
     vectors = [jnp.asarray(x, kind) for x in 100 * draw.normal(size=(3, 6, 32))]
     for loss, args in [
         (lambda x: nn.cross_entropy(x, labels, weight=weight, where=labels > 0), [logits]),
-        (lambda x: nn.nll_loss(x, labels, weight=weight, ignore_index=2), [5 * logits]),
+        (lambda x: nn.nll_loss(x, labels, weight=weight, ignore_index=2), [logits]),
         (lambda x: nn.kl_div(x, jnp.abs(x), reduction="batchmean"), [logits]),
         (lambda x, y: nn.cosine_embedding_loss(x, y, jnp.array([1, 1, -1] * 2)), vectors[:2]),
         (lambda x, y, z: nn.triplet_margin_loss(x, y, z, margin=500.0), vectors),

@@ -59,7 +59,8 @@ def _counted_labels(
     if classes.shape != scores.shape[:-1]:
         raise ShapeError(
             f"{name}: scores {typeof(scores)}, classes last, need labels of shape "
-            f"{list(scores.shape[:-1])}, one class number per row, got {typeof(classes)}"
+            f"{list(scores.shape[:-1])}, one class number per row, got {typeof(classes)}\n"
+            "  axis= names another axis of the classes: in torch's layout it is 1"
         )
     counts = mask_of(name, where, classes.shape)
     if ignore_index is not None:
