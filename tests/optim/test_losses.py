@@ -62,6 +62,26 @@ CASES = [
     ("smooth_labels", Q, (0.1,), {}),
     ("ntxent", X[0], (np.array([0, 1, 0, 2, 1, 0]),), {"temperature": 0.5}),
     ("triplet_margin_loss", X, (Y, Q), {"norm_degree": 2, "margin": 0.3}),
+    ("dice_loss", X, (np.eye(5)[CLASSES],), {}),
+    ("dice_loss", X, (Q,), {"alpha": 0.3, "beta": 0.7, "smooth": 0.1, "reduction": "none"}),
+    (
+        "dice_loss",
+        P,
+        (BITS,),
+        {
+            "apply_softmax": False,
+            "reduction": "sum",
+            "class_weights": P[0, 0],
+            "ignore_background": True,
+        },
+    ),
+    ("dice_loss", X, (BITS,), {"axis": (0, 1)}),
+    ("dice_loss", X[..., :1], (BITS[..., 0],), {}),
+    ("dice_loss", X[..., 0], (BITS[..., :1],), {}),
+    ("binary_dice_loss", X, (BITS,), {"smooth": 0.5}),
+    ("binary_dice_loss", X[..., :1], (BITS[..., :1],), {}),
+    ("multiclass_generalized_dice_loss", X, (np.eye(5)[CLASSES],), {}),
+    ("multiclass_generalized_dice_loss", X, (np.eye(5)[CLASSES],), {"ignore_background": True}),
     ("ranking_softmax_loss", X[0], (BITS[0],), {}),
     ("ranking_softmax_loss", X[0], (BITS[0],), {"where": MASK[1], "weights": P[0]}),
 ]
@@ -267,6 +287,20 @@ def test_losses_keep_the_logits_dtype() -> None:
         assert optim.softmax_cross_entropy_with_integer_labels(x, labels).dtype == dtype
         assert optim.sigmoid_binary_cross_entropy(x, _array(BITS)).dtype == dtype
         assert optim.huber_loss(x, x).dtype == dtype
+
+
+def test_every_loss_of_optax_is_there() -> None:
+    names = [n for n, f in vars(optax.losses).items() if callable(f) and not n.startswith("_")]
+    assert len(names) > 20 and not [n for n in names if not hasattr(optim.losses, n)]
+
+
+def test_dice_of_many_pixels_in_float16() -> None:
+    x = jnp.asarray(np.random.default_rng(1).normal(size=(1, 300, 300, 2)), "float16")
+    hot = jnp.ones((1, 300, 300, 2), "float16").at[..., 0].set(0)
+    for loss in (optim.losses.dice_loss, optim.losses.multiclass_generalized_dice_loss):
+        value, want = loss(x, hot), loss(x.astype("float32"), hot)
+        assert value.dtype == jnp.float16
+        np.testing.assert_allclose(float(value.sum()), float(want.sum()), rtol=2e-3)
 
 
 def test_errors() -> None:

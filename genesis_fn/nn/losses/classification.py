@@ -28,7 +28,6 @@ from genesis_fn.nn.losses.reductions import (
     wide_sum,
 )
 from genesis_fn.optim import losses
-from genesis_fn.optim.losses.arguments import weighed
 
 
 def _last(name: str, x: Array, axis: int) -> Array:
@@ -265,6 +264,12 @@ def _weighed(name: str, loss: Array, weight: ArrayLike | None) -> Array:
     return loss * weight
 
 
+def _share(weight: Array, loss: Array) -> Array:
+    """Returns weight * loss, where 0 * inf is 0."""
+    bounded = jnp.minimum(loss, float(dtypes.finfo(loss.dtype).max))
+    return weight * jnp.where(weight == 0, bounded, loss)
+
+
 @wide
 def binary_cross_entropy_with_logits(
     logits: ArrayLike,
@@ -309,7 +314,7 @@ def binary_cross_entropy_with_logits(
         check_fits(name, x.shape, pos_weight=pos_weight)
         if_true = losses.sigmoid_binary_cross_entropy(x, 1.0)
         if_false = losses.sigmoid_binary_cross_entropy(x, 0.0)
-        loss = weighed(pos_weight * y, if_true) + weighed(1 - y, if_false)
+        loss = _share(pos_weight * y, if_true) + _share(1 - y, if_false)
     return reduced(name, _weighed(name, loss, weight), reduction, mask)
 
 
