@@ -633,6 +633,8 @@ def standardize(
     variance: ArrayLike | None = None,
     epsilon: ArrayLike = 1e-5,
     where: ArrayLike | None = None,
+    *,
+    algorithm: Literal["fast", "stable"] = "fast",
 ) -> Array:
     """(x - mean) / sqrt(variance + epsilon) over `axis`.
 
@@ -642,18 +644,27 @@ def standardize(
         mean, variance: arrays that broadcast to `x`; None computes them from `x`.
         epsilon: added to the variance.
         where: booleans that broadcast to `x`: elements that count in the mean and the variance.
+        algorithm: "fast" takes the variance as the mean square minus the squared mean, which loses
+            the digits that both share, "stable" as the mean square of `x - mean`.
 
     Returns:
         An array of the shape of `x`.
+
+    Raises:
+        ArgumentError: `algorithm` is another.
 
     >>> nn.standardize(jnp.array([1.0, 2.0, 3.0]))
     Array([-1.2247359,  0.       ,  1.2247359], dtype=float32)
     """
     x = _float(x)
     centre = jnp.mean(x, axis, keepdims=True, where=where) if mean is None else mean
-    if variance is None:
-        # The mean square minus the squared mean, as JAX has it.
+    if algorithm not in ("fast", "stable"):
+        raise ArgumentError(f'standardize: algorithm is "fast" or "stable", not {algorithm!r}')
+    if variance is None and algorithm == "stable":
+        variance = jnp.mean(jnp.square(x - centre), axis, keepdims=True, where=where)
+    elif variance is None:
         variance = jnp.mean(jnp.square(x), axis, keepdims=True, where=where) - jnp.square(centre)
+        variance = jnp.maximum(variance, 0)  # rounding may leave less
     return strong((x - centre) * ops.rsqrt(jnp.add(variance, epsilon)))
 
 

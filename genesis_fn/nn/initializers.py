@@ -11,6 +11,7 @@ import genesis_fn.random as random
 from genesis_fn import Array, ArrayLike, DTypeLike, Key, dtypes, lax
 from genesis_fn.errors import ArgumentError
 from genesis_fn.extend import canonical_axes, real_of
+from genesis_fn.nn.module import wide_dtype
 
 Axes = int | Sequence[int]
 Shape = Sequence[int]
@@ -396,7 +397,7 @@ kaiming_uniform, kaiming_normal = he_uniform, he_normal
 def orthogonal(
     scale: ArrayLike = 1.0, column_axis: int = -1, dtype: DTypeLike | None = None
 ) -> Initializer:
-    """A random matrix with orthonormal rows or columns, times `scale`.
+    """A random matrix with orthonormal rows or columns (unitary if complex), times `scale`.
 
     Source: Saxe, McClelland and Ganguli, "Exact solutions to the nonlinear dynamics of learning in
     deep linear neural networks", 2013.
@@ -424,7 +425,7 @@ def orthogonal(
         columns = shape[column_axis]
         rows = math.prod(shape) // columns
         n, m = max(rows, columns), min(rows, columns)
-        q, r = jnp.linalg.qr(random.normal(key, (n, m), jnp.float32))
+        q, r = jnp.linalg.qr(random.normal(key, (n, m), wide_dtype(dtypes.dtype(dtype))))
         q = q * jnp.sign(jnp.diagonal(r))[None, :]
         q = q.T if rows < columns else q
         rest = [s for i, s in enumerate(shape) if i != column_axis % len(shape)]

@@ -29,11 +29,13 @@ from genesis_fn.optim.base import (
     with_extra_args_support as with_extra_args_support,
 )
 from genesis_fn.optim.losses import (
+    binary_dice_loss as binary_dice_loss,
     convex_kl_divergence as convex_kl_divergence,
     cosine_distance as cosine_distance,
     cosine_similarity as cosine_similarity,
     ctc_loss as ctc_loss,
     ctc_loss_with_forward_probs as ctc_loss_with_forward_probs,
+    dice_loss as dice_loss,
     generalized_kl_divergence as generalized_kl_divergence,
     hinge_loss as hinge_loss,
     huber_loss as huber_loss,
@@ -42,6 +44,7 @@ from genesis_fn.optim.losses import (
     l2_loss as l2_loss,
     log_cosh as log_cosh,
     make_fenchel_young_loss as make_fenchel_young_loss,
+    multiclass_generalized_dice_loss as multiclass_generalized_dice_loss,
     multiclass_hinge_loss as multiclass_hinge_loss,
     multiclass_perceptron_loss as multiclass_perceptron_loss,
     multiclass_sparsemax_loss as multiclass_sparsemax_loss,

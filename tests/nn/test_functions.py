@@ -9,6 +9,7 @@ import pytest
 
 import genesis_fn.numpy as jnp
 from genesis_fn import nn
+from genesis_fn.errors import ArgumentError
 from genesis_fn.transforms.autodiff.derivatives import grad, jvp
 from genesis_fn.transforms.batching.mapped_axes import vmap
 from genesis_fn.transforms.jitting import jit
@@ -206,3 +207,16 @@ def test_integers_become_floats():
 def test_axes_that_do_not_exist(call):
     with pytest.raises(ValueError, match="does not exist in 2 dimensions"):
         call(jnp.ones((2, 3)))
+
+
+def test_variances_of_standardize() -> None:
+    """Of rows far from 0, where the mean square has lost the variance."""
+    rows = np.random.default_rng(2).normal(size=(64, 8)) * 1e-2 + 400
+    x = jnp.asarray(rows, "float32")
+    assert np.isfinite(np.asarray(nn.standardize(x))).all()
+    exact = np.asarray(x).astype(np.float64)
+    exact = (exact - exact.mean(-1, keepdims=True)) / np.sqrt(exact.var(-1, keepdims=True) + 1e-5)
+    got = np.asarray(nn.standardize(x, algorithm="stable"))
+    np.testing.assert_allclose(got, exact, atol=0.02)
+    with pytest.raises(ArgumentError, match="'exact'"):
+        nn.standardize(x, algorithm="exact")

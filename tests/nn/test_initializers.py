@@ -68,6 +68,20 @@ def test_orthogonal(shape):
         np.testing.assert_allclose(gram, 4 * np.eye(len(gram)), atol=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"),
+    [("float16", 2e-3), ("float64", 1e-12), ("complex64", 1e-5), ("complex128", 1e-12)],
+)
+def test_orthogonal_in_its_dtype(dtype, tolerance):
+    for shape in ((8, 5), (5, 8)):
+        x = initializers.orthogonal()(random.key(3), shape, dtype)
+        assert x.dtype == dtype
+        x = np.asarray(x).astype("complex128")
+        x = x if shape[0] > shape[1] else x.T
+        np.testing.assert_allclose(x.conj().T @ x, np.eye(5), atol=tolerance)
+        assert np.any(x.imag) == dtype.startswith("complex")
+
+
 def test_delta_orthogonal():
     x = np.array(initializers.delta_orthogonal()(random.key(1), (3, 5, 4, 6)))
     np.testing.assert_allclose(x[1, 2] @ x[1, 2].T, np.eye(4), atol=1e-5)

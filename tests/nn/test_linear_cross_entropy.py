@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Iterator
 from typing import Any
@@ -253,6 +254,35 @@ def test_extreme_and_excluding_biases() -> None:
         class_weight=jnp.array([1.0, 2.0, 0.0, 0.0]),
     )  # fmt: skip
     close(smooth, np.log(2) * (0.8 * 5 + 0.2 * 9 / 4) / 5, 1e-6)
+
+
+@pytest.mark.parametrize("name", ["z_loss", "softcap", "label_smoothing"])
+@pytest.mark.parametrize("kind", ["float32", "float64"])
+def test_ignored_rows_of_nan_and_an_excluded_first_class(kind: str, name: str) -> None:
+    """As of the rows that count, and of the classes that are not excluded."""
+    options = {name: 0.1}
+    draw = np.random.default_rng(4)
+    x, weight, bias = (draw.normal(size=s) for s in ((5, 3), (6, 3), (6,)))
+    labels, kept = np.array([2, -100, 5, -100, 1]), [0, 2, 4]
+    args = [jnp.asarray(v, kind) for v in (x[kept], weight, bias)]
+    want = nn.linear_cross_entropy(args[0], args[1], labels[kept], bias=args[2], **options)
+    x[1] = np.nan
+    ignored = functools.partial(nn.linear_cross_entropy, ignore_index=-100, **options)
+    for run in (lambda f: f, jit):
+        f = lambda x: ignored(x, args[1], jnp.asarray(labels), bias=args[2])
+        value, slope = run(value_and_grad(f))(jnp.asarray(x, kind))
+        close(value, want, 1e-6)
+        assert np.isfinite(np.asarray(slope)).all() and not np.asarray(slope)[[1, 3]].any()
+    if name != "z_loss":
+        return  # the others give every class a finite share
+    without = nn.linear_cross_entropy(
+        args[0], args[1][1:], labels[kept] - 1, bias=args[2][1:], **options
+    )
+    x[1], bias[0] = 0, -np.inf
+    f = lambda b: ignored(jnp.asarray(x, kind), args[1], jnp.asarray(labels), bias=b)
+    value, slope = value_and_grad(f)(jnp.asarray(bias, kind))
+    close(value, without, 1e-6)
+    assert np.isfinite(np.asarray(slope)).all()
 
 
 X, W, Y = jnp.ones((2, 3)), jnp.ones((4, 3)), jnp.array([0, 1])

@@ -187,6 +187,15 @@ def test_binary_cross_entropy_of_certain_predictions() -> None:
     assert got[2:].tolist() == [1, -1]
 
 
+@pytest.mark.parametrize("pos_weight", [None, 2.0])
+def test_infinite_logits_of_binary_decisions(pos_weight: float | None) -> None:
+    x, y = jnp.array([-np.inf, np.inf, 0.0]), jnp.array([0.0, 1.0, 1.0])
+    f = lambda x: nn.binary_cross_entropy_with_logits(
+        x, y, pos_weight=pos_weight, reduction="none")  # fmt: skip
+    near(f(x), np.array([0, 0, (pos_weight or 1) * math.log(2)], np.float32), 1e-6)
+    assert grad(lambda x: f(x).sum())(x).tolist() == [0, 0, -0.5 * (pos_weight or 1)]
+
+
 def test_extreme_logits() -> None:
     x, y = np.array([1e4, -1e4, 1e4, -1e4]), np.array([1.0, 0.0, 0.0, 1.0])
     for kind in (np.float32, np.float64):
@@ -302,6 +311,30 @@ def test_other_dtypes(kind: str) -> None:
         got = ours(*[jnp.asarray(x, kind) for x in args], **options)
         assert got.dtype == kind, name
         near(got.astype("float64"), ours(*map(j, args), **options), tolerance)
+
+
+@pytest.mark.parametrize("kind", ["float16", "bfloat16"])
+def test_sums_of_16_bit_numbers(kind: str) -> None:
+    """What the inputs and the result can hold, no sum on the way overflows."""
+    draw = np.random.default_rng(3)
+    logits = jnp.asarray(20 * draw.normal(size=(9000, 4)), kind)
+    labels, weight = jnp.asarray(draw.integers(0, 4, 9000)), jnp.array([1.0, 3.0, 2.0, 0.5])
+    vectors = [jnp.asarray(x, kind) for x in 100 * draw.normal(size=(3, 6, 32))]
+    for loss, args in [
+        (lambda x: nn.cross_entropy(x, labels, weight=weight, where=labels > 0), [logits]),
+        (lambda x: nn.nll_loss(x, labels, weight=weight, ignore_index=2), [logits]),
+        (lambda x: nn.kl_div(x, jnp.abs(x), reduction="batchmean"), [logits]),
+        (lambda x, y: nn.cosine_embedding_loss(x, y, jnp.array([1, 1, -1] * 2)), vectors[:2]),
+        (lambda x, y, z: nn.triplet_margin_loss(x, y, z, margin=500.0), vectors),
+        (lambda x, y: nn.info_nce(x, y, symmetric=True), vectors[:2]),
+        (nn.info_nce, vectors),
+    ]:
+        value, slope = value_and_grad(loss)(*args)
+        want, wanted = value_and_grad(loss)(*[x.astype("float32") for x in args])
+        assert value.dtype == slope.dtype == kind
+        near(value.astype("float32"), want, 1e-2)
+        unit = float(jnp.abs(wanted).max())
+        near(slope.astype("float32") / unit, wanted / unit, 3e-2)
 
 
 def test_amp_computes_losses_in_float32() -> None:
@@ -508,6 +541,12 @@ def test_ctc_loss_of_excluded_classes_and_of_padding() -> None:
     near(f(j(log_p)), want, 1e-8)
     slope = np.asarray(grad(lambda x: f(x).sum())(j(log_p)))
     assert np.isfinite(slope).all() and not slope[2:, 1].any() and not slope[:, 0, 3].any()
+    # NaN that is read is no lack of an alignment.
+    broken = log_p.copy()
+    broken[0, 0, 1] = np.nan
+    for zero in (False, True):
+        got = nn.ctc_loss(j(broken), targets, frames, labels, zero_infinity=zero, reduction="none")
+        assert np.isnan(float(got[0])) and np.isfinite(float(got[1]))
     never = log_p.copy()
     never[:, 1, 1] = -np.inf  # the target's only label
     assert nn.ctc_loss(j(never), targets, frames, labels, reduction="none")[1] == np.inf

@@ -212,6 +212,8 @@ def test_special_values() -> None:
     x = np.array([np.inf, -np.inf, np.nan, 0.0, -0.0, 1.0], np.float32)
     for name in ("nan_to_num", "sign", "isposinf", "signbit", "sinc", "reciprocal", "isinf"):
         check(name, x) if name != "sinc" else check(name, x[3:])
+    wide = jnp.asarray(x, "float64")
+    np.testing.assert_array_equal(np.asarray(jnp.nan_to_num(wide)), np.nan_to_num(np.asarray(wide)))
     for name in ("logaddexp", "fmax", "maximum", "hypot", "copysign", "floor_divide", "remainder"):
         check(name, x[:, None], x[None, :])
 

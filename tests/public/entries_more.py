@@ -239,6 +239,7 @@ LOSSES: dict[str, list[Entry]] = {
     **each("convex_kl_divergence generalized_kl_divergence", E(LOG, UNIT)),
     **each("ranking_softmax_loss", E(X, UNIT)),
     **each("triplet_margin_loss", E(X, X, X)),
+    **each("dice_loss binary_dice_loss multiclass_generalized_dice_loss", E(X, UNIT)),
     **each("ntxent", E(X, Operand((3,), "i", values=lambda rng: np.array([0, 0, 1])), same=False)),
     **each("make_fenchel_young_loss", E(X, X, call=lambda f, x, y: f(
         lambda v: (v * v).sum() / 2)(x, y))),

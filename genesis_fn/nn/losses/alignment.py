@@ -113,10 +113,10 @@ def ctc_loss(
     )
     # That has normalized each frame, of which every alignment takes one class.
     loss = loss - jnp.sum(logsumexp_last(precise), axis=1, where=~frame_over)
-    possible = loss < -0.1 * _LOG_ZERO
-    loss = jnp.where(possible, loss, 0 if zero_infinity else jnp.inf).astype(log_p.dtype)
-    if reduction == "none":
-        return loss
+    impossible = loss > -0.1 * _LOG_ZERO
+    loss = jnp.where(impossible, 0 if zero_infinity else jnp.inf, loss)
     if reduction == "sum":
-        return jnp.sum(loss)
-    return jnp.mean(loss / jnp.maximum(labels_of, 1).astype(loss.dtype))
+        loss = jnp.sum(loss)
+    if reduction == "mean":
+        loss = jnp.mean(loss / jnp.maximum(labels_of, 1).astype(loss.dtype))
+    return loss.astype(log_p.dtype)

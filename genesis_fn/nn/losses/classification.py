@@ -26,6 +26,7 @@ from genesis_fn.nn.losses.reductions import (
     mask_of,
     pairs,
     reduced,
+    wide_sum,
 )
 from genesis_fn.optim import losses
 
@@ -58,7 +59,8 @@ def _counted_labels(
     if classes.shape != scores.shape[:-1]:
         raise ShapeError(
             f"{name}: scores {typeof(scores)}, classes last, need labels of shape "
-            f"{list(scores.shape[:-1])}, one class number per row, got {typeof(classes)}"
+            f"{list(scores.shape[:-1])}, one class number per row, got {typeof(classes)}\n"
+            "  axis= names another axis of the classes: in torch's layout it is 1"
         )
     counts = mask_of(name, where, classes.shape)
     if ignore_index is not None:
@@ -273,6 +275,12 @@ def _weighed(name: str, loss: Array, weight: ArrayLike | None) -> Array:
     return loss * weight
 
 
+def _share(weight: Array, loss: Array) -> Array:
+    """Returns weight * loss, where 0 * inf is 0."""
+    bounded = jnp.minimum(loss, float(dtypes.finfo(loss.dtype).max))
+    return weight * jnp.where(weight == 0, bounded, loss)
+
+
 @wide
 def binary_cross_entropy_with_logits(
     logits: ArrayLike,
@@ -316,7 +324,8 @@ def binary_cross_entropy_with_logits(
         pos_weight = as_array(pos_weight)
         check_fits(name, x.shape, pos_weight=pos_weight)
         if_true = losses.sigmoid_binary_cross_entropy(x, 1.0)
-        loss = pos_weight * y * if_true + (1 - y) * losses.sigmoid_binary_cross_entropy(x, 0.0)
+        if_false = losses.sigmoid_binary_cross_entropy(x, 0.0)
+        loss = _share(pos_weight * y, if_true) + _share(1 - y, if_false)
     return reduced(name, _weighed(name, loss, weight), reduction, mask)
 
 
@@ -361,17 +370,10 @@ def kl_div(
     check_reduction(name, reduction, ("batchmean",))
     log_q, p = floats(name, log_predictions, targets)
     log_q, p, mask = pairs(name, log_q, p, where)
-    # A class that cannot be counts for nothing, whatever the prediction: not 0 * inf.
-    possible = p > -jnp.inf if log_target else p != 0
-    log_q = jnp.where(possible, log_q, 0)
-    if log_target:
-        p = jnp.where(possible, p, 0)
-        loss = losses.kl_divergence_with_log_targets(log_q, p, axis=())
-        loss = jnp.where(possible, loss, 0)
-    else:
-        loss = losses.kl_divergence(log_q, p, axis=())
+    divergence = losses.kl_divergence_with_log_targets if log_target else losses.kl_divergence
+    loss = divergence(log_q, p, axis=())
     if reduction != "batchmean":
         return reduced(name, loss, reduction, mask)
     if not loss.ndim:
         raise ShapeError(f"{name}: batchmean divides by the first axis, which scalars lack")
-    return reduced(name, loss, "sum", mask) / loss.shape[0]
+    return (wide_sum(hidden(loss, mask)) / loss.shape[0]).astype(loss.dtype)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import genesis_fn.numpy as jnp
-from genesis_fn import Array, ArrayLike
+from genesis_fn import Array, ArrayLike, dtypes
 from genesis_fn.errors import ArgumentError, ShapeError
 from genesis_fn.extend import as_array, canonical_axis, check_same_shape, floats, typeof, wide
 from genesis_fn.nn.losses.classification import cross_entropy
@@ -18,22 +18,26 @@ from genesis_fn.nn.losses.reductions import (
     mask_of,
     reduced,
 )
+from genesis_fn.nn.module import wide_dtype
 from genesis_fn.optim import losses
 
 
 def _vectors(
     name: str, axis: int, where: ArrayLike | None, **vectors: ArrayLike
-) -> tuple[list[Array], Array | None]:
-    """Returns (arrays of one shape with the features last, mask of their vectors)."""
+) -> tuple[list[Array], Array | None, dtypes.DType]:
+    """Returns (arrays of one shape with the features last, mask of their vectors, dtype of the
+    loss). The arrays are float32 or wider: squares of 16-bit features would overflow."""
     arrays = dict(zip(vectors, floats(name, *vectors.values())))
     (first, x), *others = arrays.items()
     if not x.ndim:
         raise ShapeError(f"{name}: {first} {typeof(x)} has no axis of features")
     for other, y in others:
         check_same_shape(name, **{first: x, other: y})
-    last = [jnp.moveaxis(x, canonical_axis(axis, x.ndim, name), -1) for x in arrays.values()]
+    dtype = jnp.result_type(*arrays.values())
+    axis = canonical_axis(axis, x.ndim, name)
+    last = [jnp.moveaxis(x, axis, -1).astype(wide_dtype(dtype)) for x in arrays.values()]
     mask = mask_of(name, where, last[0].shape[:-1])
-    return [hidden_rows(x, mask) for x in last], mask
+    return [hidden_rows(x, mask) for x in last], mask, dtype
 
 
 @wide
@@ -73,7 +77,7 @@ def cosine_embedding_loss(
     Array([0.2929, 0.7071], dtype=float32)
     """
     name = "cosine_embedding_loss"
-    (x, y), mask = _vectors(name, axis, where, first=first, second=second)
+    (x, y), mask, dtype = _vectors(name, axis, where, first=first, second=second)
     targets = as_array(targets)
     if targets.shape != x.shape[:-1]:
         raise ShapeError(
@@ -82,7 +86,8 @@ def cosine_embedding_loss(
         )
     cosine = losses.cosine_similarity(x, y, epsilon=1e-12)
     apart = jnp.where(targets == -1, hinge(cosine - margin), 0)
-    return reduced(name, jnp.where(targets == 1, 1 - cosine, apart), reduction, mask)
+    loss = jnp.where(targets == 1, 1 - cosine, apart)
+    return reduced(name, loss, reduction, mask).astype(dtype)
 
 
 def _norm(x: Array, p: float) -> Array:
@@ -141,13 +146,14 @@ def triplet_margin_loss(
     name = "triplet_margin_loss"
     if not p > 0:
         raise ArgumentError(f"{name}: p has to be positive, got {p}")
-    (a, near, far), mask = _vectors(
+    (a, near, far), mask, dtype = _vectors(
         name, axis, where, anchors=anchors, positives=positives, negatives=negatives
     )
     apart = _norm(a - far + eps, p)
     if swap:
         apart = jnp.minimum(apart, _norm(near - far + eps, p))
-    return reduced(name, hinge(_norm(a - near + eps, p) - apart + margin), reduction, mask)
+    loss = hinge(_norm(a - near + eps, p) - apart + margin)
+    return reduced(name, loss, reduction, mask).astype(dtype)
 
 
 @wide
@@ -250,18 +256,21 @@ def info_nce(
         raise ArgumentError(
             f"{name}: symmetric=True compares the batch with itself, and has no use for negatives"
         )
-    (q, k), mask = _vectors(name, -1, where, queries=queries, keys=keys)
+    (q, k), mask, dtype = _vectors(name, -1, where, queries=queries, keys=keys)
     if q.ndim != 2:
         raise ShapeError(f"{name}: queries are [batch, features], got {typeof(q)}")
     unit = _unit if normalize else (lambda x: x)
     q, k = unit(q), unit(k)
     if negatives is not None:
-        others = unit(_negatives(name, negatives, q, mask))
+        others = _negatives(name, negatives, q, mask)
+        dtype = jnp.result_type(dtype, others)
+        others = unit(others.astype(wide_dtype(dtype)))
         rest = q @ others.T if others.ndim == 2 else jnp.einsum("bf,bnf->bn", q, others)
         own = jnp.sum(q * k, axis=-1, keepdims=True)
         scores = jnp.concatenate([own, rest], axis=-1) / temperature
         first = jnp.zeros(scores.shape[:1], jnp.int32)
-        return cross_entropy(scores, first, where=mask, reduction=reduction)
+        loss = cross_entropy(scores, first, where=mask, reduction=reduction)
+        return loss.astype(jnp.result_type(dtype, temperature))
     scores = q @ k.T / temperature
     if mask is not None:
         scores = jnp.where(mask[:, None] == mask, scores, -jnp.inf)
@@ -269,7 +278,7 @@ def info_nce(
     loss = cross_entropy(scores, own_key, where=mask, reduction="none")
     if symmetric:
         loss = 0.5 * (loss + cross_entropy(scores.T, own_key, where=mask, reduction="none"))
-    return reduced(name, loss, reduction, mask)
+    return reduced(name, loss, reduction, mask).astype(jnp.result_type(dtype, temperature))
 
 
 def _negatives(name: str, negatives: ArrayLike, queries: Array, mask: Array | None) -> Array:

@@ -10,6 +10,7 @@ import genesis_fn.numpy as jnp
 from genesis_fn import Array, ArrayLike
 from genesis_fn.errors import ArgumentError, DTypeError, ShapeError
 from genesis_fn.extend import as_array, check_same_shape, floats, typeof
+from genesis_fn.nn.module import wide_dtype
 
 Reduction = Literal["mean", "sum", "none"]
 
@@ -28,7 +29,14 @@ def reduced(
         return jnp.sum(loss)
     if weight is None:
         return jnp.mean(loss, where=where)
-    return jnp.sum(loss) / jnp.sum(weight, where=where)
+    # Sums of more rows than float16 counts to.
+    total, mass = wide_sum(loss), wide_sum(weight if where is None else jnp.where(where, weight, 0))
+    return (total / mass).astype(loss.dtype)
+
+
+def wide_sum(x: Array) -> Array:
+    """Returns the sum, in float32 or wider."""
+    return jnp.sum(x, dtype=wide_dtype(x.dtype))
 
 
 def check_reduction(name: str, reduction: str, known: tuple[str, ...] = ()) -> None:

@@ -570,9 +570,9 @@ def nan_to_num(
         parts = [nan_to_num(part, copy, nan, posinf, neginf) for part in (p.real(x), p.imag(x))]
         return p.complex_(*parts)
     limit = float(dtypes.finfo(d).max)
-    x = where(isnan(x), p.convert(value(nan), d), x)
-    x = where(isposinf(x), p.convert(value(limit if posinf is None else posinf), d), x)
-    return strong(where(isneginf(x), p.convert(value(-limit if neginf is None else neginf), d), x))
+    x = where(isnan(x), asarray(nan, d), x)
+    x = where(isposinf(x), asarray(limit if posinf is None else posinf, d), x)
+    return strong(where(isneginf(x), asarray(-limit if neginf is None else neginf, d), x))
 
 
 def fmax(x1: ArrayLike, x2: ArrayLike) -> Array:

@@ -38,6 +38,11 @@ from genesis_fn.optim.losses.regression import (
     log_cosh as log_cosh,
     squared_error as squared_error,
 )
+from genesis_fn.optim.losses.segmentation import (
+    binary_dice_loss as binary_dice_loss,
+    dice_loss as dice_loss,
+    multiclass_generalized_dice_loss as multiclass_generalized_dice_loss,
+)
 from genesis_fn.optim.losses.self_supervised import (
     ntxent as ntxent,
     triplet_margin_loss as triplet_margin_loss,

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 import genesis_fn.numpy as jnp
-from genesis_fn import Array, ArrayLike
+from genesis_fn import Array, ArrayLike, dtypes
 from genesis_fn.errors import ShapeError
-from genesis_fn.extend import as_array, typeof
+from genesis_fn.extend import as_array, class_labels, take_rows, typeof
 
 Axis = int | tuple[int, ...] | None
 
@@ -26,14 +26,28 @@ def check_broadcast(name: str, **arguments: ArrayLike | None) -> None:
         ) from None
 
 
-def one_hot(labels: ArrayLike, scores: Array, name: str = "") -> Array:
-    """Returns ones at the labels along the last axis of `scores`, zeros for what is no class."""
-    if name and jnp.shape(labels) != scores.shape[:-1]:
+def hot(labels: Array, scores: Array) -> Array:
+    """Returns which class is the label, along the last axis of `scores`; none for other numbers."""
+    return labels[..., None] == jnp.arange(scores.shape[-1])
+
+
+def hot_rows(name: str, labels: ArrayLike, scores: Array) -> Array:
+    """Returns `hot` of a label for each row of `scores`. Raises DTypeError, ShapeError, or, when
+    the program runs, IndexOutOfRange where they are not."""
+    classes = class_labels(name, labels)
+    if classes.shape != scores.shape[:-1]:
         raise ShapeError(
             f"{name}: scores {typeof(scores)} need labels of shape {scores.shape[:-1]}, one class "
-            f"number per row, got {typeof(as_array(labels))}"
+            f"number per row, got {typeof(classes)}"
         )
-    return (as_array(labels)[..., None] == jnp.arange(scores.shape[-1])).astype(scores.dtype)
+    return hot(take_rows(jnp.arange(scores.shape[-1]), classes), scores)
+
+
+def weighed(weights: Array, x: Array) -> Array:
+    """Returns weights * x, where 0 * inf is 0. The derivative by a weight of 0 is the largest float
+    for inf."""
+    top = float(dtypes.finfo(x.dtype).max)
+    return weights * jnp.where(weights == 0, jnp.minimum(jnp.maximum(x, -top), top), x)
 
 
 def masked(logits: Array, where: Array | None) -> Array:

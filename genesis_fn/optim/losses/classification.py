@@ -18,7 +18,7 @@ from genesis_fn.extend import (
     wide,
 )
 from genesis_fn.optim.annotations import Number
-from genesis_fn.optim.losses.arguments import Axis, check_broadcast, masked
+from genesis_fn.optim.losses.arguments import Axis, check_broadcast, masked, weighed
 
 
 def _log_sigmoid(x: Array) -> Array:
@@ -51,10 +51,12 @@ def softmax_cross_entropy(
 ) -> Array:
     """Cross-entropy of softmax(logits) with labels that are probabilities.
 
-        -sum(labels * log_softmax(logits)) along `axis`
+        -sum(labels * log_softmax(logits)) along `axis`, with 0 * -inf = 0
+
+    The derivative by a label is -log(p), the largest float where the logit is -inf.
 
     Args:
-        logits: floating array [..., classes].
+        logits: floating array [..., classes]; -inf excludes a class.
         labels: array that broadcasts to `logits`: probabilities, summing to 1 along `axis`.
         axis: the axis of the classes; several are taken as one, None is all of them.
         where: boolean array of the classes that count, of the shape of `logits`, or
@@ -79,7 +81,7 @@ def softmax_cross_entropy(
     log_p = log_softmax_last(masked(_rows(x, axis), mask))
     if mask is not None:
         log_p = jnp.where(mask, log_p, 0.0)
-    return -jnp.sum(_rows(y, axis) * log_p, axis=-1)
+    return -jnp.sum(weighed(_rows(y, axis), log_p), axis=-1)
 
 
 @wide
@@ -137,11 +139,10 @@ def softmax_cross_entropy_with_integer_labels(
 
 @wide
 def safe_softmax_cross_entropy(logits: ArrayLike, labels: ArrayLike) -> Array:
-    """`softmax_cross_entropy` in which a label of 0 with a logit of -inf counts as 0, not NaN.
+    """`softmax_cross_entropy` along the last axis. (In optax only this one is safe: a label of 0
+    with a logit of -inf counts as 0, not NaN.)
 
         -sum(labels * log_softmax(logits)) along the last axis, with 0 * -inf = 0
-
-    The derivative by a label is -log(p), the largest float where the logit is -inf.
 
     Args:
         logits: floating array [..., classes]; -inf excludes a class.
@@ -161,11 +162,7 @@ def safe_softmax_cross_entropy(logits: ArrayLike, labels: ArrayLike) -> Array:
     (logits,) = floats("safe_softmax_cross_entropy", logits)
     labels = as_array(labels)
     check_broadcast("safe_softmax_cross_entropy", logits=logits, labels=labels)
-    log_p = log_softmax_last(logits)
-    # Zero times a finite number is zero, and its derivative by the label is that number.
-    lowest = float(dtypes.finfo(log_p.dtype).min)
-    log_p = jnp.where(labels == 0.0, jnp.maximum(log_p, lowest), log_p)
-    return -jnp.sum(labels * log_p, axis=-1)
+    return -jnp.sum(weighed(labels, log_softmax_last(logits)), axis=-1)
 
 
 @wide
@@ -191,7 +188,7 @@ def sigmoid_binary_cross_entropy(logits: ArrayLike, labels: ArrayLike) -> Array:
     (logits,) = floats("sigmoid_binary_cross_entropy", logits)
     y: Array = as_array(labels).astype(logits.dtype)
     check_broadcast("sigmoid_binary_cross_entropy", logits=logits, labels=y)
-    return -y * _log_sigmoid(logits) - (1.0 - y) * _log_sigmoid(-logits)
+    return -weighed(y, _log_sigmoid(logits)) - weighed(1.0 - y, _log_sigmoid(-logits))
 
 
 @wide
@@ -224,8 +221,9 @@ def sigmoid_focal_loss(
     (logits,) = floats("sigmoid_focal_loss", logits)
     y: Array = as_array(labels).astype(logits.dtype)
     check_broadcast("sigmoid_focal_loss", logits=logits, labels=y)
-    log_p, log_q = _log_sigmoid(logits), _log_sigmoid(-logits)
-    entropy = -y * log_p - (1.0 - y) * log_q
+    entropy = sigmoid_binary_cross_entropy(logits, y)
+    lowest = float(dtypes.finfo(logits.dtype).min)
+    log_p, log_q = (jnp.maximum(_log_sigmoid(x), lowest) for x in (logits, -logits))
     # log((1 - y) p + y (1 - p)) from logarithms, exact where y is 0 or 1. There the term of weight
     # 0 may exceed `top`: it is kept finite, since 0 * inf is NaN, and for the label's derivative.
     top = jnp.where(y == 1, log_q, jnp.where(y == 0, log_p, jnp.maximum(log_p, log_q)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import genesis_fn.numpy as jnp
 from genesis_fn import Array, ArrayLike, dtypes
 from genesis_fn.extend import floats, wide
-from genesis_fn.optim.losses.arguments import Axis, check_broadcast
+from genesis_fn.optim.losses.arguments import Axis, check_broadcast, weighed
 
 
 @wide
@@ -14,7 +14,8 @@ def kl_divergence(
 ) -> Array:
     """Kullback-Leibler divergence of predicted log-probabilities from target probabilities.
 
-        sum(targets * (log(targets) - log_predictions)) along `axis`; 0 where a target is 0
+        sum(targets * (log(targets) - log_predictions)) along `axis`; 0 where a target is 0,
+        whatever the prediction
 
     Source: Kullback & Leibler, "On information and sufficiency", 1951. The derivative by a target
     that is 0 is the least float, for -inf.
@@ -40,7 +41,7 @@ def kl_divergence(
     # 0 log(0) is 0, and the slope there the least float, as in `safe_softmax_cross_entropy`.
     lowest = float(dtypes.finfo(p.dtype).min)
     log_p = jnp.where(p == 0, lowest, jnp.log(jnp.where(p == 0, 1.0, p)))
-    return jnp.sum(p * (log_p - log_q), axis=axis, where=where)
+    return jnp.sum(weighed(p, log_p - log_q), axis=axis, where=where)
 
 
 @wide
@@ -52,7 +53,8 @@ def kl_divergence_with_log_targets(
 ) -> Array:
     """Kullback-Leibler divergence where the targets are log-probabilities too.
 
-        sum(exp(log_targets) * (log_targets - log_predictions)) along `axis`
+        sum(exp(log_targets) * (log_targets - log_predictions)) along `axis`,
+        0 where a target is -inf
 
     Args:
         log_predictions, log_targets: floating arrays [..., classes] of log-probabilities that
@@ -75,7 +77,11 @@ def kl_divergence_with_log_targets(
     check_broadcast(
         "kl_divergence_with_log_targets", log_predictions=log_q, log_targets=log_p, where=where
     )
-    return jnp.sum(jnp.exp(log_p) * (log_p - log_q), axis=axis, where=where)
+    # Neither inf - inf nor 0 * inf is to reach the sum or a derivative.
+    possible = log_p > -jnp.inf
+    log_p, log_q = jnp.where(possible, log_p, 0), jnp.where(possible, log_q, 0)
+    terms = jnp.where(possible, jnp.exp(log_p) * (log_p - log_q), 0)
+    return jnp.sum(terms, axis=axis, where=where)
 
 
 @wide

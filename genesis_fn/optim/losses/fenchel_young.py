@@ -8,8 +8,8 @@ from typing import Any
 
 import genesis_fn.numpy as jnp
 from genesis_fn import Array, ArrayLike, vmap
-from genesis_fn.extend import as_array
-from genesis_fn.optim.losses.arguments import check_broadcast
+from genesis_fn.extend import as_array, inexact_value
+from genesis_fn.optim.losses.arguments import check_broadcast, weighed
 
 
 def make_fenchel_young_loss(max_fun: Callable[..., Array]) -> Callable[..., Array]:
@@ -24,7 +24,7 @@ def make_fenchel_young_loss(max_fun: Callable[..., Array]) -> Callable[..., Arra
 
     Returns:
         The function (scores [..., n], targets [..., n], *args, **kwargs) -> losses [...], which
-        hands `args` and `kwargs` to `max_fun`.
+        hands `args` and `kwargs` to `max_fun`. A target of 0 excludes a score of -inf.
 
     >>> loss = optim.losses.make_fenchel_young_loss(nn.logsumexp)
     >>> loss(jnp.array([2.0, 0.0]), jnp.array([1.0, 0.0])).round(4)
@@ -34,13 +34,13 @@ def make_fenchel_young_loss(max_fun: Callable[..., Array]) -> Callable[..., Arra
     def fenchel_young_loss(
         scores: ArrayLike, targets: ArrayLike, *args: Any, **kwargs: Any
     ) -> Array:
-        scores, targets = as_array(scores), as_array(targets)
+        scores, targets = inexact_value(as_array(scores)), as_array(targets)
         check_broadcast("fenchel_young_loss", scores=scores, targets=targets)
 
         def one(s: Array) -> Array:
             return max_fun(s, *args, **kwargs)
 
         batched = functools.reduce(lambda f, _: vmap(f), range(scores.ndim - 1), one)
-        return batched(scores) - jnp.sum(targets * scores, axis=-1)
+        return batched(scores) - jnp.sum(weighed(targets, scores), axis=-1)
 
     return fenchel_young_loss

@@ -5,7 +5,7 @@ from __future__ import annotations
 import genesis_fn.numpy as jnp
 from genesis_fn import Array, ArrayLike
 from genesis_fn.extend import as_array, check_same_shape, floats, wide
-from genesis_fn.optim.losses.arguments import check_broadcast, one_hot
+from genesis_fn.optim.losses.arguments import check_broadcast, hot_rows
 
 
 @wide
@@ -60,6 +60,10 @@ def perceptron_loss(predictor_outputs: ArrayLike, targets: ArrayLike) -> Array:
     return jnp.maximum(0, -outputs * targets)
 
 
+def _at_label(scores: Array, is_label: Array) -> Array:
+    return jnp.sum(jnp.where(is_label, scores, 0), axis=-1)
+
+
 @wide
 def multiclass_hinge_loss(scores: ArrayLike, labels: ArrayLike) -> Array:
     """Hinge loss of class scores: 0 where the label's score leads all others by 1.
@@ -70,21 +74,24 @@ def multiclass_hinge_loss(scores: ArrayLike, labels: ArrayLike) -> Array:
     machines", 2001.
 
     Args:
-        scores: floating array [..., classes].
+        scores: floating array [..., classes]; -inf excludes a class.
         labels: integer array [...]: the class of each row.
 
     Returns:
         The loss of each row, [...].
 
     Raises:
+        DTypeError: `labels` are not integers.
         ShapeError: `labels` are not one class per row.
+        IndexOutOfRange: a label is no class.
 
     >>> optim.losses.multiclass_hinge_loss(jnp.array([[2.0, 0.0], [1.0, 1.5]]), jnp.array([0, 0]))
     Array([0. , 1.5], dtype=float32)
     """
     scores = as_array(scores)
-    hot = one_hot(labels, scores, "multiclass_hinge_loss")
-    return jnp.max(scores + 1.0 - hot, axis=-1) - jnp.sum(scores * hot, axis=-1)
+    is_label = hot_rows("multiclass_hinge_loss", labels, scores)
+    lead = jnp.where(is_label, scores, scores + 1.0)
+    return jnp.max(lead, axis=-1) - _at_label(scores, is_label)
 
 
 @wide
@@ -96,22 +103,24 @@ def multiclass_perceptron_loss(scores: ArrayLike, labels: ArrayLike) -> Array:
     Source: Collins, "Discriminative training methods for hidden Markov models", 2002.
 
     Args:
-        scores: floating array [..., classes].
+        scores: floating array [..., classes]; -inf excludes a class.
         labels: integer array [...]: the class of each row.
 
     Returns:
         The loss of each row, [...].
 
     Raises:
+        DTypeError: `labels` are not integers.
         ShapeError: `labels` are not one class per row.
+        IndexOutOfRange: a label is no class.
 
     >>> scores, labels = jnp.array([[2.0, 0.0], [1.0, 1.5]]), jnp.array([0, 0])
     >>> optim.losses.multiclass_perceptron_loss(scores, labels)
     Array([0. , 0.5], dtype=float32)
     """
     scores = as_array(scores)
-    hot = one_hot(labels, scores, "multiclass_perceptron_loss")
-    return jnp.max(scores, axis=-1) - jnp.sum(scores * hot, axis=-1)
+    is_label = hot_rows("multiclass_perceptron_loss", labels, scores)
+    return jnp.max(scores, axis=-1) - _at_label(scores, is_label)
 
 
 @wide
@@ -139,7 +148,8 @@ def sparsemax_loss(logits: ArrayLike, labels: ArrayLike) -> Array:
     logits, labels = as_array(logits), as_array(labels)
     check_broadcast("sparsemax_loss", logits=logits, labels=labels)
     x = jnp.where(labels != 0, -logits, logits)
-    return jnp.where(x <= -1.0, 0.0, jnp.where(x >= 1.0, x, (x + 1.0) ** 2 / 4))
+    bend = jnp.clip(x, -1.0, 1.0)  # the parabola is finite where it is not used
+    return jnp.where(x <= -1.0, 0.0, jnp.where(x >= 1.0, x, (bend + 1.0) ** 2 / 4))
 
 
 def _simplex(x: Array) -> Array:
@@ -162,23 +172,24 @@ def multiclass_sparsemax_loss(scores: ArrayLike, labels: ArrayLike) -> Array:
     Source: Martins & Astudillo, "From softmax to sparsemax", 2016.
 
     Args:
-        scores: floating array [..., classes].
+        scores: floating array [..., classes]; -inf excludes a class.
         labels: integer array [...]: the class of each row.
 
     Returns:
         The loss of each row, [...].
 
     Raises:
-        DTypeError: `scores` are not floating.
+        DTypeError: `scores` are not floating, or `labels` not integers.
         ShapeError: `labels` are not one class per row.
+        IndexOutOfRange: a label is no class.
 
     >>> scores, labels = jnp.array([[2.0, 0.0], [0.0, 0.5]]), jnp.array([0, 0])
     >>> optim.losses.multiclass_sparsemax_loss(scores, labels)
     Array([0.    , 0.5625], dtype=float32)
     """
     (scores,) = floats("multiclass_sparsemax_loss", scores)
-    hot = one_hot(labels, scores, "multiclass_sparsemax_loss")
+    is_label = hot_rows("multiclass_sparsemax_loss", labels, scores)
     p = _simplex(scores)
-    margin = (scores - jnp.sum(scores * hot, axis=-1, keepdims=True)) * (1 - hot)
+    margin = jnp.where(is_label, 0.0, scores - _at_label(scores, is_label)[..., None])
     gain = jnp.sum(p * jnp.where(p != 0, margin, 0.0), axis=-1)
     return gain + 0.5 * (1.0 - jnp.sum(p * p, axis=-1))

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import genesis_fn.numpy as jnp
 from genesis_fn import Array, ArrayLike
 from genesis_fn.extend import as_array, floats, log_softmax_last, wide
-from genesis_fn.optim.losses.arguments import check_broadcast, masked
+from genesis_fn.optim.losses.arguments import check_broadcast, masked, weighed
 
 
 @wide
@@ -26,7 +26,7 @@ def ranking_softmax_loss(
     Source: Cao et al., "Learning to rank: from pairwise approach to listwise approach", 2007.
 
     Args:
-        logits: floating array [..., items], the scores.
+        logits: floating array [..., items], the scores; -inf excludes an item of relevance 0.
         labels: array that broadcasts to it: relevance, not negative.
         where: boolean array [..., items]: items that count; a list without any has loss 0, and does
             not count in the mean. None: all.
@@ -58,7 +58,7 @@ def ranking_softmax_loss(
         some = jnp.any(mask, axis=-1)
         log_p = log_softmax_last(masked(logits, mask | ~some[..., None]))
         log_p, y = jnp.where(mask, log_p, 0.0), jnp.where(mask, y, 0.0)
-    loss = -jnp.sum(y * log_p, axis=-1)
+    loss = -jnp.sum(weighed(y, log_p), axis=-1)
     if reduce_fn is None:
         return loss if some is None else jnp.where(some, loss, 0.0)
     if some is None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import operator
+
 import genesis_fn.numpy as jnp
 from genesis_fn import Array, ArrayLike, PyTree
-from genesis_fn.errors import ShapeError
-from genesis_fn.extend import as_array, floats, log_softmax_last, wide
+from genesis_fn.errors import ArgumentError, ShapeError
+from genesis_fn.extend import as_array, class_labels, floats, log_softmax_last, take_rows, wide
 from genesis_fn.lax import scan
-from genesis_fn.optim.losses.arguments import one_hot
-from genesis_fn.optim.tree_map_updates import I32
+from genesis_fn.optim.losses.arguments import hot
+from genesis_fn.optim.tree_map_updates import I32, wide_dtype
 
 
 @wide
@@ -33,20 +35,23 @@ def ctc_loss_with_forward_probs(
     Source: Graves et al., "Connectionist temporal classification", 2006, section 4.1.
 
     Args:
-        logits: floating array [B, T, K] of class scores, blank included.
+        logits: floating array [B, T, K] of class scores, blank included; -inf excludes a class.
         logit_paddings: array [B, T]: 1.0 at padded frames, which are at the end, else 0.0.
         labels: integer array [B, N] of classes.
         label_paddings: array [B, N]: 1.0 at padded labels, which are at the end, else 0.0.
         blank_id: the class of the blank, in [0, K).
-        log_epsilon: finite stand-in for log(0).
+        log_epsilon: finite stand-in for log(0), as of an excluded class: labels without any
+            alignment have a loss as high as that.
 
     Returns:
         (loss [B], log B [T, B, N + 1], log L [T, B, N]); the last frame of the first array holds
-        log(B_T + L_T).
+        log(B_T + L_T). All are float32 for 16-bit logits, as in optax.
 
     Raises:
-        DTypeError: `logits` are not floating.
+        DTypeError: `logits` are not floating, or `labels` not integers.
         ShapeError: the shapes are not those above.
+        IndexOutOfRange: a label that is not padded is no class.
+        ArgumentError: `blank_id` is no class.
 
     >>> logits, labels = jnp.zeros((1, 3, 2)), jnp.array([[1]])
     >>> loss, blanks, emitted = optim.losses.ctc_loss_with_forward_probs(
@@ -56,8 +61,8 @@ def ctc_loss_with_forward_probs(
     (Array([0.2877], dtype=float32), (3, 1, 2), (3, 1, 1))
     """
     (logits,) = floats("ctc_loss", logits)
-    labels, label_paddings = as_array(labels), as_array(label_paddings)
-    logit_paddings = as_array(logit_paddings)
+    labels = class_labels("ctc_loss: labels", labels)
+    label_paddings, logit_paddings = as_array(label_paddings), as_array(logit_paddings)
     if logits.ndim != 3 or labels.ndim != 2 or labels.shape[0] != logits.shape[0]:
         raise ShapeError(
             f"ctc_loss: logits [B, T, K] and labels [B, N], got {logits.aval}, {labels.aval}"
@@ -67,13 +72,21 @@ def ctc_loss_with_forward_probs(
             f"ctc_loss: paddings {logit_paddings.aval} and {label_paddings.aval} do not fit "
             f"{logits.aval} and {labels.aval}"
         )
-    batch, _, _ = logits.shape
-    n = labels.shape[1]
-    dtype = logits.dtype
-    log_p = log_softmax_last(logits)
+    classes = logits.shape[2]
+    if not 0 <= operator.index(blank_id) < classes:
+        raise ArgumentError(f"ctc_loss: blank_id {blank_id} is none of {classes} classes")
+    batch, n = labels.shape
+    dtype = wide_dtype(logits.dtype)
+    # What is padded may hold anything: NaN, or a label that is no class.
+    frame_over, label_over = logit_paddings > 0, label_paddings > 0
+    known = take_rows(jnp.arange(classes), jnp.where(label_over, 0, labels))
+    labels = jnp.where(label_over, labels, known)
+    log_p = log_softmax_last(jnp.where(frame_over[..., None], 0, logits.astype(dtype)))
+    # The product with `is_label` multiplies excluded classes by 0.
+    log_p = jnp.where(log_p == -jnp.inf, log_epsilon, log_p)
     of_blank = jnp.transpose(log_p[:, :, blank_id : blank_id + 1], (1, 0, 2))
-    hot = one_hot(labels, logits)
-    of_label = jnp.transpose(jnp.einsum("btk,bnk->btn", log_p, hot), (1, 0, 2))
+    is_label = hot(labels, log_p).astype(dtype)
+    of_label = jnp.transpose(jnp.einsum("btk,bnk->btn", log_p, is_label), (1, 0, 2))
     same = (labels[:, :-1] == labels[:, 1:]).astype(dtype)
     repeat = jnp.concatenate([same, jnp.zeros((batch, 1), dtype)], axis=1)
     never = jnp.full((batch, n), log_epsilon, dtype=dtype)
@@ -84,17 +97,17 @@ def ctc_loss_with_forward_probs(
 
     def step(carry: tuple[Array, ...], x: tuple[Array, ...]) -> tuple[PyTree, PyTree]:
         blank, label = carry
-        p_label, p_blank, padded = x
+        p_label, p_blank, over = x
         # A label equal to the one before needs a blank between.
         reached = add_arrivals(blank, label + log_epsilon * repeat)
         next_label = jnp.logaddexp(reached[:, :-1] + p_label, label + p_label)
         next_blank = add_arrivals(reached + p_blank, label + p_blank + log_epsilon * (1.0 - repeat))
-        over = padded[:, None] > 0
+        over = over[:, None]
         kept = (jnp.where(over, blank, next_blank), jnp.where(over, label, next_label))
         return kept, kept
 
-    paddings = jnp.transpose(logit_paddings, (1, 0))
-    (blank, label), (blanks, emitted) = scan(step, (start, never), (of_label, of_blank, paddings))
+    frames = (of_label, of_blank, jnp.transpose(frame_over, (1, 0)))
+    (blank, label), (blanks, emitted) = scan(step, (start, never), frames)
     final = add_arrivals(blank, label)
     lengths = n - jnp.sum(label_paddings, axis=1).astype(I32)
     ends = (lengths[:, None] == jnp.arange(n + 1)).astype(dtype)
@@ -119,19 +132,22 @@ def ctc_loss(
     Source: Graves et al., "Connectionist temporal classification", 2006.
 
     Args:
-        logits: floating array [B, T, K] of class scores, blank included.
+        logits: floating array [B, T, K] of class scores, blank included; -inf excludes a class.
         logit_paddings: array [B, T]: 1.0 at padded frames, which are at the end, else 0.0.
         labels: integer array [B, N] of classes.
         label_paddings: array [B, N]: 1.0 at padded labels, which are at the end, else 0.0.
         blank_id: the class of the blank, in [0, K).
-        log_epsilon: finite stand-in for log(0).
+        log_epsilon: finite stand-in for log(0), as of an excluded class: labels without any
+            alignment have a loss as high as that.
 
     Returns:
-        The loss of each sequence, [B], in nats.
+        The loss of each sequence, [B], in nats; float32 for 16-bit logits, as in optax.
 
     Raises:
-        DTypeError: `logits` are not floating.
+        DTypeError: `logits` are not floating, or `labels` not integers.
         ShapeError: the shapes are not those above.
+        IndexOutOfRange: a label that is not padded is no class.
+        ArgumentError: `blank_id` is no class.
 
     >>> logits, labels = jnp.zeros((1, 3, 2)), jnp.array([[1]])
     >>> optim.losses.ctc_loss(logits, jnp.zeros((1, 3)), labels, jnp.zeros((1, 1))).round(4)

@@ -154,6 +154,9 @@ def _loss_and_slope(
     low = label_smoothing / classes
     labels = _checked(labels, classes, ignore_index)
     logits = x @ weight.T
+    counts = None if ignore_index is None else labels != ignore_index
+    if counts is not None:  # other rows may hold inf or NaN, which no factor of 0 removes
+        logits.masked_fill_(~counts.unsqueeze(-1), 0)
     slope = lse = None
     if softcap:
         logits = torch.tanh_(logits.div_(softcap))
@@ -167,11 +170,11 @@ def _loss_and_slope(
         at_label = at_label * (1 - label_smoothing) + logs.mean(-1) * label_smoothing
     loss = -at_label
     if z_loss:
-        lse = logits[..., 0] - logs[..., 0]
+        lse = torch.logsumexp(logits, -1)
         loss = loss + z_loss * lse * lse
     row = torch.ones_like(loss)
-    if ignore_index is not None:
-        row = (labels != ignore_index).float()
+    if counts is not None:
+        row = counts.float()
         loss = loss * row
     if reduction == "mean":
         row = row / row.sum().clamp(min=1)
