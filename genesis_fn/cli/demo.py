@@ -94,7 +94,9 @@ def add(commands: Any) -> None:
         "--dtype",
         choices=("auto", "float32", "bfloat16"),
         default="auto",
-        help="dtype of products; auto is bfloat16 where the processor multiplies it natively",
+        metavar="NAME",
+        help="dtype of products, auto, float32 or bfloat16; auto is bfloat16 where the processor "
+        "multiplies it natively",
     )
     option(
         parser,

@@ -71,8 +71,9 @@ def add_model(parser: Any) -> None:
         "--dtype",
         choices=_DTYPES,
         default="auto",
-        help="dtype of the parameters; auto is that of the files, but float32 on a CPU that is "
-        "slow in bfloat16",
+        metavar="NAME",
+        help=f"dtype of the parameters, {', '.join(_DTYPES)}; auto is that of the files, but "
+        "float32 on a CPU that is slow in bfloat16",
     )
     option(
         parser,
