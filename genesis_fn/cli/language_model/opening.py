@@ -131,3 +131,24 @@ def load_template(folder: str, path: str | None) -> ChatTemplate:
     except UnicodeDecodeError:
         raise FileError(f"{path}: not UTF-8") from None
     return ChatTemplate({"default": TemplateText(text, path)}, read_special_tokens(folder))
+
+
+def check_system(template: ChatTemplate, system: str) -> None:
+    """Refuse a system prompt that the model would not see.
+
+    Args:
+        template: chat template. One that knows no system prompts raises an error, or leaves it out.
+        system: the system prompt.
+
+    Raises:
+        ValueError: the template leaves it out.
+        ArgumentError: the template refuses it.
+    """
+    question = [{"role": "user", "content": "?"}]
+    text = template.render([{"role": "system", "content": system}, *question])
+    # One that equals the template's own changes nothing, and is there.
+    if system.strip() not in text and text == template.render(question):
+        raise ValueError(
+            "the chat template leaves the system prompt out, so that the model would not see it: "
+            "begin the first message with it, or give another --template"
+        )
