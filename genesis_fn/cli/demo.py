@@ -7,6 +7,8 @@ import dataclasses
 import os
 import re
 import shlex
+import shutil
+import sys
 import time
 from typing import Any
 
@@ -172,7 +174,7 @@ def _run(arguments: argparse.Namespace) -> int:
     gain = entropy - summary["validation_loss"]
     print(
         f"step {summary['step']}: validation loss {summary['validation_loss']:.3f} nats per token; "
-        f"unigram entropy {entropy:.3f}; {gain:.3f} below it; "
+        f"unigram entropy {entropy:.3f}; {abs(gain):.3f} {'above' if gain < 0 else 'below'} it; "
         f"{summary['tokens_per_s']:,.0f} tokens/s; {time.perf_counter() - began:.0f} s"
     )
     end = tokenizer.token_to_id(data.END)
@@ -191,8 +193,16 @@ def _run(arguments: argparse.Namespace) -> int:
     )
     text = tokenizer.decode(np.asarray(out)[0, : int(lengths[0])].tolist())
     print("a sampled continuation:\n" + "\n".join(f"    {line}" for line in text.splitlines()))
-    print(f"chat with it: genesis-fn chat --model {shlex.quote(arguments.out)}")
+    print(f"chat with it: {_program()} chat --model {shlex.quote(arguments.out)}")
     return 0
+
+
+def _program() -> str:
+    """What to type for this program. After `make demo` it is in a folder that no shell searches."""
+    typed = sys.argv[0]
+    if os.path.basename(typed) == "genesis-fn" and shutil.which("genesis-fn") is None:
+        return shlex.quote(typed)
+    return "genesis-fn"
 
 
 def _compute(dtype: str) -> str:
