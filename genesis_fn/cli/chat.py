@@ -101,6 +101,9 @@ class _Speaker:
         text = self.template.render(messages, add_generation_prompt=answer)
         return self.model.encode(text, add_special_tokens=False)
 
+    def check_system(self, system: str) -> None:
+        opening.check_system(self.template, system)
+
     def answer(self, prompt: list[int], generation: GenerationConfig) -> Continuation:
         key = random.fold_in(self.key, self.answers)
         self.answers += 1
@@ -122,7 +125,10 @@ def run(arguments: argparse.Namespace) -> int:
     check_cache(model, 1, capacity, f"--capacity {capacity}")
     speaker = _Speaker(model, template, capacity, generation.seed or 0)
     conversation = Conversation(arguments.system)
-    speaker.encode(conversation.messages("?"))  # what a template refuses is said now
+    # What a template refuses is said now.
+    if arguments.system is not None:
+        speaker.check_system(arguments.system)
+    speaker.encode(conversation.messages("?"))
     with contextlib.ExitStack() as stack:
         transcript = None
         if arguments.transcript is not None:

@@ -7,6 +7,8 @@ import dataclasses
 import os
 import re
 import shlex
+import shutil
+import sys
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -96,7 +98,9 @@ def add(commands: Any) -> None:
         "--dtype",
         choices=("auto", "float32", "bfloat16"),
         default="auto",
-        help="dtype of products; auto is bfloat16 where the processor multiplies it natively",
+        metavar="NAME",
+        help="dtype of products, auto, float32 or bfloat16; auto is bfloat16 where the processor "
+        "multiplies it natively",
     )
     option(
         parser,
@@ -165,9 +169,10 @@ def _run(arguments: argparse.Namespace) -> int:
         arguments.out, CONFIG, recipe, corpus.train, corpus.valid, quiet=arguments.quiet
     )
     entropy = data.unigram_entropy(corpus.valid)
+    gain = entropy - summary.validation_loss
     print(
         f"step {summary.step}: validation loss {summary.validation_loss:.3f} nats per token; "
-        f"unigram entropy {entropy:.3f}; {entropy - summary.validation_loss:.3f} below it; "
+        f"unigram entropy {entropy:.3f}; {abs(gain):.3f} {'above' if gain < 0 else 'below'} it; "
         f"{summary.tokens_per_s:,.0f} tokens/s; {time.perf_counter() - began:.0f} s"
     )
     end = corpus.tokenizer.token_to_id(data.END)
@@ -185,7 +190,7 @@ def _run(arguments: argparse.Namespace) -> int:
     )
     text = corpus.tokenizer.decode(tokens[0, : int(lengths[0])].tolist())
     print("a sampled continuation:\n" + "\n".join(f"    {line}" for line in text.splitlines()))
-    print(f"chat with it: genesis-fn chat --model {shlex.quote(arguments.out)}")
+    print(f"chat with it: {_program()} chat --model {shlex.quote(arguments.out)}")
     return 0
 
 
@@ -200,6 +205,14 @@ def _recipe(arguments: argparse.Namespace) -> Recipe:
         warmup=max(arguments.steps // 12, 1),
         compute=_compute(arguments.dtype),
     )
+
+
+def _program() -> str:
+    """What to type for this program. After `make demo` it is in a folder that no shell searches."""
+    typed = sys.argv[0]
+    if os.path.basename(typed) == "genesis-fn" and shutil.which("genesis-fn") is None:
+        return shlex.quote(typed)
+    return "genesis-fn"
 
 
 def _compute(dtype: str) -> str:

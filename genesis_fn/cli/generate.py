@@ -172,6 +172,7 @@ def _encode(arguments: argparse.Namespace, model: LanguageModel, text: str) -> l
     template = opening.load_template(arguments.model, arguments.template)
     messages = [{"role": "user", "content": text}]
     if arguments.system is not None:
+        opening.check_system(template, arguments.system)
         messages.insert(0, {"role": "system", "content": arguments.system})
     return model.encode(template.render(messages), add_special_tokens=False)
 

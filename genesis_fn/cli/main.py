@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import genesis_fn
 from genesis_fn.cli import chat, demo, generate, info, options
-from genesis_fn.cli.failures import EXPECTED, line_of
+from genesis_fn.cli.failures import line_of, wants_traceback
 from genesis_fn.cli.interrupt import Interrupted
 
 _COMMANDS = (demo, chat, generate, info)
@@ -34,11 +34,10 @@ def parser() -> argparse.ArgumentParser:
         prog="genesis-fn",
         description=_DESCRIPTION,
         epilog=options.epilog(_EXAMPLES),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=options.HelpFormatter,
         allow_abbrev=False,
     )
-    version = f"genesis-fn {genesis_fn.__version__}"
-    top.add_argument("--version", action="version", version=version)
+    options.add_version(top)
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for module in _COMMANDS:
         module.add(commands)
@@ -46,14 +45,14 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command. Returns the exit status; errors of files and settings are one line.
+    """Run a command. Returns the exit status; errors are one line.
 
-    It is 130 after Ctrl-C, 143 after SIGTERM, 129 after SIGHUP, which end a run when it is saved,
-    and 141 where nobody reads the output any more, as behind `| head`.
+    It is 1 after an error, 130 after Ctrl-C, 143 after SIGTERM and 129 after SIGHUP, which end a
+    run when it is saved, and 141 where nobody reads the output any more, as behind `| head`.
     """
     _prepare_streams()
-    arguments = parser().parse_args(argv)
     try:
+        arguments = _parsed(argv)
         with genesis_fn.default_device(arguments.device):
             status = arguments.run(arguments)
         sys.stdout.flush()
@@ -66,14 +65,25 @@ def main(argv: Sequence[str] | None = None) -> int:
         _discard_output()
         return 128 + signal.SIGPIPE
     except ImportError as error:
-        package = (error.name or "").partition(".")[0]
-        if package == "genesis_fn":
+        if wants_traceback(error):
             raise
-        if isinstance(error, ModuleNotFoundError):
+        package = (error.name or "").partition(".")[0]
+        if isinstance(error, ModuleNotFoundError) and package != "genesis_fn":
             return _failed(f"the command needs the package {package}: pip install {package}")
         return _failed(line_of(error))
-    except EXPECTED as error:
+    except Exception as error:
+        if wants_traceback(error):
+            raise
         return _failed(line_of(error))
+
+
+def _parsed(argv: Sequence[str] | None) -> argparse.Namespace:
+    """The options of a command line. Ends the process behind --help, --version, a wrong call."""
+    try:
+        return parser().parse_args(argv)
+    except SystemExit:
+        sys.stdout.flush()
+        raise
 
 
 def _prepare_streams() -> None:
@@ -87,6 +97,10 @@ def _prepare_streams() -> None:
 
 
 def _failed(message: str) -> int:
+    try:
+        sys.stdout.flush()
+    except OSError:  # the failure itself, or one more: a full disk
+        _discard_output()
     with contextlib.suppress(OSError):  # there is nobody to read it
         print(f"genesis-fn: {message}", file=sys.stderr)
     return 1

@@ -5,13 +5,16 @@ from __future__ import annotations
 import argparse
 import math
 import re
+import textwrap
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import genesis_fn
 from genesis_fn.core.files import brief
 
 Run = Callable[[argparse.Namespace], int]
 SEED = "decides every random draw: the same seed, the same result"
+_EXAMPLES = "examples:"
 _DEVICE = re.compile(r"cpu|(cuda|gpu)(:\d{1,4})?")
 
 
@@ -25,7 +28,7 @@ def add_command(
         name: the command.
         run: takes the parsed arguments, and returns the exit status.
         help: the line of the command among the others.
-        description: what it does, in lines of at most 100 characters.
+        description: what it does, in paragraphs.
         examples: command lines, which the help ends with.
     """
     parser = commands.add_parser(
@@ -33,16 +36,41 @@ def add_command(
         help=help,
         description=description,
         epilog=epilog(examples),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=HelpFormatter,
         allow_abbrev=False,
     )
+    add_version(parser)
     parser.set_defaults(run=run)
     return parser
 
 
+class HelpFormatter(argparse.HelpFormatter):
+    """Help as wide as the terminal, in which names of commands and options stay whole. Paragraphs
+    are filled, lines of examples stay as they are."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        paragraphs = text.split("\n\n")
+        return "\n\n".join(
+            p if p.startswith(_EXAMPLES) else "\n".join(self._split_lines(p, width))
+            for p in paragraphs
+        )
+
+    def _split_lines(self, text: str, width: int) -> list[str]:
+        words = " ".join(text.split())
+        return textwrap.wrap(words, width, break_on_hyphens=False, break_long_words=False)
+
+
 def epilog(examples: Sequence[str]) -> str:
     """The end of a help text."""
-    return "\n".join(["examples:", *[f"  {line}" for line in examples]])
+    return "\n".join([_EXAMPLES, *[f"  {line}" for line in examples]])
+
+
+def add_version(parser: argparse.ArgumentParser) -> None:
+    """`--version`."""
+    version = f"genesis-fn {genesis_fn.__version__}"
+    parser.add_argument(
+        "--version", action="version", version=version, help="show the version and exit"
+    )
 
 
 def option(

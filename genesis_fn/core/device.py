@@ -84,7 +84,9 @@ def device(kind: str, index: int = 0) -> Device:
         with _lock:
             count = backend(kind).device_count()
             if not 0 <= index < count:
-                raise BackendError(f"there is no {kind}({index}), only {count} {kind} devices")
+                there = f"{kind}(0) to {kind}({count - 1})" if count > 1 else f"{kind}(0) alone"
+                there = there if count else f"no {kind} device at all"
+                raise BackendError(f"there is no {kind}({index}): this machine has {there}")
             # `setdefault`, as another thread may have made it since: identity is equality.
             found = _devices.setdefault((kind, index), Device(kind, index))
     return found

@@ -74,24 +74,44 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
         show_progress=False,
     )
     parts = (part for text in texts for part in pieces(text))
-    _interruptible(lambda: tokenizer.train_from_iterator(parts, trainer))
+    _interruptible(lambda given: tokenizer.train_from_iterator(given, trainer), parts)
     return tokenizer
 
 
-def _interruptible(work: Callable[[], None]) -> None:
-    """`work()`, in a thread: native code holds back the signals of the one that it runs in."""
+def _interruptible(work: Callable[[Iterator[str]], None], parts: Iterator[str]) -> None:
+    """`work(parts)`, in a thread: native code holds back the signals of the one that it runs in.
+
+    An interrupted thread is waited for while it takes parts. At the end of the process it would
+    find no interpreter to take one from, and abort; behind the parts it needs none.
+    """
     errors: list[BaseException] = []
+    # Of events, as an interrupted `Thread.join` of Python 3.11 takes the thread for ended.
+    interrupted, taken, ended = threading.Event(), threading.Event(), threading.Event()
+
+    def given() -> Iterator[str]:
+        for part in parts:
+            if interrupted.is_set():
+                raise KeyboardInterrupt
+            yield part
+        taken.set()
 
     def run() -> None:
         try:
-            work()
+            work(given())
         except BaseException as error:
             errors.append(error)
+        ended.set()
 
-    thread = threading.Thread(target=run, name="tokenizer", daemon=True)
-    thread.start()
-    while thread.is_alive():
-        thread.join(0.1)
+    threading.Thread(target=run, name="tokenizer", daemon=True).start()
+    try:
+        while not ended.wait(0.1):
+            pass
+    except BaseException:
+        interrupted.set()
+        while not taken.is_set() and not ended.wait(0.01):
+            pass
+        ended.wait(0.3)  # the last part was given, and is about to be taken
+        raise
     if errors:
         raise errors[0]
 

@@ -147,6 +147,39 @@ def test_a_template_may_refuse_a_system_prompt(folder, monkeypatch, capsys, tmp_
     assert chat(folder, monkeypatch, "a\n", *options) == 0
 
 
+@pytest.mark.parametrize(
+    ("shown", "template"),
+    [
+        (False, "{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}"),
+        (False, "Be brief. {{ messages[-1].content }}"),
+        # One that has the same system prompt of its own, and one that writes it otherwise.
+        (True, "{% if messages[1] is not defined %}Be kind. {% endif %}"
+               "{% for m in messages %}{{ m.content }} {% endfor %}"),
+        (True, "<{{ messages[0].content|trim }}>{{ messages[-1].content }}"),
+    ],
+)  # fmt: skip
+def test_a_system_prompt_that_the_model_would_not_see_is_refused(
+    folder, monkeypatch, capsys, tmp_path, shown, template
+):
+    (tmp_path / "mine.jinja").write_text(template)
+    saved = {"messages": [{"role": "system", "content": "Be kind. "}]}
+    (tmp_path / "saved.json").write_text(json.dumps(saved))
+    mine = "--template", str(tmp_path / "mine.jinja")
+    generate = "generate", "--model", folder, "--max-new-tokens", "2", "--chat", "--prompt", "a"
+    given = *mine, "--system", "Be kind. "
+    for run in (
+        lambda: chat(folder, monkeypatch, "a\n", *given),
+        lambda: chat(folder, monkeypatch, "/system Be kind.\na\n", *mine),
+        lambda: chat(folder, monkeypatch, f"/load {tmp_path / 'saved.json'}\na\n", *mine),
+        lambda: main([*generate, *given]),
+    ):
+        status, said = run(), capsys.readouterr()
+        assert status == (0 if shown else 1), said.err
+        if not shown:
+            assert "leaves the system prompt out" in said.err and said.err.count("\n") == 1
+            assert said.out == ""
+
+
 def test_beams_of_the_settings_are_left_out_aloud(folder, monkeypatch, capsys, tmp_path):
     shutil.copytree(folder, tmp_path / "model")
     path = tmp_path / "model" / "generation_config.json"
@@ -187,7 +220,7 @@ def test_half_a_character_of_a_template_is_one_clear_error(folder, monkeypatch, 
 
 # ---- a process of its own ----
 
-COMMAND = [sys.executable, "-m", "genesis_fn.cli.main", "chat"]
+COMMAND = [sys.executable, "-m", "genesis_fn", "chat"]
 
 
 class Terminal:
@@ -250,6 +283,10 @@ def test_a_chat_at_a_terminal(folder, tmp_path):
     assert "\x1b[31merror: there is no command" in terminal.wait_for("/nonsense:")
     terminal.wait_for("> ")
     terminal.type("half a mess\x03")
+    terminal.wait_for("[Ctrl-C again, Ctrl-D or /exit ends the chat]")
+    terminal.type("another half")
+    terminal.wait_for("another half")
+    terminal.type("\x03")
     terminal.wait_for("[Ctrl-C again, Ctrl-D or /exit ends the chat]")
     terminal.type("\x04")
     assert terminal.status() == 0

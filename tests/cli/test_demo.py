@@ -5,7 +5,9 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import signal
+import sys
 
 import numpy as np
 import pytest
@@ -75,7 +77,13 @@ def test_demo_resumes_to_the_same_log(corpus, tmp_path, capsys, monkeypatch):
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     assert main(command(corpus, whole)) == 0
     said = capsys.readouterr().out
-    assert "step 6: validation loss" in said and "unigram entropy" in said
+    (numbers,) = re.findall(
+        r"step 6: validation loss (.*) nats per token; unigram entropy (.*); (.*) (.*) it; .* s$",
+        said,
+        re.M,
+    )
+    loss, entropy, gain = map(float, numbers[:3])
+    assert abs(loss + gain * {"below": 1, "above": -1}[numbers[3]] - entropy) < 2e-3 and gain >= 0
     assert "a sampled continuation:\n    def f" in said
     assert (whole / "loss.png").read_bytes()[:4] == b"\x89PNG"
     assert [r["step"] for r in rows(whole) if "loss" in r] == [1, 2, 3, 4, 5, 6]
@@ -194,6 +202,15 @@ def test_a_finished_run_is_a_model_that_chat_and_transformers_open(
     assert main(command(corpus, out, "--quiet", "--seconds", "0")) == 0
     said = capsys.readouterr().out.splitlines()
     assert said[-1] == f"chat with it: genesis-fn chat --model {out}"
+    # As `make demo` calls it, where no environment is activated, and where one is.
+    for path, program in ((os.defpath, ".venv/bin/genesis-fn"), (str(tmp_path), "genesis-fn")):
+        (tmp_path / "genesis-fn").touch(0o755)
+        with monkeypatch.context() as patch:
+            patch.setattr(sys, "argv", [".venv/bin/genesis-fn"])
+            patch.setenv("PATH", path)
+            assert main(command(corpus, out, "--quiet", "--seconds", "0")) == 0
+        said = capsys.readouterr().out.splitlines()
+        assert said[-1] == f"chat with it: {program} chat --model {out}"
     assert {path.name for path in out.iterdir()} == {
         ".lock", "chat_template.jinja", "checkpoints", "config.json", "generation_config.json",
         "log.jsonl", "loss.png", "model.safetensors", "tokenizer.json", "tokenizer_config.json",

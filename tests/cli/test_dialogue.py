@@ -10,12 +10,13 @@ import stat
 
 import pytest
 
+from genesis_fn.cli import failures
 from genesis_fn.cli.dialogue import conversation as files
 from genesis_fn.cli.dialogue.chat import Chat
 from genesis_fn.cli.dialogue.commands import COMMANDS
 from genesis_fn.cli.dialogue.conversation import Conversation, Turn
 from genesis_fn.cli.dialogue.loop import converse
-from genesis_fn.cli.dialogue.reading import Lines, read_message
+from genesis_fn.cli.dialogue.reading import Lines, TakenBack, read_message
 from genesis_fn.cli.dialogue.screen import Screen, visible
 from genesis_fn.cli.dialogue.transcript import Transcript
 from genesis_fn.cli.interrupt import Interrupted
@@ -54,6 +55,9 @@ class Parrot:
             raise ValueError("the template refuses it")
         words = [word for m in messages for word in [m["role"], *m["content"].split()]]
         return words + ["assistant"] * (answer and self.begins)
+
+    def check_system(self, system):
+        self.encode([{"role": "system", "content": system}])
 
     def answer(self, prompt, generation):
         self.prompts.append(prompt)
@@ -387,6 +391,15 @@ def test_transcripts_grow_turn_by_turn(capsys, tmp_path):
     assert rows()[5:] == [message("system", "x"), {"event": "clear"}, {"event": "system off"}]
 
 
+def test_names_that_are_no_text_are_in_the_transcript(tmp_path):
+    name = os.fsdecode(b"caf\xe9/\xf0\x9f\x98\x80")
+    transcript = Transcript(str(tmp_path / "chats.jsonl"))
+    transcript.write({"model": name}, message("user", "caf\xe9"))
+    transcript.close()
+    lines = (tmp_path / "chats.jsonl").read_text(encoding="utf-8").splitlines()
+    assert [json.loads(line) for line in lines] == [{"model": name}, message("user", "caf\xe9")]
+
+
 def test_a_transcript_is_a_plain_file(tmp_path):
     with pytest.raises(IsADirectoryError):
         Transcript(str(tmp_path))
@@ -438,6 +451,35 @@ def test_a_second_ctrl_c_ends_the_answer_at_once_or_the_chat_at_the_prompt(capsy
         capsys, KeyboardInterrupt(), "a", KeyboardInterrupt(), KeyboardInterrupt(), "b"
     )
     assert [t.question for t in chat.conversation.turns] == ["a"]
+
+
+def test_ctrl_c_that_takes_back_half_a_message_ends_no_chat(capsys):
+    interrupt = KeyboardInterrupt()
+    lines = [interrupt, "half \\", interrupt, '"""', "a", interrupt, TakenBack(), "a", "b"]
+    chat, out, err = say(capsys, *lines)
+    assert [t.question for t in chat.conversation.turns] == ["a", "b"]
+    assert err == "[Ctrl-C again, Ctrl-D or /exit ends the chat]\n" * 4
+    chat, out, err = say(capsys, "half \\", interrupt, interrupt, "a")  # nothing was typed between
+    assert chat.conversation.turns == ()
+
+
+@pytest.mark.parametrize(
+    "error", [RuntimeError("not enough memory"), KeyError("x"), RecursionError()]
+)
+def test_an_error_that_nobody_expected_ends_no_chat(capsys, error, monkeypatch):
+    def fail(word):
+        if word == "bad":
+            raise error
+
+    chat, out, err = say(capsys, "good", "a bad one", "again", chat=chat_of(Parrot(before=fail)))
+    assert [t.question for t in chat.conversation.turns] == ["good", "again"]
+    assert err.startswith("error: ") and err.count("\n") == 1 and type(error).__name__ in err
+    assert chat.speaker.renewed == 1
+    with pytest.raises(type(error)):
+        converse(chat, Lines(io.StringIO("bad\n")))
+    monkeypatch.setattr(failures, "_SHOWN", True)
+    with pytest.raises(type(error)):
+        say(capsys, "bad", chat=chat)
 
 
 def test_an_answer_that_had_not_begun_is_no_turn(capsys):

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import argparse
+import os
+import pathlib
 import re
 import shlex
+import signal
 import subprocess
 import sys
+import tomllib
 
 import pytest
 
 import genesis_fn
-from genesis_fn.cli import demo, main as command_line
+from genesis_fn.cli import demo, failures, main as command_line
 from genesis_fn.cli.main import main, parser
 from genesis_fn.errors import FileError
 
+ROOT = pathlib.Path(__file__).parents[2]
 TOP = parser()
 (SUB,) = [a for a in TOP._actions if isinstance(a, argparse._SubParsersAction)]
 COMMANDS = dict(SUB.choices)
@@ -33,7 +38,8 @@ def test_help_has_every_option_with_its_default(name, capsys):
     code, said = shown(name, "--help", capsys=capsys)
     assert code == 0 and said.err == ""
     text = " ".join(said.out.split())
-    actions = [a for a in COMMANDS[name]._actions if a.option_strings != ["-h", "--help"]]
+    ending = ["-h", "--help"], ["--version"]
+    actions = [a for a in COMMANDS[name]._actions if a.option_strings not in ending]
     assert actions
     for action in actions:
         (flag,) = action.option_strings
@@ -62,8 +68,23 @@ def test_examples_of_the_help_are_command_lines(name, capsys):
     assert max(map(len, said.out.splitlines())) <= 100
 
 
-def test_version(capsys):
-    code, said = shown("--version", capsys=capsys)
+@pytest.mark.parametrize("name", [None, *COMMANDS])
+def test_help_is_as_wide_as_the_terminal(name, capsys, monkeypatch):
+    texts = []
+    for columns in ("70", "200"):
+        monkeypatch.setenv("COLUMNS", columns)
+        _, said = shown(*([name] if name else []), "--help", capsys=capsys)
+        texts.append(said.out.partition("\nexamples:\n"))
+    narrow, wide = [text for text, _, _ in texts]
+    assert max(map(len, narrow.splitlines())) <= 70 < max(map(len, wide.splitlines()))
+    # The same words, but those of the usage, which a narrow one breaks elsewhere.
+    described = [text[text.index("\n\n") :].split() for text in (narrow, wide)]
+    assert described[0] == described[1] and texts[0][2] == texts[1][2]
+
+
+@pytest.mark.parametrize("name", [None, *COMMANDS])
+def test_version(name, capsys):
+    code, said = shown(*([name] if name else []), "--version", capsys=capsys)
     assert code == 0 and said.out == f"genesis-fn {genesis_fn.__version__}\n"
 
 
@@ -119,12 +140,22 @@ def _parser(run):
     return found
 
 
-def test_a_defect_shows_its_traceback(monkeypatch):
+@pytest.mark.parametrize("error", [TypeError("a\nb"), KeyError("a"), RecursionError(), ImportError(
+    "no such name", name="genesis_fn.io")])  # fmt: skip
+def test_a_defect_is_one_line_and_a_traceback_for_who_wants_it(error, monkeypatch, capsys):
     def fail(arguments):
-        raise TypeError("a defect")
+        raise error
 
     monkeypatch.setattr(command_line, "parser", lambda: _parser(fail))
-    with pytest.raises(TypeError, match="a defect"):
+    assert main([]) == 1
+    said = capsys.readouterr().err
+    assert said.startswith("genesis-fn: ") and said.count("\n") == 1
+    for line in str(error).splitlines():
+        assert line in said
+    if not isinstance(error, ImportError):
+        assert type(error).__name__ in said and "GENESIS_TRACEBACK=full" in said
+    monkeypatch.setattr(failures, "_SHOWN", True)
+    with pytest.raises(type(error)):
         main([])
 
 
@@ -134,7 +165,8 @@ def test_device_is_where_a_command_computes(capsys, monkeypatch):
     assert "default device: cpu()" in capsys.readouterr().out
     assert main(["info", "--device", "cuda:77"]) == 1
     said = capsys.readouterr().err
-    assert said.startswith("genesis-fn: ") and "cuda" in said and said.count("\n") == 1
+    assert said.startswith("genesis-fn: there is no cuda(77): this machine has ")
+    assert said.count("\n") == 1
 
 
 def test_the_demo_says_its_defaults():
@@ -145,12 +177,62 @@ def test_the_demo_says_its_defaults():
     assert demo.CONFIG.vocab_size == demo.VOCABULARY
 
 
+def started(*argv, **settings):
+    """A process of `genesis-fn`, as `python -m genesis_fn`."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "genesis_fn", *argv], stderr=subprocess.PIPE, **settings
+    )
+
+
 def test_nobody_reads_the_output_any_more():
     """Behind `| head` a command ends quietly."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "genesis_fn.cli.main", "info"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
+    process = started("info", stdout=subprocess.PIPE)
     process.stdout.close()
     assert (process.stderr.read(), process.wait(60)) == (b"", 141)
+
+
+@pytest.mark.parametrize("argv", [["info"], ["chat", "--help"]])
+def test_a_full_disk_is_one_line(argv):
+    environment = {n: v for n, v in os.environ.items() if n != "PYTHONUNBUFFERED"}
+    with open("/dev/full", "w") as full:
+        process = started(*argv, stdout=full, env=environment)
+    said = process.stderr.read()
+    assert (said, process.wait(60)) == (b"genesis-fn: No space left on device\n", 1)
+
+
+def test_the_command_that_is_installed_is_the_same():
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    module, _, function = settings["project"]["scripts"]["genesis-fn"].partition(":")
+    assert module in settings["tool"]["setuptools"]["py-modules"]
+    code = f"import sys; from {module} import {function}; sys.exit({function}())"
+    said = subprocess.run(
+        [sys.executable, "-c", code, "info", "--help"], capture_output=True, cwd=ROOT
+    )
+    process = started("info", "--help", stdout=subprocess.PIPE)
+    assert said.returncode == 0 and said.stdout == process.stdout.read()
+    assert process.wait(60) == 0 and said.stderr == process.stderr.read() == b""
+
+
+# Ctrl-C when numpy is imported, which is early.
+EARLY = """
+import os, signal, sys
+
+class Finder:
+    def find_spec(name, path=None, target=None):
+        if name == "numpy":
+            os.kill(os.getpid(), signal.SIGINT)
+
+signal.signal(signal.SIGINT, {handler})
+sys.meta_path.insert(0, Finder)
+from genesis_fn_command import main
+sys.exit(main())
+"""
+
+
+@pytest.mark.parametrize("handler, status", [
+    ("signal.default_int_handler", -signal.SIGINT), ("signal.SIG_IGN", 0),
+])  # fmt: skip
+def test_ctrl_c_while_the_library_is_imported_is_quiet(handler, status):
+    code = [sys.executable, "-c", EARLY.format(handler=handler), "--version"]
+    found = subprocess.run(code, capture_output=True, cwd=ROOT)
+    assert (found.returncode, found.stderr) == (status, b"")

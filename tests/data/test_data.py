@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import time
+
 import numpy as np
 import pytest
 
@@ -100,3 +104,26 @@ def test_windows_in_order():
     assert len(batches) == 3 and all(b.shape == (3, 10) for b in batches)
     np.testing.assert_array_equal(np.concatenate(batches).reshape(-1), np.arange(90))
     assert len(list(windows.in_order(2))) == 2
+
+
+def test_an_interrupted_training_takes_no_more_texts():
+    """A thread that wants the interpreter when the process ends is aborted, and the process."""
+    taken = 0
+
+    def texts():
+        nonlocal taken
+        end = time.monotonic() + 10
+        while time.monotonic() < end:
+            taken += 1
+            if taken == 600:
+                os.kill(os.getpid(), signal.SIGINT)
+            yield f"word{taken} of {taken * 7919} more "
+
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            data.train_tokenizer(texts(), 2048)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    until, _ = taken, time.sleep(0.2)
+    assert taken == until

@@ -39,6 +39,10 @@ class Speaker(Protocol):
         """The tokens of messages; with `answer` the beginning of an answer follows them."""
         ...
 
+    def check_system(self, system: str) -> None:
+        """Raises ValueError for a system prompt that it would not be shown."""
+        ...
+
     def answer(self, prompt: list[int], generation: GenerationConfig) -> Answer:
         """The answer to a prompt."""
         ...

@@ -64,8 +64,8 @@ def _system(chat: Chat, argument: str) -> None:
         chat.screen.show(chat.conversation.system or "no system prompt")
         return
     system = None if argument == "off" else argument
-    if system is not None:  # a template may refuse one
-        chat.size(Conversation(system).messages("?"))
+    if system is not None:
+        chat.speaker.check_system(system)
     chat.conversation = dataclasses.replace(chat.conversation, system=system)
     if system is None:
         chat.record({"event": "system off"})
@@ -114,7 +114,9 @@ def _save(chat: Chat, argument: str) -> None:
 def _load(chat: Chat, argument: str) -> None:
     path = os.path.expanduser(argument)
     loaded = files.load(path)
-    if loaded.turns or loaded.system is not None:
+    if loaded.system is not None:
+        chat.speaker.check_system(loaded.system)
+    if loaded.turns:
         chat.size(dataclasses.replace(loaded, turns=loaded.turns[:1]).messages("?"))
     chat.conversation = loaded
     chat.record({"event": "load", "file": path, "messages": loaded.messages()})

@@ -6,8 +6,8 @@ import signal
 
 from genesis_fn.cli.dialogue.chat import Chat
 from genesis_fn.cli.dialogue.commands import is_command, obey
-from genesis_fn.cli.dialogue.reading import LineSource, read_message
-from genesis_fn.cli.failures import EXPECTED, line_of
+from genesis_fn.cli.dialogue.reading import LineSource, TakenBack, read_message
+from genesis_fn.cli.failures import line_of, wants_traceback
 from genesis_fn.cli.interrupt import Interrupted
 
 _ENDING = "Ctrl-C again, Ctrl-D or /exit ends the chat"
@@ -37,17 +37,19 @@ def converse(chat: Chat, source: LineSource) -> None:
                 stopped = obey(chat, text)
             else:
                 stopped = chat.ask(text.removeprefix("/"), chat.conversation)
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as interrupt:
             if not source.interactive:
                 raise
-            interrupts += 1
+            # One that took back half a message ends no chat, however many there were before.
+            interrupts = 1 if isinstance(interrupt, TakenBack) else interrupts + 1
             chat.screen.show("")
             if interrupts > 1:
                 return
             chat.screen.notice(f"[{_ENDING}]")
             continue
-        except EXPECTED as error:
-            if not source.interactive or isinstance(error, BrokenPipeError):
+        except Exception as error:
+            gone = isinstance(error, BrokenPipeError)
+            if not source.interactive or gone or wants_traceback(error):
                 raise
             chat.screen.error(f"error: {line_of(error)}")
             stopped = None

@@ -7,12 +7,18 @@ three double quotes.
 from __future__ import annotations
 
 import contextlib
+import signal
 import sys
 from collections.abc import Callable, Sequence
+from types import FrameType
 from typing import Any, Protocol, TextIO
 
 _LONGEST_LINE = 1 << 20  # characters
 _QUOTES = '"""'
+
+
+class TakenBack(KeyboardInterrupt):
+    """Ctrl-C took back a message of which something was typed."""
 
 
 class LineSource(Protocol):
@@ -35,13 +41,22 @@ def read_message(source: LineSource, prompt: str, more: str) -> str | None:
 
     Raises:
         ValueError: the input ends within a message.
+        TakenBack: Ctrl-C, where a part of the message was there already.
     """
     line = source.read(prompt)
     if line is None:
         return None
+    try:
+        return _whole(source, line, more)
+    except KeyboardInterrupt as interrupt:
+        raise TakenBack from interrupt
+
+
+def _whole(source: LineSource, line: str, more: str) -> str:
+    """The message that begins with `line`."""
     if line.lstrip().startswith(_QUOTES):
         return _quoted(source, line.lstrip().removeprefix(_QUOTES), more)
-    lines = []
+    lines: list[str] = []
     while line.endswith("\\"):
         lines.append(line[:-1])
         following = source.read(more)
@@ -124,16 +139,27 @@ class Keyboard:
         found = [w for w in self.words if begins and text and w.startswith(text)]
         return found[state] if state < len(found) else None
 
+    def _interrupted(self, number: int, frame: FrameType | None) -> None:
+        typed = self._readline is not None and self._readline.get_line_buffer().strip()
+        raise TakenBack if typed else KeyboardInterrupt
+
     def read(self, prompt: str) -> str | None:
-        """The next line; Ctrl-C raises KeyboardInterrupt."""
+        """The next line; Ctrl-C raises TakenBack where something was typed, else
+        KeyboardInterrupt."""
         ask: Callable[[], str] = lambda: input(prompt)
         if not sys.stdout.isatty():  # its reader asked for the answers alone
             sys.stderr.write(prompt)
             sys.stderr.flush()
             ask = input
+        before = signal.getsignal(signal.SIGINT)
+        if before is signal.default_int_handler:  # and not ignored
+            signal.signal(signal.SIGINT, self._interrupted)
         try:
             return ask()
         except EOFError:
             return None
         except UnicodeDecodeError:
             raise ValueError("the line is not UTF-8") from None
+        finally:
+            if before is signal.default_int_handler:
+                signal.signal(signal.SIGINT, before)

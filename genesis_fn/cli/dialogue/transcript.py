@@ -36,7 +36,8 @@ class Transcript:
     def write(self, *rows: dict[str, Any]) -> None:
         """Append rows, at once. Raises OSError naming the file."""
         lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in rows]
-        self._append("".join(lines).encode())
+        # A name of a file that is no text has halves of characters, which JSON writes in this way.
+        self._append("".join(lines).encode(errors="backslashreplace"))
 
     def _append(self, data: bytes) -> None:
         try:

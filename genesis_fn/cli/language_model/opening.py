@@ -71,8 +71,9 @@ def add_model(parser: Any) -> None:
         "--dtype",
         choices=_DTYPES,
         default="auto",
-        help="dtype of the parameters; auto is that of the files, but float32 on a CPU that is "
-        "slow in bfloat16",
+        metavar="NAME",
+        help=f"dtype of the parameters, {', '.join(_DTYPES)}; auto is that of the files, but "
+        "float32 on a CPU that is slow in bfloat16",
     )
     option(
         parser,
@@ -130,3 +131,24 @@ def load_template(folder: str, path: str | None) -> ChatTemplate:
     except UnicodeDecodeError:
         raise FileError(f"{path}: not UTF-8") from None
     return ChatTemplate({"default": TemplateText(text, path)}, read_special_tokens(folder))
+
+
+def check_system(template: ChatTemplate, system: str) -> None:
+    """Refuse a system prompt that the model would not see.
+
+    Args:
+        template: chat template. One that knows no system prompts raises an error, or leaves it out.
+        system: the system prompt.
+
+    Raises:
+        ValueError: the template leaves it out.
+        ArgumentError: the template refuses it.
+    """
+    question = [{"role": "user", "content": "?"}]
+    text = template.render([{"role": "system", "content": system}, *question])
+    # One that equals the template's own changes nothing, and is there.
+    if system.strip() not in text and text == template.render(question):
+        raise ValueError(
+            "the chat template leaves the system prompt out, so that the model would not see it: "
+            "begin the first message with it, or give another --template"
+        )

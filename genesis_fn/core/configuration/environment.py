@@ -28,7 +28,8 @@ VARIABLES = {
         " passes are those of `compiler/options.py`."
     ),
     "GENESIS_TRACEBACK": (
-        "`full` keeps the library's own frames in tracebacks. Unset: they end in the user's line."
+        "`full` keeps the library's own frames in tracebacks, and has the commands show those of"
+        " their defects. Unset: they end in the user's line; a command's error is one line."
     ),
     "GENESIS_CHECK": "`1` checks every program after every transform, as `check_types` does.",
     "GENESIS_CUDA_DRIVER": (
