@@ -24,8 +24,8 @@ def shard_name(number: int, count: int) -> str:
 def read_folder(folder: str) -> dict[str, Entry]:
     """{name: dtype, shape and place} of all arrays of a folder, from the files' headers alone.
 
-    Each array is in the file that the index names, and in no other. Raises FileError naming file
-    and array.
+    Of an array in several files, the one in the file that the index names counts. Raises FileError
+    naming file and array.
     """
     single, index = os.path.join(folder, SINGLE), os.path.join(folder, INDEX)
     if not os.path.lexists(index):
@@ -45,18 +45,16 @@ def read_folder(folder: str) -> dict[str, Entry]:
         raise FileError(f"{missing[0]}: missing, and {INDEX} names it{others}")
     found: dict[str, Entry] = {}
     unlisted: list[str] = []
-    misplaced: list[str] = []
     for file, path in paths.items():
         for name, entry in read_entries(path).items():
             if name not in table:
                 unlisted.append(f"{brief(name)}, which {file} holds")
-            elif table[name] != file:
-                misplaced.append(f"{brief(name)} for {table[name]}, but {file} holds it")
-            found[name] = entry
+            elif table[name] == file:
+                found[name] = entry
     absent = [f"{brief(n)}, which {f} does not hold" for n, f in table.items() if n not in found]
     wrong = [
         f"{verb} {said[0]}" + (f"; and {len(said) - 1:,} more" if said[1:] else "")
-        for verb, said in (("does not list", unlisted), ("lists", misplaced), ("lists", absent))
+        for verb, said in (("does not list", unlisted), ("lists", absent))
         if said
     ]
     if wrong:

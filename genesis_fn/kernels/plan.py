@@ -70,6 +70,7 @@ class Launch:
     num_stages: int = 3
     programmatic: bool = False
     max_registers: int | None = None  # per thread, so that more programs share a multiprocessor
+    shared: int = 0  # bytes of shared memory that the stages of a product take, at most
 
     @property
     def options(self) -> dict[str, Any]:

@@ -12,15 +12,17 @@ from typing import Any
 import pytest
 import triton
 
+from genesis_fn.compiler.target import OF_ARCHITECTURE
+
 # Registers of a thread; row kernels keep whole rows of up to 16384 elements on chip.
 CEILINGS = {"pointwise": 64, "tiles": 40, "rows": 128, "loop": 80, "slabs": 128}
 CEILINGS["matmul_gemv_fp32_fp32"] = 64  # makes its left operand again for each column
 RECORDED = triton.__version__.startswith("3.9")
 
 
-def compiled(architecture: int, *kinds: str) -> list[dict[str, Any]]:
-    """The records that `compile_generated.py` prints."""
-    script = Path(__file__).with_name("compile_generated.py")
+def printed(name: str, architecture: int, *kinds: str) -> list[dict[str, Any]]:
+    """The records that a program beside this file prints."""
+    script = Path(__file__).with_name(name)
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     path = [str(script.parents[2]), environment.get("PYTHONPATH", "")]
     run = subprocess.run(
@@ -36,14 +38,24 @@ def compiled(architecture: int, *kinds: str) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("kinds", [("int8", "uint8", "int32"), ("bool", "bfloat16", "float32")])
 def test_every_elementwise_primitive_compiles(kinds: tuple[str, ...]) -> None:
-    assert {r["case"] for r in compiled(90, *kinds)} == {f"every {k}" for k in kinds}
+    assert {r["case"] for r in printed("compile_generated.py", 90, *kinds)} == {
+        f"every {k}" for k in kinds
+    }
 
 
 @pytest.mark.parametrize("architecture", [90, 80])
 def test_no_spills(architecture: int) -> None:
-    records = compiled(architecture)
+    records = printed("compile_generated.py", architecture)
     assert len({r["case"] for r in records}) >= 15
     for r in records:
         # Releases of Triton before 3.9 may keep a few bytes of a wide update in local memory.
         assert r["spills"] <= (0 if architecture == 90 or RECORDED else 16), r
         assert r["registers"] <= CEILINGS[r["name"]], r
+
+
+@pytest.mark.parametrize("architecture", [80, 90])
+def test_joined_products_have_room(architecture: int) -> None:
+    records = printed("compile_joined.py", architecture)
+    assert any(r["name"].startswith("joint_matmul") for r in records)
+    for r in records:
+        assert r["shared"] <= OF_ARCHITECTURE[architecture].shared_memory, r

@@ -101,6 +101,9 @@ LOSSES: dict[str, list[tuple[Callable, dict]]] = {
     "ntxent": [(lambda r: (_normal(r, 4, 3), np.array([0, 0, 1, 1])), {})],
     "triplet_margin_loss": [(lambda r: (*_pair(r), _normal(r, 3, 4)), {})],
     "ranking_softmax_loss": [(_soft, {}), (_soft, {"weights": np.float32(0.5)})],
+    "dice_loss": [(_soft, {}), (_soft, {"alpha": 0.3, "beta": 0.7})],
+    "binary_dice_loss": [(_soft, {})],
+    "multiclass_generalized_dice_loss": [(_soft, {})],
     "ctc_loss": [
         (lambda r: (_normal(r, 2, 5, 4), np.zeros((2, 5), np.int32), np.array([[1, 2], [3, 3]]),
                     np.zeros((2, 2), np.int32)), {}),

@@ -29,6 +29,7 @@ from genesis_fn.kernels.matmul.tuning import (
     TENSOR_CORE_DTYPES,
     chosen_config,
     configs,
+    shared_bytes,
     stores_descriptor,
     takes_descriptors,
 )
@@ -216,7 +217,13 @@ def _launch(text: MatmulSource, buffers: dict[str, BufferArg], target: Target) -
         constants["PROGRAMS"] = programs
     if config.early:
         constants["EARLY"] = False
-    return Launch(kernel, (programs, 1, 1), arguments, constants, config.warps, config.stages)
+    shared = 0
+    if config.family != "gemv" and config.tensor_cores:
+        # A loop of one step is none, and has no stages.
+        once = spec.depth <= config.bk
+        shared = shared_bytes(spec, replace(config, stages=1) if once else config, target)
+    grid = (programs, 1, 1)
+    return Launch(kernel, grid, arguments, constants, config.warps, config.stages, shared=shared)
 
 
 def tiles_of(spec: MatmulSpec, config: MatmulConfig) -> int:

@@ -61,7 +61,7 @@ def ctc_loss_with_forward_probs(
     (Array([0.2877], dtype=float32), (3, 1, 2), (3, 1, 1))
     """
     (logits,) = floats("ctc_loss", logits)
-    labels = class_labels("ctc_loss: labels", labels)
+    labels = as_array(labels)
     label_paddings, logit_paddings = as_array(label_paddings), as_array(logit_paddings)
     if logits.ndim != 3 or labels.ndim != 2 or labels.shape[0] != logits.shape[0]:
         raise ShapeError(
@@ -72,7 +72,7 @@ def ctc_loss_with_forward_probs(
             f"ctc_loss: paddings {logit_paddings.aval} and {label_paddings.aval} do not fit "
             f"{logits.aval} and {labels.aval}"
         )
-    classes = logits.shape[2]
+    labels, classes = class_labels("ctc_loss: labels", labels), logits.shape[2]
     if not 0 <= operator.index(blank_id) < classes:
         raise ArgumentError(f"ctc_loss: blank_id {blank_id} is none of {classes} classes")
     batch, n = labels.shape

@@ -229,6 +229,7 @@ def _fuse_different_kernels(
             if (
                 other is not None
                 and _compatible(first, other)
+                and _fits([x.launch for x in (*members, other)], table.target)
                 and between.commutes_with(accesses[m])
             ):
                 members.append(other)
@@ -271,6 +272,16 @@ def _compatible(one: _Candidate, other: _Candidate) -> bool:
     return alike or max(one.bytes, other.bytes) <= _TINY
 
 
+def _fits(launches: Sequence[Launch], target: Target) -> bool:
+    """Whether the products among the launches have room in one kernel.
+
+    Triton gives each of their loops shared memory of its own, of as many stages as the kernel has.
+    """
+    products = [launch for launch in launches if launch.shared]
+    stages = {launch.num_stages for launch in products}
+    return len(stages) < 2 and sum([x.shared for x in products]) <= target.shared_memory
+
+
 def _combo_step(members: Sequence[_Candidate]) -> ScheduledStep:
     launches = [x.launch for x in members]
     texts, grids = tuple([x.definition for x in members]), tuple([x.grid[0] for x in launches])
@@ -288,6 +299,7 @@ def _combo_step(members: Sequence[_Candidate]) -> ScheduledStep:
         assert type(child) is SubProgram
         buffers += child.buffers
     # Members with another number of warps are tiny (`_compatible`): the largest serves all.
+    products = [x for x in launches if x.shared]
     launch = replace(
         launches[0],
         kernel=function,
@@ -295,7 +307,8 @@ def _combo_step(members: Sequence[_Candidate]) -> ScheduledStep:
         arguments={name: arguments[name] for name in order if name in arguments},
         constants=constants,
         num_warps=max([x.num_warps for x in launches]),
-        num_stages=max([x.num_stages for x in launches]),
+        num_stages=max([x.num_stages for x in products or launches]),
+        shared=sum([x.shared for x in products]),
     )
     items = [x.item for x in members]
     made = _merged(items[0], items, SubProgram((launch,), tuple(buffers)))
