@@ -661,6 +661,9 @@ def test_special_tokens_of_a_models_config(tmp_path):
         GenerationConfig.from_file(tmp_path)
     (tmp_path / "config.json").write_text('{"eos_token_id": [7, 8], "bos_token_id": null, "x": 1}')
     assert GenerationConfig.from_file(tmp_path) == GenerationConfig(eos_token_id=(7, 8))
+    # As in the first conversions of LLaMA.
+    (tmp_path / "config.json").write_text('{"eos_token_id": [7, 8], "pad_token_id": -1}')
+    assert GenerationConfig.from_file(tmp_path) == GenerationConfig(eos_token_id=(7, 8))
     own = tmp_path / "generation_config.json"
     own.write_text('{"temperature": 0.5, "eos_token_id": null}')
     expected = GenerationConfig(temperature=0.5, eos_token_id=(7, 8))

@@ -67,6 +67,11 @@ def _has_several(tokens: Any) -> bool:
     return several and getattr(tokens, "ndim", 1) != 0
 
 
+def _padding(name: str, value: Any) -> int | None:
+    # The first files of LLaMA say -1 where there is none.
+    return None if type(value) is int and value == -1 else _TOKEN(name, value)
+
+
 def _strings(name: str, value: Any) -> tuple[str, ...]:
     several = [value] if isinstance(value, str) else value
     if not isinstance(several, list | tuple) or not all(isinstance(s, str) and s for s in several):
@@ -92,7 +97,7 @@ CHECKS: dict[str, Field] = {
     "presence_penalty": _number(lambda _: True, "a finite number"),
     "frequency_penalty": _number(lambda _: True, "a finite number"),
     "eos_token_id": _tokens,
-    "pad_token_id": _TOKEN,
+    "pad_token_id": _padding,
     "bos_token_id": _TOKEN,
     "stop_strings": _strings,
     "num_beams": _integer(1),
