@@ -67,8 +67,17 @@ def test_no_answer_is_for_a_name_that_exists() -> None:
     assert stale == []
 
 
-def test_what_layers_are_answered_with_exists() -> None:
-    answers = MODULES["genesis_fn.nn"]
-    first = {re.match(r"\w+", answer).group() for answer in answers.values()}
-    prose = {"its", "parameters", "a"}
-    assert [n for n in sorted(first - prose) if not hasattr(nn, n)] == []
+@pytest.mark.parametrize("module", sorted(MODULES))
+def test_what_names_are_answered_with_exists(module: str) -> None:
+    """Every dotted name of an answer is there, and so is what an answer begins with."""
+    space = importlib.import_module(module)
+    missing = []
+    for answer in MODULES[module].values():
+        for first, *names in (path.split(".") for path in re.findall(r"[\w.]+\w", answer)):
+            found = root = SPACES.get(first, getattr(space, first, None))
+            for name in names if root is not None else ():
+                found = getattr(found, name, None)
+            missing += [answer] if root is not None and found is None else []
+        called = re.match(r"(\w+)(?:$|\(|, or )", answer)
+        missing += [answer] if called and not hasattr(space, called[1]) else []
+    assert missing == []

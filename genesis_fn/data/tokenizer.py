@@ -85,8 +85,10 @@ def _interruptible(work: Callable[[Iterator[str]], None], parts: Iterator[str]) 
     find no interpreter to take one from, and abort; behind the parts it needs none.
     """
     errors: list[BaseException] = []
-    # Of events, as an interrupted `Thread.join` of Python 3.11 takes the thread for ended.
-    interrupted, taken, ended = threading.Event(), threading.Event(), threading.Event()
+    # Of events, as an interrupted `Thread.join` of Python 3.11 takes the thread for ended. The
+    # thread begins with `begun`: an interrupted `Thread.start` leaves one that takes nothing.
+    begun, interrupted = threading.Event(), threading.Event()
+    taken, ended = threading.Event(), threading.Event()
 
     def given() -> Iterator[str]:
         for part in parts:
@@ -96,6 +98,7 @@ def _interruptible(work: Callable[[Iterator[str]], None], parts: Iterator[str]) 
         taken.set()
 
     def run() -> None:
+        begun.wait()
         try:
             work(given())
         except BaseException as error:
@@ -104,10 +107,12 @@ def _interruptible(work: Callable[[Iterator[str]], None], parts: Iterator[str]) 
 
     threading.Thread(target=run, name="tokenizer", daemon=True).start()
     try:
+        begun.set()
         while not ended.wait(0.1):
             pass
     except BaseException:
         interrupted.set()
+        begun.set()
         while not taken.is_set() and not ended.wait(0.01):
             pass
         ended.wait(0.3)  # the last part was given, and is about to be taken
