@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import re
 
+import numpy as np
 import pytest
 
 import genesis_fn as gf
@@ -67,6 +68,10 @@ def test_no_answer_is_for_a_name_that_exists() -> None:
     assert stale == []
 
 
+PROSE = {"a", "derivatives", "gradients", "its", "nothing", "parameters", "schedules",
+         "updates", "x"}  # fmt: skip
+
+
 @pytest.mark.parametrize("module", sorted(MODULES))
 def test_what_names_are_answered_with_exists(module: str) -> None:
     """Every dotted name of an answer is there, and so is what an answer begins with."""
@@ -78,6 +83,34 @@ def test_what_names_are_answered_with_exists(module: str) -> None:
             for name in names if root is not None else ():
                 found = getattr(found, name, None)
             missing += [answer] if root is not None and found is None else []
-        called = re.match(r"(\w+)(?:$|\(|, or )", answer)
-        missing += [answer] if called and not hasattr(space, called[1]) else []
+        called = re.match(r"\w+", answer)
+        begins = called and called[0] not in {*SPACES, *PROSE}
+        missing += [answer] if begins and not hasattr(space, called[0]) else []
     assert missing == []
+
+
+FUNCTIONAL = {
+    "softsign": {}, "logsigmoid": {}, "hardswish": {}, "hardsigmoid": {}, "hardtanh": {},
+    "tanhshrink": {}, "normalize": {"dim": -1}, "softmin": {"dim": -1},
+    "prelu": {"weight": np.array([0.3], np.float32)}, "threshold": {"threshold": 0.2, "value": 7.0},
+    "hardshrink": {"lambd": 0.4}, "softshrink": {"lambd": 0.4},
+    "cosine_similarity": {"y": None, "dim": -1}, "pairwise_distance": {"y": None},
+    "multi_margin_loss": {"target": np.array([1, 0, 4])},
+    "hinge_embedding_loss": {"target": np.array([[1.0], [-1.0], [1.0]]), "margin": 0.6},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FUNCTIONAL)
+def test_an_answer_to_a_function_of_torch_computes_it(name: str) -> None:
+    import torch
+
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(2, 3, 5)).astype(np.float32) * 2
+    given = {k: y if k == "y" else v for k, v in FUNCTIONAL[name].items()}
+    theirs = [torch.tensor(v) if isinstance(v, np.ndarray) else v for v in given.values()]
+    keywords = {"x2" if k == "y" else k: v for k, v in zip(given, theirs, strict=True)}
+    expected = getattr(torch.nn.functional, name)(torch.tensor(x), **keywords)
+    ours = {k: jnp.asarray(v) if isinstance(v, np.ndarray) else v for k, v in given.items()}
+    answer, ours = MODULES["genesis_fn.nn"][name].split(", or ")[0], {"x": jnp.asarray(x), **ours}
+    found = eval(answer, {**vars(nn), **SPACES}, ours)
+    np.testing.assert_allclose(found(**ours) if callable(found) else found, expected, 1e-5, 1e-5)

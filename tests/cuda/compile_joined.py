@@ -55,7 +55,7 @@ def launches(rows: int, depth: int, columns: tuple[int, ...], architecture: int)
 def main(architecture: int) -> None:
     """Compile all of them."""
     records = [
-        compile_launch(launch, OF_ARCHITECTURE[architecture])
+        {**compile_launch(launch, OF_ARCHITECTURE[architecture]), "said": launch.shared}
         for case in CASES
         for launch in launches(*case, architecture)
     ]

@@ -254,7 +254,8 @@ def renames_reasoning(tokenizer) -> bool:
     5.17 does not."""
     message = {"role": "assistant", "content": "", "reasoning": "why"}
     template = "{{ messages[0].thinking }}"
-    return "why" == tokenizer.apply_chat_template([message], chat_template=template, tokenize=False)
+    text = tokenizer.apply_chat_template([message], chat_template=template, tokenize=False)
+    return text == "why"
 
 
 def template_of(folder, text):

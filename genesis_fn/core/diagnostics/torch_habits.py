@@ -143,7 +143,10 @@ MODULES = {
         "gumbel_softmax": "softmax((logits + random.gumbel(key, logits.shape)) / tau)",
         "cosine_similarity": "optim.losses.cosine_similarity(x, y)",
         "pairwise_distance": "jnp.linalg.norm(x - y, axis=-1)",
-        "multi_margin_loss": "optim.losses.multiclass_hinge_loss(scores, labels)",
+        "multi_margin_loss": (
+            "(relu(1 + x - jnp.take_along_axis(x, target[:, None], 1)).sum(1) - 1).mean()"
+            " / x.shape[1]"
+        ),
         "hinge_embedding_loss": "jnp.where(target == 1, x, relu(margin - x)).mean()",
     },
     "genesis_fn.optim": {
