@@ -1,0 +1,1 @@
+"""Training and fine-tuning of language models: settings, the step, the loop, evaluation."""
