@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import genesis_fn
 from genesis_fn.cli import chat, demo, generate, info, options
 from genesis_fn.cli.failures import line_of, wants_traceback
-from genesis_fn.cli.interrupt import Interrupted
+from genesis_fn.training.interrupt import Interrupted
 
 _COMMANDS = (demo, chat, generate, info)
 _DESCRIPTION = """Train small language models, chat with them, continue text.

@@ -7,6 +7,13 @@ from genesis_fn.data.corpus import (
     standard_library as standard_library,
     text_files as text_files,
 )
+from genesis_fn.data.examples.example import Example as Example
+from genesis_fn.data.examples.records import ExampleCounts as ExampleCounts, Examples as Examples
+from genesis_fn.data.streams.batching import Batched as Batched, Prefetch as Prefetch
+from genesis_fn.data.streams.packing import Packed as Packed
+from genesis_fn.data.streams.records import RecordFiles as RecordFiles
+from genesis_fn.data.streams.shuffling import Mixture as Mixture, Shuffled as Shuffled
+from genesis_fn.data.streams.stream import Mapped as Mapped, Stream as Stream
 from genesis_fn.data.tokenizer import (
     END as END,
     load_tokenizer as load_tokenizer,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -22,6 +22,13 @@ _REASONING = ("reasoning_content", "thinking", "reasoning")
 # Options of transformers' `apply_chat_template`, which never reach its templates.
 _OPTIONS = ("chat_template", "continue_final_message", "return_assistant_tokens_mask", "tokenize")
 _LARGEST_INTEGER = 1 << 13  # bits; Python writes no text of an integer of 4300 digits
+
+
+class Rendered(NamedTuple):
+    """The text of a conversation, and the spans of it that a template marks as the model's."""
+
+    text: str
+    generated: list[tuple[int, int]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,6 +105,30 @@ class ChatTemplate:
                 or memory than a template may; names file and line.
             ImportError: jinja2 is not installed.
         """
+        return self.render_marked(
+            messages, add_generation_prompt=add_generation_prompt, tools=tools, **variables
+        ).text
+
+    def render_marked(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        **variables: Any,
+    ) -> Rendered:
+        """The text of a conversation, and what of it stands between `{% generation %}` tags.
+
+        Args:
+            messages, add_generation_prompt, tools, variables: as `render` takes them.
+
+        Returns:
+            (text, [(start, end), ...]), with spans of its characters: what the model says. There
+            are none where the template has no such tags.
+
+        Raises:
+            ArgumentError, FileError, ImportError: as `render` does.
+        """
         for name in _OPTIONS:
             if name in variables:
                 raise ArgumentError(f"ChatTemplate.render: {name} is not an option here")
@@ -134,7 +165,7 @@ class ChatTemplate:
         if "error" not in reply:
             if not is_text(reply["text"]):
                 raise FileError(f"{place}: the chat template writes half a character")
-            return reply["text"]
+            return Rendered(reply["text"], [(a, b) for a, b in reply["generated"]])
         where = place if reply.get("line") is None else f"{place}: line {reply['line']}"
         if reply.get("refused"):
             raise ArgumentError(

@@ -64,6 +64,8 @@ def compiled(template: str) -> Any:
         """{% generation %} ... {% endgeneration %}, which marks what the model says: its body."""
 
         tags = {"generation"}
+        written: list[str]  # the pieces of the text so far, which `rendered` makes
+        spans: list[list[int]]
 
         def parse(self, parser: Any) -> Any:
             line = next(parser.stream).lineno
@@ -71,7 +73,10 @@ def compiled(template: str) -> Any:
             return jinja2.nodes.CallBlock(self.call_method("_body"), [], [], body).set_lineno(line)
 
         def _body(self, caller: Any) -> str:
-            return caller()
+            text = caller()
+            start = sum(map(len, self.written))
+            self.spans.append([start, start + len(text)])
+            return text
 
     class Namespace(jinja2.utils.Namespace):
         """A namespace without attributes of Python's."""
@@ -121,16 +126,19 @@ def compiled(template: str) -> Any:
     return environment.from_string(template)
 
 
-def rendered(template: str, variables: dict[str, Any]) -> str:
-    """The text of a template."""
+def rendered(template: str, variables: dict[str, Any]) -> tuple[str, list[list[int]]]:
+    """The text of a template, and the spans of it that stand between its generation tags."""
+    program = compiled(template)
+    (marks,) = [e for e in program.environment.extensions.values() if "generation" in e.tags]
     pieces: list[str] = []
+    marks.written, marks.spans = pieces, []
     size = 0
-    for piece in compiled(template).generate(**variables):
+    for piece in program.generate(**variables):
         pieces.append(piece)
         size += len(piece)
         if size > LARGEST_TEXT:
             raise OverflowError(f"the text has more than {LARGEST_TEXT:,} characters")
-    return "".join(pieces)
+    return "".join(pieces), marks.spans
 
 
 def line_of(error: BaseException) -> int | None:
@@ -148,10 +156,11 @@ def line_of(error: BaseException) -> int | None:
 
 
 def reply(request: dict[str, Any]) -> dict[str, Any]:
-    """{"text"}, or {"error", "line", "refused"}."""
+    """{"text", "generated"}, or {"error", "line", "refused"}."""
     try:
         with time_limited():
-            return {"text": rendered(request["template"], request["variables"])}
+            text, spans = rendered(request["template"], request["variables"])
+            return {"text": text, "generated": spans}
     except Refused as error:
         return {"error": str(error)[:1000], "line": line_of(error), "refused": True}
     except TimeUp as error:

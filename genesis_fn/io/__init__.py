@@ -1,5 +1,6 @@
 """Files: safetensors, checkpoints, Hugging Face folders."""
 
+from genesis_fn.io.adapters import load_adapter as load_adapter, save_adapter as save_adapter
 from genesis_fn.io.async_saver import AsyncSaver as AsyncSaver
 from genesis_fn.io.checkpoint import restore as restore, save as save, steps as steps
 from genesis_fn.io.model_reading import load_model as load_model, load_qwen as load_qwen

@@ -27,7 +27,7 @@ from genesis_fn.models.decoder_layer import (
     visible_in_cache,
     visible_within,
 )
-from genesis_fn.nn import linear, load_balancing_loss
+from genesis_fn.nn import linear, load_balancing_loss, plain_weight
 from genesis_fn.transforms import assert_
 
 # ---- parameters ----
@@ -205,7 +205,7 @@ def loss(
     tokens = _checked("loss", tokens)
     x, routings = _trunk(params, tokens, config, None, mask, remat)
     mean = linear_cross_entropy(
-        x, head_weight(params), labels, ignore_index=ignore_index, z_loss=z_loss
+        x, plain_weight(head_weight(params)), labels, ignore_index=ignore_index, z_loss=z_loss
     )
     if not config.output_router_logits or not routings:
         return mean

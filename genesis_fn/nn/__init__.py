@@ -7,7 +7,7 @@ from genesis_fn.lax import (
     dot_product_attention as dot_product_attention,
     linear_cross_entropy as linear_cross_entropy,
 )
-from genesis_fn.nn import initializers as initializers
+from genesis_fn.nn import initializers as initializers, lora as lora
 from genesis_fn.nn.containers import (
     Activation as Activation,
     Residual as Residual,
@@ -137,6 +137,7 @@ from genesis_fn.nn.losses import (
     smooth_l1_loss as smooth_l1_loss,
     triplet_margin_loss as triplet_margin_loss,
 )
+from genesis_fn.nn.low_rank import LoraWeight as LoraWeight, plain_weight as plain_weight
 from genesis_fn.nn.module import Module as Module
 from genesis_fn.nn.reparametrization import (
     SpectralNorm as SpectralNorm,

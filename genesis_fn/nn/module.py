@@ -118,7 +118,7 @@ def lookup(layer: Module, tree: PyTree, name: str, shape: tuple[int, ...], init:
             found = f"is {tree!r:.60}" if tree is None else f"is of type {type(tree).__name__}"
         text = f"{what}[{name!r}] of shape {list(shape)} is wanted, but {what} {found}"
         raise layer_error(layer, "", f"{text}\n  {made}") from None
-    if jnp.shape(x) != shape:
+    if tuple(getattr(x, "shape", ())) != shape and jnp.shape(x) != shape:
         text = f"{what}[{name!r}] is {shown(x)}, but has to be {list(shape)}"
         raise layer_error(layer, "", f"{text}\n  {made}")
     return x

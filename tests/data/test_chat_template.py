@@ -452,7 +452,8 @@ def test_no_code_of_the_folder_runs_and_no_file_is_written(tmp_path):
 
 def test_the_worker_replies(monkeypatch):
     limits = resource.getrlimit(resource.RLIMIT_CPU), signal.getsignal(signal.SIGPROF)
-    assert chat_worker.reply({"template": "{{ a }}", "variables": {"a": 1}}) == {"text": "1"}
+    found = chat_worker.reply({"template": "{{ a }}", "variables": {"a": 1}})
+    assert found == {"text": "1", "generated": []}
     found = chat_worker.reply({"template": "\n{{ raise_exception('no') }}", "variables": {}})
     assert found == {"error": "no", "line": 2, "refused": True}
     monkeypatch.setattr(chat_worker, "LARGEST_TEXT", 3)

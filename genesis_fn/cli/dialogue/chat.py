@@ -10,8 +10,8 @@ from typing import Any, Protocol
 from genesis_fn.cli.dialogue.conversation import Conversation, Message, Turn
 from genesis_fn.cli.dialogue.screen import Screen
 from genesis_fn.cli.dialogue.transcript import Transcript
-from genesis_fn.cli.interrupt import Interrupt
 from genesis_fn.models import GenerationConfig
+from genesis_fn.training.interrupt import Interrupt
 
 
 class Answer(Protocol):

@@ -8,7 +8,7 @@ from genesis_fn.cli.dialogue.chat import Chat
 from genesis_fn.cli.dialogue.commands import is_command, obey
 from genesis_fn.cli.dialogue.reading import LineSource, TakenBack, read_message
 from genesis_fn.cli.failures import line_of, wants_traceback
-from genesis_fn.cli.interrupt import Interrupted
+from genesis_fn.training.interrupt import Interrupted
 
 _ENDING = "Ctrl-C again, Ctrl-D or /exit ends the chat"
 

@@ -9,6 +9,7 @@ import genesis_fn.numpy as jnp
 import genesis_fn.random as random
 from genesis_fn import Array, ArrayLike, DTypeLike, Key, PyTree, dtypes
 from genesis_fn.extend import take_rows
+from genesis_fn.nn.low_rank import LoraWeight
 from genesis_fn.nn.module import (
     Module,
     check_fields,
@@ -70,12 +71,12 @@ class Linear(Module):
         return y if bias is None else y + bias
 
 
-def linear(x: ArrayLike, weight: ArrayLike) -> Array:
+def linear(x: ArrayLike, weight: ArrayLike | LoraWeight) -> Array:
     """x @ weight.T.
 
     Args:
         x: array [..., in].
-        weight: array [out, in].
+        weight: array [out, in], or one with an adapter.
 
     Returns:
         An array [..., out].
@@ -83,6 +84,8 @@ def linear(x: ArrayLike, weight: ArrayLike) -> Array:
     >>> nn.linear(jnp.ones((4, 3)), jnp.ones((2, 3))).shape
     (4, 2)
     """
+    if isinstance(weight, LoraWeight):
+        return weight.multiply(jnp.asarray(x))
     return jnp.einsum("...i,oi->...o", x, weight)
 
 

@@ -1,0 +1,1 @@
+"""Streams of records, examples and batches, which stop and go on exactly."""
