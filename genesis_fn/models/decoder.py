@@ -14,7 +14,7 @@ import functools
 from typing import Any
 
 import genesis_fn.numpy as jnp
-from genesis_fn import Array, ArrayLike, DTypeLike, PyTree, checkpoint, dtypes, errors
+from genesis_fn import Array, ArrayLike, DTypeLike, PyTree, checkpoint, dtypes, errors, lax
 from genesis_fn.extend import take_rows, typeof
 from genesis_fn.lax import linear_cross_entropy, rms_norm
 from genesis_fn.models.decoder_config import DecoderConfig
@@ -74,9 +74,14 @@ def _trunk(
     mask: ArrayLike | None,
     remat: bool,
     counts: ArrayLike | None = None,
+    segment_ids: ArrayLike | None = None,
 ) -> tuple[Array, list[tuple[Array, Array]]]:
     """(the activations after the last norm, the routing of each layer with experts)."""
     layers, t = layers_of(params, config), tokens.shape[-1]
+    if segment_ids is not None:
+        inside, restarted = _segments(segment_ids, tokens.shape)
+        mask = inside if mask is None else inside & jnp.asarray(mask)
+        positions = restarted if positions is None else positions
     places = jnp.arange(t)[None, :]
     if counts is not None:
         start = jnp.zeros(tokens.shape[:1], jnp.int32)
@@ -93,6 +98,21 @@ def _trunk(
     return rms_norm(x, params["norm"]["weight"], eps=config.rms_norm_eps), routings
 
 
+def _segments(segment_ids: ArrayLike, shape: tuple[int, ...]) -> tuple[Array, Array]:
+    """(booleans [B, 1, T, T], True where two positions are of one segment; the positions [B, T]
+    within each run of one id). Raises ShapeError or DTypeError."""
+    ids: Array = jnp.asarray(segment_ids)
+    aval = typeof(ids)
+    if aval.shape != shape or not dtypes.is_integer(aval.dtype):
+        raise errors.ShapeError(
+            f"decoder: segment_ids {aval} must be integers {list(shape)}, one for each token"
+        )
+    at = jnp.arange(shape[1], dtype=jnp.int32)[None, :]
+    begins = jnp.concatenate([jnp.ones_like(ids[:, :1], bool), ids[:, 1:] != ids[:, :-1]], axis=1)
+    start = lax.cummax(jnp.where(begins, at, 0), axis=1)
+    return (ids[:, :, None] == ids[:, None, :])[:, None], at - start
+
+
 def hidden(
     params: PyTree,
     tokens: Array,
@@ -102,6 +122,7 @@ def hidden(
     mask: ArrayLike | None = None,
     remat: bool = False,
     counts: ArrayLike | None = None,
+    segment_ids: ArrayLike | None = None,
 ) -> Array:
     """The activations after the last norm, which the output layer multiplies.
 
@@ -115,6 +136,9 @@ def hidden(
         remat: recompute each layer in the backward pass instead of keeping its activations.
         counts: how many of the T tokens are real in each row, integers [B]; padding comes behind
             them, may hold anything and has activations that mean nothing. None means all.
+        segment_ids: integers [B, T], of rows in which several texts follow each other: a token
+            attends to those of its own id only, and rotary positions begin anew with each text.
+            None means one text a row.
 
     Returns:
         An array [B, T, hidden].
@@ -125,7 +149,7 @@ def hidden(
     (1, 3, 32)
     """
     tokens = _checked("hidden", tokens)
-    return _trunk(params, tokens, config, positions, mask, remat, counts)[0]
+    return _trunk(params, tokens, config, positions, mask, remat, counts, segment_ids)[0]
 
 
 def forward(
@@ -137,6 +161,7 @@ def forward(
     mask: ArrayLike | None = None,
     remat: bool = False,
     counts: ArrayLike | None = None,
+    segment_ids: ArrayLike | None = None,
 ) -> Array:
     """Logits of the next token at every position.
 
@@ -149,6 +174,7 @@ def forward(
             that is not after it; None masks nothing.
         remat: recompute each layer in the backward pass instead of keeping its activations.
         counts: as in `hidden`; of tokens [T] a scalar.
+        segment_ids: as in `hidden`; of tokens [T] integers [T].
 
     Returns:
         An array [B, T, vocabulary], or [T, vocabulary].
@@ -162,8 +188,9 @@ def forward(
     single = tokens.ndim == 1
     if single:
         tokens, counts = tokens[None], None if counts is None else jnp.asarray(counts)[None]
+        segment_ids = None if segment_ids is None else jnp.asarray(segment_ids)[None]
     tokens = _checked("forward", tokens)
-    x = _trunk(params, tokens, config, positions, mask, remat, counts)[0]
+    x = _trunk(params, tokens, config, positions, mask, remat, counts, segment_ids)[0]
     return linear(x[0] if single else x, head_weight(params))
 
 
@@ -177,6 +204,7 @@ def loss(
     z_loss: float = 0.0,
     remat: bool = False,
     mask: ArrayLike | None = None,
+    segment_ids: ArrayLike | None = None,
 ) -> Array:
     """Mean cross-entropy in nats, without keeping the logits.
 
@@ -192,6 +220,7 @@ def loss(
         z_loss: weight of the penalty logsumexp(logits)**2 per position.
         remat: recompute each layer in the backward pass instead of keeping its activations.
         mask: as in `hidden`.
+        segment_ids: as in `hidden`.
 
     Returns:
         A scalar.
@@ -202,16 +231,66 @@ def loss(
     >>> loss(params, tokens[:, :-1], tokens[:, 1:], config).shape
     ()
     """
+    options: dict[str, Any] = {"ignore_index": ignore_index, "z_loss": z_loss}
+    x, balance = _before_head(params, tokens, config, mask, remat, segment_ids)
+    mean = linear_cross_entropy(x, plain_weight(head_weight(params)), labels, **options)
+    return mean if balance is None else mean + balance
+
+
+def loss_sum(
+    params: PyTree,
+    tokens: Array,
+    labels: Array,
+    config: DecoderConfig,
+    *,
+    ignore_index: int | None = -100,
+    z_loss: float = 0.0,
+    remat: bool = False,
+    mask: ArrayLike | None = None,
+    segment_ids: ArrayLike | None = None,
+) -> tuple[Array, Array]:
+    """`loss` as a sum and the number of labels that count in it: sums of parts of a batch add up to
+    that of the batch, as means do not.
+
+    Args:
+        params, tokens, labels, config: as in `loss`.
+        ignore_index: label of positions that do not count.
+        z_loss, remat, mask, segment_ids: as in `loss`.
+
+    Returns:
+        (a scalar, the load-balancing loss times the count with it; a float32 scalar).
+
+    >>> config = DecoderConfig(64, 32, 64, 2, 4, 2, 8)
+    >>> params = init(random.key(0), config)
+    >>> tokens, labels = jnp.array([[1, 2, 3]]), jnp.array([[2, 3, -100]])
+    >>> loss_sum(params, tokens, labels, config)[1]
+    Array(2., dtype=float32)
+    """
+    options: dict[str, Any] = {"ignore_index": ignore_index, "z_loss": z_loss, "reduction": "sum"}
+    x, balance = _before_head(params, tokens, config, mask, remat, segment_ids)
+    labels = jnp.asarray(labels)
+    counted = jnp.ones_like(labels, bool) if ignore_index is None else labels != ignore_index
+    count = jnp.sum(counted, dtype=jnp.float32)
+    total = linear_cross_entropy(x, plain_weight(head_weight(params)), labels, **options)
+    return total if balance is None else total + balance * count, count
+
+
+def _before_head(
+    params: PyTree,
+    tokens: ArrayLike,
+    config: DecoderConfig,
+    mask: ArrayLike | None,
+    remat: bool,
+    segment_ids: ArrayLike | None,
+) -> tuple[Array, Array | None]:
+    """(what the output layer multiplies, the weighted load-balancing loss or None)."""
     tokens = _checked("loss", tokens)
-    x, routings = _trunk(params, tokens, config, None, mask, remat)
-    mean = linear_cross_entropy(
-        x, plain_weight(head_weight(params)), labels, ignore_index=ignore_index, z_loss=z_loss
-    )
+    x, routings = _trunk(params, tokens, config, None, mask, remat, None, segment_ids)
     if not config.output_router_logits or not routings:
-        return mean
+        return x, None
     probabilities, experts = [jnp.stack(of_layers) for of_layers in zip(*routings)]
     balance = load_balancing_loss(probabilities, experts, config.num_experts)
-    return mean + config.router_aux_loss_coef * balance
+    return x, config.router_aux_loss_coef * balance
 
 
 # ---- generation: the cache ----

@@ -12,6 +12,7 @@ from genesis_fn.models.decoder import (
     init as init,
     init_cache as init_cache,
     loss as loss,
+    loss_sum as loss_sum,
     prefill as prefill,
 )
 from genesis_fn.models.decoder_config import DecoderConfig
