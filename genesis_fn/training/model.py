@@ -1,0 +1,182 @@
+"""What a run trains: the weights that are trained and those that are frozen, and their loss."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from typing import TYPE_CHECKING, Any
+
+import genesis_fn.random as random
+from genesis_fn import io
+from genesis_fn.core.errors import ArgumentError, FileError
+from genesis_fn.core.files import read_plain
+from genesis_fn.core.types.annotations import Array, Key, PyTree
+from genesis_fn.data import ChatTemplate, load_tokenizer
+from genesis_fn.data.chat_files import TemplateText, read_special_tokens
+from genesis_fn.models import PRESETS, DecoderConfig, decoder
+from genesis_fn.nn import lora
+from genesis_fn.training.settings import Settings
+from genesis_fn.training.step import IGNORED, Batch, SummedLoss
+from genesis_fn.transforms.precision.autocast import amp
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+_LARGEST_TEMPLATE = 1 << 20  # bytes
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainedModel:
+    """A model as a run sees it.
+
+    Args:
+        config: the hyperparameters.
+        trained: the parameters, or adapters.
+        frozen: the parameters below adapters; None where all are trained.
+        lora: what the adapters are like; None where there are none.
+        folder: the model folder that the weights come from; None for random ones.
+        tokenizer_folder: the folder of the tokenizer.
+        tokenizer: the tokenizer.
+        template: the chat template, or why there is none.
+    """
+
+    config: DecoderConfig
+    trained: PyTree
+    frozen: PyTree
+    lora: lora.LoraConfig | None
+    folder: str | None
+    tokenizer_folder: str
+    tokenizer: Tokenizer
+    template: ChatTemplate | FileError
+
+    def chat_template(self) -> ChatTemplate:
+        """The chat template. Raises FileError where there is none."""
+        if isinstance(self.template, FileError):
+            raise FileError(f"{self.template}\n  or give --model.template FILE")
+        return self.template
+
+    def parameters(self, trained: PyTree, key: Key | None = None) -> PyTree:
+        """The parameters of the decoder, with trained weights in them.
+
+        Args:
+            trained: parameters or adapters, as `trained`.
+            key: of the dropout of adapters; None drops nothing.
+        """
+        return parameters_of(trained, self.frozen, self.lora, key)
+
+
+def parameters_of(
+    trained: PyTree, frozen: PyTree, config: lora.LoraConfig | None, key: Key | None = None
+) -> PyTree:
+    """The parameters of the decoder: those that are trained, or the frozen ones with adapters."""
+    return trained if config is None else lora.apply(frozen, trained, config, key=key)
+
+
+def make_loss(
+    config: DecoderConfig, adapters: lora.LoraConfig | None, compute: str, remat: bool
+) -> SummedLoss:
+    """The sum of the cross-entropy over the labels that count, computed in a dtype.
+
+    Args:
+        config: the hyperparameters.
+        adapters: what adapters are like; None where parameters are trained.
+        compute: dtype of products.
+        remat: whether layers are recomputed in the backward pass.
+    """
+
+    def loss(trained: PyTree, frozen: PyTree, batch: Batch, key: Key | None) -> Array:
+        return decoder.loss_sum(
+            parameters_of(trained, frozen, adapters, key),
+            batch["tokens"],
+            batch["labels"],
+            config,
+            ignore_index=IGNORED,
+            segment_ids=batch.get("segment_ids"),
+            remat=remat,
+        )[0]
+
+    return amp(loss, compute)
+
+
+# ---- opening ----
+
+
+def open_model(settings: Settings) -> TrainedModel:
+    """The model, tokenizer and template that settings name.
+
+    Raises:
+        ArgumentError: the settings name no model, or two.
+        OSError, FileError: what is missing or malformed.
+    """
+    m = settings.model
+    if (m.path is None) == (m.config is None):
+        given = "both are given" if m.path else "neither is given"
+        raise ArgumentError(
+            f"model.path begins with a folder's weights, model.config with random ones, and {given}"
+        )
+    folder = m.tokenizer or m.path
+    if folder is None:
+        raise ArgumentError(
+            "model.tokenizer is missing: random weights come with none, give a folder with a "
+            "tokenizer.json"
+        )
+    adapted = settings.method != "full"
+    dtype = (m.base_dtype or settings.compute) if adapted else m.dtype
+    if m.path is not None:
+        params, config = io.load_model(m.path, dtype=dtype)
+    else:
+        config = _config(str(m.config))
+        params = decoder.init(random.key(settings.seed), config, dtype)
+    tokenizer = load_tokenizer(folder)
+    if (size := tokenizer.get_vocab_size()) > config.vocab_size:
+        raise FileError(
+            f"{folder}: the tokenizer has {size:,} tokens, and the model a vocabulary of "
+            f"{config.vocab_size:,}: they are not of one model"
+        )
+    rest = (m.path, folder, tokenizer, _template(folder, m.template))
+    if not adapted:
+        return TrainedModel(config, params, None, None, *rest)
+    adapters = lora_config(settings)
+    key = random.fold_in(random.key(settings.seed), "adapters")
+    trained = lora.init(key, params, adapters, dtype=m.dtype)
+    return TrainedModel(config, trained, params, adapters, *rest)
+
+
+def lora_config(settings: Settings) -> lora.LoraConfig:
+    """The section `lora`, as PEFT names it."""
+    s = settings.lora
+    targets: Any = s.target_modules
+    if targets == ("all-linear",):
+        targets = "all-linear"
+    return lora.LoraConfig(
+        r=s.r,
+        lora_alpha=s.alpha,
+        target_modules=targets,
+        lora_dropout=s.dropout,
+        use_rslora=s.rslora,
+        use_dora=settings.method == "dora",
+    )
+
+
+def _config(name: str) -> DecoderConfig:
+    """The hyperparameters of a preset's name, or of a file or folder."""
+    if name.lower() in PRESETS:
+        return PRESETS[name.lower()]
+    if not os.path.exists(name):
+        raise ArgumentError(
+            f"model.config is {name!r}, which is neither a file nor one of {', '.join(PRESETS)}"
+        )
+    return DecoderConfig.from_file(name)
+
+
+def _template(folder: str, path: str | None) -> ChatTemplate | FileError:
+    if path is None:
+        try:
+            return ChatTemplate.from_folder(folder)
+        except FileError as error:  # which texts can do without
+            return error
+    try:
+        text = read_plain(path, _LARGEST_TEMPLATE).decode("utf-8")
+    except UnicodeDecodeError:
+        raise FileError(f"{path}: not UTF-8") from None
+    return ChatTemplate({"default": TemplateText(text, path)}, read_special_tokens(folder))
