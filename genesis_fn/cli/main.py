@@ -11,11 +11,11 @@ import sys
 from collections.abc import Sequence
 
 import genesis_fn
-from genesis_fn.cli import chat, demo, generate, info, options
+from genesis_fn.cli import chat, demo, generate, info, options, train
 from genesis_fn.cli.failures import line_of, wants_traceback
 from genesis_fn.training.interrupt import Interrupted
 
-_COMMANDS = (demo, chat, generate, info)
+_COMMANDS = (demo, train, chat, generate, info)
 _DESCRIPTION = """Train small language models, chat with them, continue text.
 
 A command ends with 0, with 1 after an error, which is one line on stderr, with 2 where it was
@@ -23,6 +23,7 @@ called wrongly, and with 130 after Ctrl-C. Output that goes to no terminal is pl
 _EXAMPLES = (
     "genesis-fn demo",
     "genesis-fn chat --model runs/demo",
+    "genesis-fn sft --method lora --model.path runs/demo --data.train chats.jsonl --epochs 2",
     "genesis-fn generate --model runs/demo --prompt 'def read(self):'",
     "genesis-fn chat --help",
 )

@@ -16,8 +16,6 @@ import numpy as np
 import genesis_fn.numpy as jnp
 import genesis_fn.random as random
 from genesis_fn import io, optim
-from genesis_fn.cli.progress import Progress, say
-from genesis_fn.cli.training_log import Log, plot
 from genesis_fn.core import tree
 from genesis_fn.core.convert import as_array
 from genesis_fn.core.errors import FileError
@@ -25,6 +23,8 @@ from genesis_fn.core.types.annotations import Array, PyTree
 from genesis_fn.data.tokens import TokenWindows
 from genesis_fn.models import qwen
 from genesis_fn.training.interrupt import Interrupt, Interrupted
+from genesis_fn.training.log import Log, plot
+from genesis_fn.training.progress import Progress, say
 from genesis_fn.transforms.autodiff.derivatives import value_and_grad
 from genesis_fn.transforms.jitting import jit
 from genesis_fn.transforms.precision.autocast import amp

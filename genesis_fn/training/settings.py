@@ -10,9 +10,10 @@ import dataclasses
 from typing import Any, Literal
 
 
-def setting(default: Any, help: str) -> Any:
-    """A field with a default and a line of help."""
-    return dataclasses.field(default=default, metadata={"help": help})
+def setting(default: Any, help: str, *, fixed: bool = True) -> Any:
+    """A field with a default and a line of help; `fixed` ones cannot change between a run and its
+    continuation."""
+    return dataclasses.field(default=default, metadata={"help": help, "fixed": fixed})
 
 
 Dtype = Literal["float32", "bfloat16", "float16"]
@@ -40,12 +41,16 @@ class Data:
     format: Literal["auto", "text", "jsonl", "parquet"] = setting("auto", "auto goes by the suffix")
     text_field: str = setting("text", "the field or column that holds the text of a record")
     length: int = setting(1024, "tokens of a row")
-    packing: bool = setting(True, "put several examples into one row")
-    separate: bool = setting(True, "documents of a row do not attend to each other")
+    packing: Literal["cut", "fit", "off"] = setting(
+        "cut", "cut joins texts and cuts rows, fit puts whole examples into rows, off one a row"
+    )
+    separate: bool = setting(True, "the texts of a row do not attend to each other")
     train_on: Literal["answers", "all"] = setting("answers", "which tokens of chats count")
     shuffle: int = setting(10_000, "records of the buffer that shuffles; 0 keeps their order")
     on_bad_line: Literal["stop", "skip"] = setting("stop", "what a line that is no record does")
-    prefetch: int = setting(2, "batches that a thread makes ahead; 0 makes them in the loop")
+    prefetch: int = setting(
+        2, "batches that a thread makes ahead; 0 makes them in the loop", fixed=False
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,41 +86,41 @@ class Optim:
 class Evaluate:
     """Evaluation while training."""
 
-    every: int = setting(100, "steps between evaluations")
-    batches: int = setting(16, "batches of the validation data; 0 takes all")
-    choices: str | None = setting(None, "JSONL file of multiple-choice questions")
-    patience: int = setting(0, "stop after so many evaluations without a better loss; 0 never")
-    min_delta: float = setting(0.0, "by how much a loss is better, in nats per token")
+    every: int = setting(100, "steps between evaluations", fixed=False)
+    batches: int = setting(16, "batches of the validation data; 0 takes all", fixed=False)
+    patience: int = setting(
+        0, "stop after so many evaluations without a better loss; 0 never", fixed=False
+    )
+    min_delta: float = setting(0.0, "by how much a loss is better, in nats per token", fixed=False)
 
 
 @dataclasses.dataclass(frozen=True)
 class Checkpoint:
     """Checkpoints."""
 
-    every: int = setting(500, "steps between checkpoints")
-    keep: int = setting(2, "newest checkpoints that are kept")
-    keep_best: int = setting(1, "checkpoints of the least validation loss that are kept")
-    background: bool = setting(True, "write in a thread while training goes on")
+    every: int = setting(500, "steps between checkpoints", fixed=False)
+    keep: int = setting(2, "newest checkpoints that are kept", fixed=False)
+    background: bool = setting(True, "write in a thread while training goes on", fixed=False)
 
 
 @dataclasses.dataclass(frozen=True)
 class Log:
     """What is written and shown about a run."""
 
-    every: int = setting(1, "steps between rows of the log")
-    csv: bool = setting(True, "write metrics.csv")
-    tensorboard: bool = setting(False, "write events for TensorBoard")
-    plots: bool = setting(True, "draw loss, learning rate, gradient norm and throughput")
+    every: int = setting(1, "steps between rows of the log", fixed=False)
+    plot: bool = setting(True, "draw the losses, loss.png", fixed=False)
 
 
 @dataclasses.dataclass(frozen=True)
 class Sample:
     """Texts that the model writes while it is trained."""
 
-    every: int = setting(0, "steps between samples; 0 takes none")
-    prompts: tuple[str, ...] = setting((), "what is continued; of chats, what a user asks")
-    max_new_tokens: int = setting(64, "tokens of a sample")
-    temperature: float = setting(0.8, "of the samples; 0 takes the likeliest token")
+    every: int = setting(0, "steps between samples; 0 takes none", fixed=False)
+    prompts: tuple[str, ...] = setting(
+        (), "what is continued; of chats, what a user asks", fixed=False
+    )
+    max_new_tokens: int = setting(64, "tokens of a sample", fixed=False)
+    temperature: float = setting(0.8, "of the samples; 0 takes the likeliest token", fixed=False)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,17 +136,16 @@ class Spike:
 class Settings:
     """All settings of a run."""
 
-    out: str = setting("runs/train", "the run's folder")
+    out: str = setting("runs/train", "the run's folder", fixed=False)
     method: Literal["full", "lora", "dora"] = setting("full", "what is trained")
     steps: int | None = setting(None, "steps of the optimizer; or give epochs")
-    epochs: float | None = setting(None, "passes over the training data; or give steps")
+    epochs: int | None = setting(None, "passes over the training data; or give steps")
     batch: int = setting(8, "rows of a step's batch, over all of its parts")
     accumulate: int = setting(1, "parts in which the gradient of a batch is computed")
     compute: Dtype = setting("float32", "dtype of products; float16 scales the loss")
     remat: bool = setting(False, "recompute activations in the backward pass")
     ema: float = setting(0.0, "decay of the average of the parameters; 0 keeps none")
     seed: int = setting(0, "decides every random draw: the same seed, the same run")
-    memory_budget: str | None = setting(None, 'bytes to stay in, as "16GB": parts and remat follow')
     model: Model = Model()
     data: Data = Data()
     lora: Lora = Lora()

@@ -248,6 +248,7 @@ def _watched(
     A spike counts as the largest loss that is none, so that the mean follows a loss that stays.
     """
     mean, variance, seen = health["mean"], health["variance"], health["seen"]
+    loss = jnp.astype(loss, jnp.float32)
     deviation = jnp.sqrt(jnp.maximum(variance, 1e-12))
     bound = mean + guard.deviations * deviation
     known = seen >= _LEAST_STEPS

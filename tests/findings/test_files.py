@@ -21,7 +21,7 @@ import safetensors.numpy
 import genesis_fn.numpy as jnp
 from genesis_fn import data, io, random
 from genesis_fn.backends.cuda.binaries.cache import BinaryCache
-from genesis_fn.cli.training_log import Log
+from genesis_fn.training.log import Log
 from genesis_fn.core import tree
 from genesis_fn.io.safetensors import load_metadata, load_numpy
 from genesis_fn.models import qwen

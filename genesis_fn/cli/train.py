@@ -1,0 +1,138 @@
+"""`genesis-fn train`, `sft` and `resume`: training and fine-tuning as settings say."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import shlex
+from typing import Any
+
+from genesis_fn.cli import options
+from genesis_fn.cli.options import option
+from genesis_fn.training.run import RunSummary, resume, train
+from genesis_fn.training.settings import Data, Model, Optim, Settings
+from genesis_fn.training.settings_file import KEYS, accepted, read_settings, value_of
+
+_ABOUT = """Settings are read of a TOML or YAML file, --config, and each is an option too, which goes
+before the file. The run's folder records them all in config.yaml; the same command goes on with a
+run that was stopped, and so does `genesis-fn resume`. Ctrl-C, SIGTERM and SIGHUP save a run and end
+it."""
+_TRAIN = f"""Train a language model on texts: files of text, JSON lines or Parquet.
+
+{_ABOUT}"""
+_SFT = f"""Fine-tune a language model on chats, with all parameters or by adapters.
+
+The data are JSON lines with messages, or with prompt and completion; the answers are learned.
+
+{_ABOUT}"""
+TRAIN = Settings(out="runs/train")
+SFT = Settings(
+    out="runs/sft",
+    model=Model(),
+    data=Data(packing="fit"),
+    optim=Optim(lr=1e-5, weight_decay=0.0, b2=0.999),
+    epochs=None,
+)
+_EXAMPLES = {
+    "train": (
+        "genesis-fn train --config train.toml",
+        "genesis-fn train --model.config qwen3-0.6b --model.tokenizer qwen --data.train texts "
+        "--steps 1000",
+        "genesis-fn train --config train.toml --optim.lr 3e-4 --out runs/second",
+    ),
+    "sft": (
+        "genesis-fn sft --model.path qwen --data.train chats.jsonl --epochs 2",
+        "genesis-fn sft --method lora --model.path qwen --data.train chats.jsonl --epochs 2",
+        "genesis-fn sft --config sft.toml --lora.r 16",
+    ),
+}
+
+
+def add(commands: Any) -> None:
+    """The commands and their options."""
+    _add_settings(commands, "train", TRAIN, "train a language model on texts", _TRAIN)
+    _add_settings(commands, "sft", SFT, "fine-tune a language model on chats", _SFT)
+    parser = options.add_command(
+        commands,
+        "resume",
+        _resume,
+        help="go on with a run that was stopped",
+        description="Go on with a run of train or sft from its newest checkpoint, as its "
+        "config.yaml says, to the same numbers as if it had not been stopped.",
+        examples=("genesis-fn resume --out runs/train",),
+    )
+    option(parser, "--out", required=True, metavar="FOLDER", help="the run's folder")
+    options.add_device(parser)
+    option(parser, "--quiet", action="store_true", help="no progress bar")
+
+
+def _add_settings(commands: Any, name: str, base: Settings, help: str, description: str) -> None:
+    parser = options.add_command(
+        commands, name, _train, help=help, description=description, examples=_EXAMPLES[name]
+    )
+    parser.set_defaults(base=base)
+    option(
+        parser,
+        "--config",
+        metavar="FILE",
+        help="a .toml, .yaml or .yml file of settings",
+        shown="none",
+    )
+    options.add_device(parser)
+    option(parser, "--quiet", action="store_true", help="no progress bar")
+    groups: dict[str, Any] = {"": parser}
+    for key in KEYS.values():
+        section = key.name.rpartition(".")[0]
+        if section not in groups:
+            groups[section] = parser.add_argument_group(section)
+        default = value_of(base, key.name)
+        kind = accepted(key.kind)
+        several = kind.startswith("a list")
+        extra: dict[str, Any] = {"nargs": "+"} if several else {}
+        if kind == "true or false":
+            extra = {"nargs": "?", "const": "true"}
+        option(
+            groups[section],
+            f"--{key.name}",
+            dest=f"setting {key.name}",
+            metavar="VALUE",
+            help=f"{key.help}; {kind}",
+            shown=_shown(default),
+            **extra,
+        )
+
+
+def _shown(value: Any) -> str:
+    if value is None or value == ():
+        return "none"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
+def _train(arguments: argparse.Namespace) -> int:
+    given = {
+        name.removeprefix("setting "): value
+        for name, value in vars(arguments).items()
+        if name.startswith("setting ") and value is not None
+    }
+    settings = read_settings(arguments.config, given, arguments.base)
+    _report(train(settings, quiet=arguments.quiet), settings.out)
+    return 0
+
+
+def _resume(arguments: argparse.Namespace) -> int:
+    _report(resume(arguments.out, quiet=arguments.quiet), arguments.out)
+    return 0
+
+
+def _report(summary: RunSummary, out: str) -> None:
+    print(f"step {summary.step}: ended by {summary.ended_by}")
+    if math.isfinite(summary.validation_loss):
+        print(
+            f"validation loss {summary.validation_loss:.4f} nats per token (perplexity "
+            f"{math.exp(min(summary.validation_loss, 700)):.2f}); the best was "
+            f"{summary.best_loss:.4f} at step {summary.best_step}"
+        )
+    print(f"written: {out}: config.yaml, checkpoints, log.jsonl, loss.png")
+    print(f"the model: {shlex.quote(summary.model)}")

@@ -1,0 +1,153 @@
+"""The batches that settings ask for."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from typing import Any
+
+from genesis_fn.core.convert import as_array
+from genesis_fn.core.errors import FileError
+from genesis_fn.core.files import read_json
+from genesis_fn.data import (
+    Batched,
+    ExampleCounts,
+    Examples,
+    Mapped,
+    Mixture,
+    Packed,
+    Prefetch,
+    RecordFiles,
+    Shuffled,
+    Stream,
+)
+from genesis_fn.data.chat_files import read_special_tokens
+from genesis_fn.data.streams.stream import BadRecords
+from genesis_fn.training.model import TrainedModel
+from genesis_fn.training.progress import say
+from genesis_fn.training.settings import Settings
+from genesis_fn.training.step import Batch
+
+_LARGEST_JSON = 1 << 26  # bytes
+_SAID = 5  # bad lines that are reported one by one
+
+
+class BadLines:
+    """Says which lines are skipped: the first by name, then every power of ten."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def __call__(self, message: str) -> None:
+        self.count += 1
+        if self.count <= _SAID:
+            say(f"skipped: {message}")
+        elif str(self.count).strip("0") == "1":
+            say(f"skipped {self.count:,} lines so far; the last: {message}")
+
+
+def end_token(model: TrainedModel) -> int:
+    """The token that ends a text: the tokenizer's `eos_token`, or that of generation_config.json.
+
+    Raises FileError where neither is there.
+    """
+    folder = model.tokenizer_folder
+    name = read_special_tokens(folder).get("eos_token")
+    if name is not None and (token := model.tokenizer.token_to_id(name)) is not None:
+        return token
+    for file in ("generation_config.json", "config.json"):
+        found = _field(os.path.join(folder, file), "eos_token_id")
+        if isinstance(found, list) and found:
+            found = found[0]
+        if type(found) is int:
+            return found
+    raise FileError(
+        f"{folder}: no token ends a text: neither eos_token in tokenizer_config.json nor "
+        "eos_token_id in generation_config.json"
+    )
+
+
+def _field(path: str, name: str) -> Any:
+    return read_json(path, _LARGEST_JSON).get(name) if os.path.lexists(path) else None
+
+
+def training_batches(
+    settings: Settings, model: TrainedModel, counts: ExampleCounts | None = None
+) -> Stream[Batch]:
+    """The batches of `data.train`: shuffled, mixed, packed; they end with `epochs`.
+
+    Args:
+        settings: all settings.
+        model: whose tokenizer and template make the examples.
+        counts: is told of each record's examples.
+
+    Raises:
+        FileError, OSError: a file is missing or malformed.
+    """
+    d = settings.data
+    sources = [_records(settings, path, seed) for seed, path in enumerate(d.train, settings.seed)]
+    stream: Stream[Any] = sources[0]
+    if len(sources) > 1:
+        stopping: Any = "all_exhausted_without_replacement"
+        stream = Mixture(sources, d.weights or None, settings.seed, stopping)
+    return _batches(settings, model, stream, d.packing, counts)
+
+
+def _records(settings: Settings, path: str, seed: int) -> Stream[Any]:
+    d = settings.data
+    records = RecordFiles(
+        [path],
+        format=d.format,
+        text_field=d.text_field,
+        epochs=settings.epochs,
+        seed=seed if d.shuffle else None,
+        on_bad_line=d.on_bad_line,
+        report=BadLines(),
+    )
+    return Shuffled(records, d.shuffle, seed) if d.shuffle else records
+
+
+def validation_batches(settings: Settings, model: TrainedModel) -> list[Batch]:
+    """The batches of `data.valid`, in order; the first `evaluate.batches` of them."""
+    d = settings.data
+    records = RecordFiles(
+        d.valid, format=d.format, text_field=d.text_field, on_bad_line=d.on_bad_line
+    )
+    batches = _batches(settings, model, records, d.packing, None)
+    limit = settings.evaluate.batches or None
+    found = list(itertools.islice(batches, limit))
+    if not found:
+        raise FileError(f"{d.valid[0]}: there is nothing to evaluate on")
+    return found
+
+
+def _batches(
+    settings: Settings,
+    model: TrainedModel,
+    records: Stream[Any],
+    packing: Any,
+    counts: ExampleCounts | None,
+) -> Stream[Batch]:
+    d = settings.data
+    end = end_token(model)
+    examples = Examples(
+        model.tokenizer,
+        end,
+        model.chat_template,
+        text_field=d.text_field,
+        train_on=d.train_on,
+        length=None if packing == "cut" else d.length + 1,
+    )
+    bad = BadRecords(d.on_bad_line, BadLines())
+    mapped = Mapped(records, examples, bad, counts)
+    rows = Packed(mapped, d.length, packing=packing, separate=d.separate, pad=end)
+    return Batched(rows, settings.batch)
+
+
+def ahead(stream: Stream[Batch], depth: int) -> Stream[Batch]:
+    """The batches, made ahead and moved to the device by a thread where `depth` is not 0."""
+    return Prefetch(stream, depth, _moved) if depth else stream
+
+
+def _moved(batch: Batch) -> Batch:
+    return {name: as_array(x) for name, x in batch.items()}

@@ -1,0 +1,257 @@
+"""The loop of a training run: steps, evaluations, samples, checkpoints, and what ends it."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+from genesis_fn.core.convert import as_array
+from genesis_fn.core.train_state import TrainState
+from genesis_fn.core.types.annotations import PyTree
+from genesis_fn.training.checkpoints import RunCheckpoints
+from genesis_fn.training.interrupt import Interrupt, Interrupted
+from genesis_fn.training.log import Log
+from genesis_fn.training.progress import Progress, say
+from genesis_fn.training.step import Batch, StepMetrics, metrics_of, norms_by_group, not_finite
+from genesis_fn.training.throughput import Throughput
+
+Step = Callable[[TrainState, PyTree, Batch], tuple[TrainState, Any]]
+
+
+class Batches(Protocol):
+    """The batches of a run: a stream whose state is that after the last batch that was taken."""
+
+    def __next__(self) -> Batch: ...
+    def get_state(self) -> dict[str, Any]: ...
+
+
+class NotFinite(FloatingPointError):
+    """A loss or a gradient that is not finite ended a run, whose state is that before the step."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Every:
+    """How often what is done, in steps; 0 is never. The last step is always evaluated and saved."""
+
+    evaluate: int = 0
+    checkpoint: int = 0
+    sample: int = 0
+    log: int = 1
+
+
+@dataclasses.dataclass
+class Standing:
+    """How the evaluations of a run went, which its continuation has to know."""
+
+    best: float = math.inf
+    best_step: int = 0
+    since: int = 0  # evaluations without a better loss
+    tokens: int = 0  # that counted in the loss so far
+
+    def evaluated(self, step: int, loss: float, min_delta: float) -> None:
+        """Take note of a validation loss."""
+        if loss < self.best - min_delta:
+            self.best, self.best_step, self.since = loss, step, 0
+        else:
+            self.since += 1
+
+
+@dataclasses.dataclass
+class Run:
+    """A run under way.
+
+    Args:
+        state: after `done` steps; `whole` unless a step was cut short, which had donated it.
+        frozen: what the step takes beside the state.
+        step: the jitted step.
+        steps: number of the last step.
+        batches: the data.
+        every: how often what is done.
+        names: of the state's leaves, as metrics order them.
+        checkpoints: where it is saved.
+        log: its rows.
+        progress: what is shown.
+        evaluate: the numbers of an evaluation of a state, with `validation_loss`; None: no data.
+        sample: texts that a state writes; None takes none.
+        standing: of the evaluations so far.
+        patience: evaluations without a better loss that end the run; 0: none do.
+        min_delta: by how much a loss is better.
+        seconds: stop after so many; None: none do.
+    """
+
+    state: TrainState
+    frozen: PyTree
+    step: Step
+    steps: int
+    batches: Batches
+    every: Every
+    names: list[str]
+    checkpoints: RunCheckpoints
+    log: Log
+    progress: Progress
+    evaluate: Callable[[TrainState], dict[str, float]] | None = None
+    sample: Callable[[TrainState], list[str]] | None = None
+    standing: Standing = dataclasses.field(default_factory=Standing)
+    patience: int = 0
+    min_delta: float = 0.0
+    seconds: float | None = None
+
+    def __post_init__(self) -> None:
+        self.done = self.kept = int(self.state.step)
+        self.whole = True
+        self.began = time.perf_counter()
+        self.ended_by = "the last step"
+        self.throughput = Throughput()
+        self.last_rate = math.nan
+
+    def to_end(self) -> None:
+        """Train to the last step, the end of the data, or until patience or time is over.
+
+        Raises:
+            NotFinite: the loss or a gradient was not; the state before that step is saved.
+            Interrupted: a signal asked for the end; the state is saved.
+        """
+        with Interrupt() as interrupt:
+            try:
+                metrics = None
+                for metrics in self._steps():
+                    evaluated = self._due(self.every.evaluate)
+                    if evaluated:
+                        self._evaluate(metrics)
+                    last = self._is_last()
+                    if last and not evaluated:
+                        self._evaluate(metrics)
+                    if self._due(self.every.sample):
+                        self._sample()
+                    if last or self._due(self.every.checkpoint):
+                        self._keep(wait=last)
+                    if interrupt.asked is not None:
+                        raise Interrupted(interrupt.asked)
+                    if last:
+                        return
+                self._data_ended(metrics)
+            except KeyboardInterrupt:
+                if self.whole:
+                    self._keep(wait=True)
+                self.progress.interrupted(self.done)
+                raise
+
+    def _steps(self) -> Iterator[StepMetrics]:
+        """The metrics of each step that is taken."""
+        while self.done < self.steps:
+            try:
+                batch = next(self.batches)
+            except StopIteration:
+                return
+            yield self._advance(batch)
+
+    def _advance(self, batch: Batch) -> StepMetrics:
+        """Take a step, and log it."""
+        self.whole = False
+        self.state, numbers = self.step(self.state, self.frozen, batch)
+        metrics = metrics_of(numbers)
+        if int(self.state.step) == self.done:
+            self._halted(metrics)
+        self.done += 1
+        self.whole = True
+        self.standing.tokens += metrics.tokens
+        self.last_rate = self.throughput.advanced(batch["tokens"].size)
+        self.progress.advanced(metrics.loss, self.last_rate)
+        self._log(metrics)
+        return metrics
+
+    def _halted(self, metrics: StepMetrics) -> None:
+        """Save the state before a step that was not finite, and raise NotFinite."""
+        self.whole = True
+        # Without the mark, so that a continuation may try again.
+        health = self.state.health
+        halted = as_array(False)
+        self.state = self.state.replace(health={**health, "halted": halted})
+        self._keep(wait=True)
+        self.log.write(step=self.done + 1, event="not finite", loss=metrics.loss)
+        raise NotFinite(
+            f"step {self.done + 1}: {not_finite(self.names, metrics)}\n"
+            f"  the state before it is saved; train on with a smaller optim.lr, or with "
+            "compute bfloat16 or float32 where it is float16"
+        )
+
+    def _log(self, metrics: StepMetrics) -> None:
+        if metrics.spike:
+            self._report_spike(metrics)
+        if not metrics.applied or self._due(self.every.log) or self.done == self.steps:
+            groups = norms_by_group(self.names, metrics.squares)
+            row: dict[str, Any] = {
+                "loss": metrics.loss,
+                "lr": metrics.learning_rate,
+                "grad_norm": metrics.grad_norm,
+                **{f"grad_norm/{group}": norm for group, norm in groups.items()},
+                "tokens": self.standing.tokens,
+                "tokens_per_s": self.last_rate,
+            }
+            if metrics.loss_scale != 1:
+                row["loss_scale"] = metrics.loss_scale
+            if not metrics.applied:
+                row["skipped"] = True
+            self.log.write(step=self.done, **row)
+
+    def _report_spike(self, metrics: StepMetrics) -> None:
+        self.log.write(step=self.done, event="spike", loss=metrics.loss)
+        done = "taken" if metrics.applied else "skipped"
+        say(f"step {self.done}: the loss {metrics.loss:.3f} is a spike, and the step was {done}")
+
+    def _evaluate(self, metrics: StepMetrics) -> None:
+        if self.evaluate is None:
+            return
+        began = time.perf_counter()
+        numbers = self.evaluate(self.state)
+        loss = numbers["validation_loss"]
+        self.standing.evaluated(self.done, loss, self.min_delta)
+        self.log.write(step=self.done, **numbers)
+        self.throughput.paused(time.perf_counter() - began)
+        self.progress.evaluated(self.done, metrics.loss, loss, self.last_rate)
+
+    def _sample(self) -> None:
+        if self.sample is None:
+            return
+        texts = self.sample(self.state)
+        self.log.write(step=self.done, event="samples", texts=texts)
+        for text in texts:
+            say(f"step {self.done}: {text}")
+
+    def _keep(self, wait: bool) -> None:
+        if self.kept != self.done or wait:
+            if self.kept != self.done:
+                values = {
+                    "data": self.batches.get_state(),
+                    "standing": dataclasses.asdict(self.standing),
+                }
+                self.checkpoints.save(self.done, self.state, values)
+                self.kept = self.done
+            if wait:
+                self.checkpoints.wait()
+
+    def _due(self, every: int) -> bool:
+        return every > 0 and self.done % every == 0
+
+    def _is_last(self) -> bool:
+        """Whether nothing follows the step that was taken."""
+        if self.done >= self.steps:
+            return True
+        if self.seconds is not None and time.perf_counter() - self.began > self.seconds:
+            self.ended_by = "the clock"
+            return True
+        if self.patience and self.standing.since >= self.patience:
+            self.ended_by = f"{self.patience} evaluations without a better loss"
+            return True
+        return False
+
+    def _data_ended(self, metrics: StepMetrics | None) -> None:
+        """Evaluate and save behind the last batch of data that ends, of which this process took
+        one at least."""
+        if metrics is not None:
+            self.ended_by = "the end of the data"
+            self._evaluate(metrics)
+            self._keep(wait=True)

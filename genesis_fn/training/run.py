@@ -1,0 +1,323 @@
+"""A training run as its settings say: what `genesis-fn train` and `sft` do."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+import os
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+import genesis_fn.random as random
+from genesis_fn import io
+from genesis_fn.core import tree
+from genesis_fn.core.errors import FileError
+from genesis_fn.core.train_state import TrainState
+from genesis_fn.core.types.annotations import PyTree
+from genesis_fn.data import ExampleCounts
+from genesis_fn.io.lock import exclusive
+from genesis_fn.models import GenerationConfig, generate
+from genesis_fn.training import datasets
+from genesis_fn.training.checkpoints import RunCheckpoints
+from genesis_fn.training.log import Log, plot
+from genesis_fn.training.loop import Every, Run, Standing
+from genesis_fn.training.model import TrainedModel, make_loss, open_model, parameters_of
+from genesis_fn.training.optimizers import make_optimizer, make_schedule
+from genesis_fn.training.progress import Progress, say
+from genesis_fn.training.settings import Settings
+from genesis_fn.training.settings_file import KEYS, changed, read_settings, value_of, write_settings
+from genesis_fn.training.step import (
+    IGNORED,
+    Batch,
+    Guard,
+    StepRecipe,
+    init_state,
+    leaf_names,
+    make_step,
+)
+from genesis_fn.transforms.jitting import jit
+
+SETTINGS = "config.yaml"
+
+
+@dataclasses.dataclass(frozen=True)
+class RunSummary:
+    """What a run came to: its last step, how it ended, the last and the best validation loss in
+    nats per token (NaN without data), tokens per second, and where the model is."""
+
+    step: int
+    ended_by: str
+    validation_loss: float
+    best_loss: float
+    best_step: int
+    tokens_per_s: float
+    model: str
+
+
+def train(settings: Settings, *, quiet: bool = False) -> RunSummary:
+    """Train as settings say, in their folder, from its newest checkpoint if it has one.
+
+    The folder gets config.yaml, checkpoints, log.jsonl, loss.png, and at the end `model`, or
+    `adapter` where adapters are trained. A run that was stopped and one that was not reach the same
+    numbers, bit for bit.
+
+    Args:
+        settings: of the run.
+        quiet: whether nothing is shown but an interruption.
+
+    Raises:
+        ValueError: the settings name nothing to train on, or the folder holds a run with others.
+        OSError, FileError: a file is missing, malformed, or has changed since the run was saved.
+        NotFinite: the loss was not.
+        Interrupted: a signal ended the run, which is saved.
+        BlockingIOError: another run uses the folder.
+    """
+    if not settings.data.train:
+        raise ValueError("data.train is empty: name files, folders or patterns to train on")
+    os.makedirs(settings.out, exist_ok=True)
+    with exclusive(settings.out):
+        return _train(settings, quiet)
+
+
+def _train(settings: Settings, quiet: bool) -> RunSummary:
+    tell: Callable[[str], None] = (lambda _: None) if quiet else say
+    settings = _of_folder(settings)
+    model = open_model(settings)
+    tell(_about(model))
+    if settings.steps is None:
+        settings = _counted(settings, model, tell)
+    assert settings.steps is not None
+    write_settings(os.path.join(settings.out, SETTINGS), settings)
+    recipe = _recipe(settings)
+    schedule = make_schedule(settings.optim, settings.steps)
+    optimizer = make_optimizer(settings.optim, schedule)
+    state = init_state(model.trained, optimizer, recipe)
+    model = dataclasses.replace(model, trained=None)  # which the state has, and the step reuses
+    loss = make_loss(model.config, model.lora, settings.compute, settings.remat)
+    counts = ExampleCounts()
+    stream = datasets.training_batches(settings, model, counts)
+    checkpoints = RunCheckpoints(
+        os.path.join(settings.out, "checkpoints"),
+        _identity(settings),
+        keep=settings.checkpoint.keep,
+        background=settings.checkpoint.background,
+    )
+    standing = Standing()
+    if (found := checkpoints.newest(state)) is not None:
+        state, values = found
+        stream.set_state(values["data"])
+        standing = Standing(**values["standing"])
+        tell(f"going on from step {int(state.step)}")
+    done = int(state.step)
+    batches = datasets.ahead(stream, settings.data.prefetch)
+    evaluate = None
+    if settings.data.valid:
+        evaluate = _evaluation(settings, model, datasets.validation_batches(settings, model))
+    names = leaf_names(state.params)
+    with (
+        contextlib.closing(checkpoints),
+        _closing(batches),
+        contextlib.closing(Progress(settings.steps, done, quiet=quiet)) as progress,
+        contextlib.closing(Log(os.path.join(settings.out, "log.jsonl"), done)) as log,
+    ):
+        run = Run(
+            state,
+            model.frozen,
+            make_step(loss, optimizer, schedule, recipe),
+            settings.steps,
+            batches,
+            _every(settings),
+            names,
+            checkpoints,
+            log,
+            progress,
+            evaluate,
+            _sampling(settings, model),
+            standing,
+            settings.evaluate.patience,
+            settings.evaluate.min_delta,
+        )
+        del state
+        run.to_end()
+    if settings.log.plot:
+        plot(log.rows, os.path.join(settings.out, "loss.png"))
+    if counts.truncated or counts.empty:
+        tell(str(counts))
+    final = run.state.ema if settings.ema else run.state.params
+    return _summary(run, log.rows, export(settings, model, final))
+
+
+@contextlib.contextmanager
+def _closing(stream: Any) -> Any:
+    try:
+        yield
+    finally:
+        if hasattr(stream, "close"):
+            stream.close()
+
+
+def _about(model: TrainedModel) -> str:
+    count = lambda params: sum(x.size for x in tree.leaves(params))
+    trained, frozen = count(model.trained), count(model.frozen)
+    if model.lora is None:
+        return f"the model has {trained:,} parameters, all of which are trained"
+    share = trained / (trained + frozen)
+    return f"{trained:,} parameters of adapters are trained ({share:.2%}), {frozen:,} are frozen"
+
+
+# ---- the folder ----
+
+
+def _of_folder(settings: Settings) -> Settings:
+    """The settings, with the steps that an earlier process counted.
+
+    Raises ValueError where the folder holds a run with others.
+    """
+    path = os.path.join(settings.out, SETTINGS)
+    if not os.path.lexists(path) or not io.steps(os.path.join(settings.out, "checkpoints")):
+        return settings
+    before = read_settings(path, {})
+    if settings.steps is None and settings.epochs is not None:
+        settings = dataclasses.replace(settings, steps=before.steps)
+    if differing := changed(before, settings):
+        text = "; ".join(f"{name} {old!r}, now {new!r}" for name, old, new in differing[:3])
+        raise ValueError(
+            f"{settings.out} holds a run with other settings ({text}); choose another folder by "
+            "--out, or take it up by genesis-fn resume"
+        )
+    return settings
+
+
+def resume(folder: str, *, quiet: bool = False) -> RunSummary:
+    """Go on with the run of a folder, as its config.yaml says.
+
+    Raises FileError where there is none, and what `train` raises.
+    """
+    path = os.path.join(folder, SETTINGS)
+    if not os.path.lexists(path):
+        raise FileError(f"{folder}: no run, {SETTINGS} is missing")
+    return train(dataclasses.replace(read_settings(path, {}), out=folder), quiet=quiet)
+
+
+def _identity(settings: Settings) -> dict[str, Any]:
+    """What must not change between a run and its continuation."""
+    values = {key.name: value_of(settings, key.name) for key in KEYS.values() if key.fixed}
+    return {k: list(v) if isinstance(v, tuple) else v for k, v in values.items()}
+
+
+def _counted(settings: Settings, model: TrainedModel, tell: Callable[[str], None]) -> Settings:
+    """The settings with the steps that the data of their epochs makes."""
+    if settings.epochs is None:
+        raise ValueError("give steps or epochs: how long to train")
+    began = time.perf_counter()
+    counts = ExampleCounts()
+    stream = datasets.training_batches(settings, model, counts)
+    steps = sum(1 for _ in stream)
+    if not steps:
+        raise FileError(f"{settings.data.train[0]}: the data makes no batch")
+    tell(
+        f"{counts}; {steps:,} steps of {settings.batch} rows make {settings.epochs} epochs "
+        f"(counted in {time.perf_counter() - began:.0f} s)"
+    )
+    return dataclasses.replace(settings, steps=steps)
+
+
+def export(settings: Settings, model: TrainedModel, trained: PyTree) -> str:
+    """Write what was trained as the folder that other programs open. Returns its path."""
+    if model.lora is not None:
+        path = os.path.join(settings.out, "adapter")
+        io.save_adapter(path, trained, model.lora, base_model=model.folder)
+        return path
+    path = os.path.join(settings.out, "model")
+    trained = tree.map(lambda x: x.astype(settings.model.dtype), trained)
+    io.save_model(path, trained, model.config, source=_source(model))
+    return path
+
+
+def _source(model: TrainedModel) -> str | None:
+    """The folder whose tokenizer and templates belong to what was trained."""
+    folder = model.folder or model.tokenizer_folder
+    return folder if os.path.isdir(folder) else None
+
+
+# ---- the parts of a run ----
+
+
+def _recipe(settings: Settings) -> StepRecipe:
+    s = settings.spike
+    deviations = math.inf if s.action == "off" else s.deviations
+    return StepRecipe(
+        parts=settings.accumulate,
+        loss_scaling=settings.compute == "float16",
+        ema=settings.ema,
+        seed=settings.seed if settings.method != "full" and settings.lora.dropout else None,
+        guard=Guard(s.action == "skip", deviations, s.window),
+    )
+
+
+def _every(settings: Settings) -> Every:
+    evaluate = settings.evaluate.every if settings.data.valid else 0
+    sample = settings.sample.every if settings.sample.prompts else 0
+    return Every(evaluate, settings.checkpoint.every, sample, settings.log.every)
+
+
+def _evaluation(
+    settings: Settings, model: TrainedModel, batches: list[Batch]
+) -> Callable[[TrainState], dict[str, float]]:
+    """The validation loss in nats per token, and its perplexity, of a state."""
+    loss = jit(make_loss(model.config, model.lora, settings.compute, remat=False))
+
+    def evaluate(state: TrainState) -> dict[str, float]:
+        trained = state.ema if settings.ema else state.params
+        total, count = 0.0, 0
+        for batch in batches:
+            total += float(loss(trained, model.frozen, batch, None))
+            count += int(np.sum(np.asarray(batch["labels"]) != IGNORED))
+        mean = total / max(count, 1)
+        return {"validation_loss": mean, "perplexity": math.exp(min(mean, 700.0))}
+
+    return evaluate
+
+
+def _sampling(settings: Settings, model: TrainedModel) -> Callable[[TrainState], list[str]] | None:
+    s = settings.sample
+    if not s.every or not s.prompts:
+        return None
+    end = datasets.end_token(model)
+    generation = GenerationConfig(
+        do_sample=s.temperature > 0,
+        temperature=s.temperature or 1.0,
+        max_new_tokens=s.max_new_tokens,
+        eos_token_id=end,
+        pad_token_id=end,
+    )
+
+    def sample(state: TrainState) -> list[str]:
+        params = parameters_of(state.params, model.frozen, model.lora)
+        texts = []
+        for prompt in s.prompts:
+            tokens = np.asarray([model.tokenizer.encode(prompt).ids or [end]], np.int32)
+            key = random.fold_in(random.key(settings.seed), int(state.step))
+            found, lengths = generate(params, tokens, model.config, key=key, generation=generation)
+            texts.append(model.tokenizer.decode(found[0, : int(lengths[0])].tolist()))
+        return texts
+
+    return sample
+
+
+def _summary(run: Run, rows: list[dict[str, Any]], model: str) -> RunSummary:
+    losses = [r["validation_loss"] for r in rows if "validation_loss" in r]
+    rates = [r["tokens_per_s"] for r in rows if "tokens_per_s" in r]
+    return RunSummary(
+        run.done,
+        run.ended_by,
+        losses[-1] if losses else math.nan,
+        run.standing.best,
+        run.standing.best_step,
+        rates[-1] if rates else math.nan,
+        model,
+    )
