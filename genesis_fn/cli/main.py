@@ -11,11 +11,11 @@ import sys
 from collections.abc import Sequence
 
 import genesis_fn
-from genesis_fn.cli import chat, demo, generate, info, options, train
+from genesis_fn.cli import chat, demo, evaluate, generate, info, merge, options, train
 from genesis_fn.cli.failures import line_of, wants_traceback
 from genesis_fn.training.interrupt import Interrupted
 
-_COMMANDS = (demo, train, chat, generate, info)
+_COMMANDS = (demo, train, evaluate, merge, chat, generate, info)
 _DESCRIPTION = """Train small language models, chat with them, continue text.
 
 A command ends with 0, with 1 after an error, which is one line on stderr, with 2 where it was

@@ -12,11 +12,12 @@ from genesis_fn.cli.options import option
 from genesis_fn.training.run import RunSummary, resume, train
 from genesis_fn.training.settings import Data, Model, Optim, Settings
 from genesis_fn.training.settings_file import KEYS, accepted, read_settings, value_of
+from genesis_fn.training.verify import verify
 
-_ABOUT = """Settings are read of a TOML or YAML file, --config, and each is an option too, which goes
-before the file. The run's folder records them all in config.yaml; the same command goes on with a
-run that was stopped, and so does `genesis-fn resume`. Ctrl-C, SIGTERM and SIGHUP save a run and end
-it."""
+_ABOUT = """Settings are read of a TOML or YAML file, --config, and each is an option too, which
+goes before the file. The run's folder records them all in config.yaml; the same command goes on
+with a run that was stopped, and so does `genesis-fn resume`. Ctrl-C, SIGTERM and SIGHUP save a run
+and end it."""
 _TRAIN = f"""Train a language model on texts: files of text, JSON lines or Parquet.
 
 {_ABOUT}"""
@@ -62,6 +63,15 @@ def add(commands: Any) -> None:
         examples=("genesis-fn resume --out runs/train",),
     )
     option(parser, "--out", required=True, metavar="FOLDER", help="the run's folder")
+    option(
+        parser,
+        "--verify",
+        type=options.count,
+        metavar="K",
+        help="take K steps of the run again instead, from a checkpoint, and compare every bit with "
+        "what the run came to; ends with 1 where one differs",
+        shown="off",
+    )
     options.add_device(parser)
     option(parser, "--quiet", action="store_true", help="no progress bar")
 
@@ -122,7 +132,25 @@ def _train(arguments: argparse.Namespace) -> int:
 
 
 def _resume(arguments: argparse.Namespace) -> int:
+    if arguments.verify:
+        return _verify(arguments.out, arguments.verify)
     _report(resume(arguments.out, quiet=arguments.quiet), arguments.out)
+    return 0
+
+
+def _verify(out: str, steps: int) -> int:
+    found = verify(out, steps)
+    print(
+        f"{found.steps} steps behind step {found.start} were taken again, and compared with "
+        f"{found.compared} rows of the log"
+        + (f" and the state of step {found.state}" if found.state is not None else "")
+    )
+    for line in found.differences[:10]:
+        print(line)
+    if found.differences:
+        print(f"{len(found.differences)} numbers differ")
+        return 1
+    print("every bit is the same")
     return 0
 
 

@@ -108,17 +108,25 @@ def _records(settings: Settings, path: str, seed: int) -> Stream[Any]:
 
 
 def validation_batches(settings: Settings, model: TrainedModel) -> list[Batch]:
-    """The batches of `data.valid`, in order; the first `evaluate.batches` of them."""
+    """The first `evaluate.batches` of `evaluation_stream`. Raises FileError where there is none."""
+    limit = settings.evaluate.batches or None
+    found = list(itertools.islice(evaluation_stream(settings, model), limit))
+    if not found:
+        raise FileError(f"{settings.data.valid[0]}: there is nothing to evaluate on")
+    return found
+
+
+def evaluation_stream(settings: Settings, model: TrainedModel) -> Stream[Batch]:
+    """The batches of `data.valid`, in the order of the files."""
     d = settings.data
     records = RecordFiles(
-        d.valid, format=d.format, text_field=d.text_field, on_bad_line=d.on_bad_line
+        d.valid,
+        format=d.format,
+        text_field=d.text_field,
+        on_bad_line=d.on_bad_line,
+        report=BadLines(),
     )
-    batches = _batches(settings, model, records, d.packing, None)
-    limit = settings.evaluate.batches or None
-    found = list(itertools.islice(batches, limit))
-    if not found:
-        raise FileError(f"{d.valid[0]}: there is nothing to evaluate on")
-    return found
+    return _batches(settings, model, records, d.packing, None)
 
 
 def _batches(

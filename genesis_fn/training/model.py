@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import genesis_fn.random as random
 from genesis_fn import io
-from genesis_fn.core.errors import ArgumentError, FileError
+from genesis_fn.core.errors import FileError
 from genesis_fn.core.files import read_plain
 from genesis_fn.core.types.annotations import Array, Key, PyTree
 from genesis_fn.data import ChatTemplate, load_tokenizer
@@ -105,18 +105,18 @@ def open_model(settings: Settings) -> TrainedModel:
     """The model, tokenizer and template that settings name.
 
     Raises:
-        ArgumentError: the settings name no model, or two.
+        ValueError: the settings name no model, or two.
         OSError, FileError: what is missing or malformed.
     """
     m = settings.model
     if (m.path is None) == (m.config is None):
         given = "both are given" if m.path else "neither is given"
-        raise ArgumentError(
+        raise ValueError(
             f"model.path begins with a folder's weights, model.config with random ones, and {given}"
         )
     folder = m.tokenizer or m.path
     if folder is None:
-        raise ArgumentError(
+        raise ValueError(
             "model.tokenizer is missing: random weights come with none, give a folder with a "
             "tokenizer.json"
         )
@@ -133,7 +133,7 @@ def open_model(settings: Settings) -> TrainedModel:
             f"{folder}: the tokenizer has {size:,} tokens, and the model a vocabulary of "
             f"{config.vocab_size:,}: they are not of one model"
         )
-    rest = (m.path, folder, tokenizer, _template(folder, m.template))
+    rest = (m.path, folder, tokenizer, template_of(folder, m.template))
     if not adapted:
         return TrainedModel(config, params, None, None, *rest)
     adapters = lora_config(settings)
@@ -163,13 +163,14 @@ def _config(name: str) -> DecoderConfig:
     if name.lower() in PRESETS:
         return PRESETS[name.lower()]
     if not os.path.exists(name):
-        raise ArgumentError(
+        raise ValueError(
             f"model.config is {name!r}, which is neither a file nor one of {', '.join(PRESETS)}"
         )
     return DecoderConfig.from_file(name)
 
 
-def _template(folder: str, path: str | None) -> ChatTemplate | FileError:
+def template_of(folder: str, path: str | None) -> ChatTemplate | FileError:
+    """The chat template of a file, or of a folder where `path` is None, or why it has none."""
     if path is None:
         try:
             return ChatTemplate.from_folder(folder)

@@ -18,13 +18,13 @@ from genesis_fn.core import tree
 from genesis_fn.core.errors import FileError
 from genesis_fn.core.train_state import TrainState
 from genesis_fn.core.types.annotations import PyTree
-from genesis_fn.data import ExampleCounts
+from genesis_fn.data import ExampleCounts, Stream
 from genesis_fn.io.lock import exclusive
 from genesis_fn.models import GenerationConfig, generate
 from genesis_fn.training import datasets
 from genesis_fn.training.checkpoints import RunCheckpoints
 from genesis_fn.training.log import Log, plot
-from genesis_fn.training.loop import Every, Run, Standing
+from genesis_fn.training.loop import Every, Run, Standing, Step
 from genesis_fn.training.model import TrainedModel, make_loss, open_model, parameters_of
 from genesis_fn.training.optimizers import make_optimizer, make_schedule
 from genesis_fn.training.progress import Progress, say
@@ -76,28 +76,48 @@ def train(settings: Settings, *, quiet: bool = False) -> RunSummary:
         Interrupted: a signal ended the run, which is saved.
         BlockingIOError: another run uses the folder.
     """
-    if not settings.data.train:
-        raise ValueError("data.train is empty: name files, folders or patterns to train on")
     os.makedirs(settings.out, exist_ok=True)
     with exclusive(settings.out):
         return _train(settings, quiet)
 
 
-def _train(settings: Settings, quiet: bool) -> RunSummary:
-    tell: Callable[[str], None] = (lambda _: None) if quiet else say
-    settings = _of_folder(settings)
+@dataclasses.dataclass(frozen=True)
+class Prepared:
+    """What a run is made of, before its first step or after the one that a checkpoint is of."""
+
+    settings: Settings
+    model: TrainedModel
+    step: Step
+    state: TrainState
+    stream: Stream[Batch]
+    checkpoints: RunCheckpoints
+    counts: ExampleCounts
+
+
+def prepare(settings: Settings, tell: Callable[[str], None]) -> Prepared:
+    """Open the model and the data of settings, whose steps are counted if they are epochs.
+
+    Args:
+        settings: of the run.
+        tell: is told what is found.
+
+    Raises:
+        ValueError, OSError, FileError: as `train` does.
+    """
+    if not settings.data.train:
+        raise ValueError("data.train is empty: name files, folders or patterns to train on")
     model = open_model(settings)
     tell(_about(model))
     if settings.steps is None:
         settings = _counted(settings, model, tell)
     assert settings.steps is not None
-    write_settings(os.path.join(settings.out, SETTINGS), settings)
     recipe = _recipe(settings)
     schedule = make_schedule(settings.optim, settings.steps)
     optimizer = make_optimizer(settings.optim, schedule)
     state = init_state(model.trained, optimizer, recipe)
     model = dataclasses.replace(model, trained=None)  # which the state has, and the step reuses
     loss = make_loss(model.config, model.lora, settings.compute, settings.remat)
+    step = make_step(loss, optimizer, schedule, recipe)
     counts = ExampleCounts()
     stream = datasets.training_batches(settings, model, counts)
     checkpoints = RunCheckpoints(
@@ -106,33 +126,40 @@ def _train(settings: Settings, quiet: bool) -> RunSummary:
         keep=settings.checkpoint.keep,
         background=settings.checkpoint.background,
     )
+    return Prepared(settings, model, step, state, stream, checkpoints, counts)
+
+
+def _train(settings: Settings, quiet: bool) -> RunSummary:
+    tell: Callable[[str], None] = (lambda _: None) if quiet else say
+    prepared = prepare(_of_folder(settings), tell)
+    settings, model, state = prepared.settings, prepared.model, prepared.state
+    write_settings(os.path.join(settings.out, SETTINGS), settings)
     standing = Standing()
-    if (found := checkpoints.newest(state)) is not None:
+    if (found := prepared.checkpoints.newest(state)) is not None:
         state, values = found
-        stream.set_state(values["data"])
+        prepared.stream.set_state(values["data"])
         standing = Standing(**values["standing"])
         tell(f"going on from step {int(state.step)}")
-    done = int(state.step)
-    batches = datasets.ahead(stream, settings.data.prefetch)
+    done, steps = int(state.step), settings.steps or 0
+    batches = datasets.ahead(prepared.stream, settings.data.prefetch)
     evaluate = None
     if settings.data.valid:
         evaluate = _evaluation(settings, model, datasets.validation_batches(settings, model))
-    names = leaf_names(state.params)
     with (
-        contextlib.closing(checkpoints),
+        contextlib.closing(prepared.checkpoints),
         _closing(batches),
-        contextlib.closing(Progress(settings.steps, done, quiet=quiet)) as progress,
+        contextlib.closing(Progress(steps, done, quiet=quiet)) as progress,
         contextlib.closing(Log(os.path.join(settings.out, "log.jsonl"), done)) as log,
     ):
         run = Run(
             state,
             model.frozen,
-            make_step(loss, optimizer, schedule, recipe),
-            settings.steps,
+            prepared.step,
+            steps,
             batches,
             _every(settings),
-            names,
-            checkpoints,
+            leaf_names(state.params),
+            prepared.checkpoints,
             log,
             progress,
             evaluate,
@@ -145,8 +172,8 @@ def _train(settings: Settings, quiet: bool) -> RunSummary:
         run.to_end()
     if settings.log.plot:
         plot(log.rows, os.path.join(settings.out, "loss.png"))
-    if counts.truncated or counts.empty:
-        tell(str(counts))
+    if prepared.counts.truncated or prepared.counts.empty:
+        tell(str(prepared.counts))
     final = run.state.ema if settings.ema else run.state.params
     return _summary(run, log.rows, export(settings, model, final))
 
@@ -197,10 +224,15 @@ def resume(folder: str, *, quiet: bool = False) -> RunSummary:
 
     Raises FileError where there is none, and what `train` raises.
     """
+    return train(settings_of(folder), quiet=quiet)
+
+
+def settings_of(folder: str) -> Settings:
+    """The settings of a run's folder. Raises FileError where there is no run."""
     path = os.path.join(folder, SETTINGS)
     if not os.path.lexists(path):
         raise FileError(f"{folder}: no run, {SETTINGS} is missing")
-    return train(dataclasses.replace(read_settings(path, {}), out=folder), quiet=quiet)
+    return dataclasses.replace(read_settings(path, {}), out=folder)
 
 
 def _identity(settings: Settings) -> dict[str, Any]:

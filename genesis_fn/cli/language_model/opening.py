@@ -66,6 +66,19 @@ def add_model(parser: Any) -> None:
         help="a model: config.json, safetensors files, tokenizer.json; runs/demo after the demo",
     )
     options.add_device(parser)
+    add_dtype(parser)
+    option(
+        parser,
+        "--capacity",
+        type=options.count,
+        metavar="N",
+        help="the most tokens of prompt and answer together, for which the cache has room",
+        shown=f"max_position_embeddings of the model, at most {_LONGEST_CACHE}",
+    )
+
+
+def add_dtype(parser: Any) -> None:
+    """`--dtype`."""
     option(
         parser,
         "--dtype",
@@ -74,14 +87,6 @@ def add_model(parser: Any) -> None:
         metavar="NAME",
         help=f"dtype of the parameters, {', '.join(_DTYPES)}; auto is that of the files, but "
         "float32 on a CPU that is slow in bfloat16",
-    )
-    option(
-        parser,
-        "--capacity",
-        type=options.count,
-        metavar="N",
-        help="the most tokens of prompt and answer together, for which the cache has room",
-        shown=f"max_position_embeddings of the model, at most {_LONGEST_CACHE}",
     )
 
 

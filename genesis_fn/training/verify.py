@@ -1,0 +1,113 @@
+"""Steps of a run taken again, and compared with what it came to: bit for bit."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from typing import Any
+
+import numpy as np
+
+from genesis_fn import io
+from genesis_fn.core import tree
+from genesis_fn.core.errors import FileError
+from genesis_fn.core.types.annotations import PyTree
+from genesis_fn.io.lock import exclusive
+from genesis_fn.random import Key, key_data
+from genesis_fn.training.log import Log
+from genesis_fn.training.run import prepare, settings_of
+from genesis_fn.training.step import leaf_names, metrics_of, norms_by_group
+from genesis_fn.transforms.staging.shape_dtype_struct import ShapeDtypeStruct
+
+
+@dataclasses.dataclass(frozen=True)
+class Verification:
+    """Steps that were taken again.
+
+    Args:
+        start: the step of the checkpoint that they began with.
+        steps: their number.
+        compared: rows of the log that they were compared with.
+        state: the step of the checkpoint whose whole state was compared with theirs; None: none was
+            in reach.
+        differences: what differs, first things first; empty where nothing does.
+    """
+
+    start: int
+    steps: int
+    compared: int
+    state: int | None
+    differences: tuple[str, ...]
+
+
+def verify(folder: str, steps: int) -> Verification:
+    """Take steps of a run again, from one of its checkpoints, and compare bits.
+
+    The losses and gradient norms of the steps are compared with the log's, and the state with that
+    of a later checkpoint where the steps reach one. Nothing of the folder changes.
+
+    Args:
+        folder: the run's folder.
+        steps: how many steps; fewer where the run has no more behind its earliest checkpoint.
+
+    Raises:
+        FileError: there is no run, no checkpoint, or nothing behind one to compare with.
+        BlockingIOError: a run uses the folder.
+    """
+    settings = settings_of(folder)
+    root = os.path.join(folder, "checkpoints")
+    with exclusive(folder):
+        prepared = prepare(settings, lambda _: None)
+        rows = {r["step"]: r for r in Log.read(os.path.join(folder, "log.jsonl")) if "loss" in r}
+        saved = io.steps(root)
+        starts = [s for s in saved if s + 1 in rows]
+        if not starts:
+            raise FileError(
+                f"{folder}: no step follows a checkpoint, of {saved or 'none'}: there is nothing "
+                "to compare with"
+            )
+        # The newest one behind which so many steps follow, else the one that the most follow.
+        last = max(rows)
+        start = max([s for s in starts if s + steps <= last], default=starts[0])
+        state, _, values = io.restore(root, prepared.state, start)
+        prepared.stream.set_state(values["data"])
+        template = tree.map(_shape, prepared.state)
+        found: list[str] = []
+        names, compared, reached = leaf_names(state.params), 0, None
+        end = min(start + steps, last)
+        for number in range(start + 1, end + 1):
+            state, numbers = prepared.step(state, prepared.model.frozen, next(prepared.stream))
+            metrics = metrics_of(numbers)
+            if number in rows:
+                compared += 1
+                ours = {"loss": metrics.loss, "grad_norm": metrics.grad_norm}
+                groups = norms_by_group(names, metrics.squares)
+                ours |= {f"grad_norm/{group}": norm for group, norm in groups.items()}
+                found += [
+                    f"step {number}: {name} is {value!r}, and was {rows[number].get(name)!r}"
+                    for name, value in ours.items()
+                    if rows[number].get(name) != value
+                ]
+            if number in saved:
+                reached = number
+                before, _, _ = io.restore(root, template, number)
+                found += [f"step {number}: {name} differs" for name in differences(state, before)]
+    return Verification(start, end - start, compared, reached, tuple(found))
+
+
+def differences(a: PyTree, b: PyTree) -> list[str]:
+    """The paths of the leaves of two trees of one structure whose bits differ."""
+    pairs = zip(tree.leaves_with_path(a), tree.leaves(b), strict=True)
+    return [
+        tree.keystr(path, simple=True, separator=".")
+        for (path, x), y in pairs
+        if _bits(x) != _bits(y)
+    ]
+
+
+def _bits(x: Any) -> bytes:
+    return np.asarray(key_data(x) if isinstance(x, Key) else x).tobytes()
+
+
+def _shape(x: Any) -> ShapeDtypeStruct:
+    return ShapeDtypeStruct(x.shape, x.dtype)
