@@ -16,7 +16,7 @@ from genesis_fn.data.streams.stream import BadRecords
 from genesis_fn.training import datasets
 from genesis_fn.training.evaluation import multiple_choice, perplexity, question_of
 from genesis_fn.training.model import TrainedModel, template_of
-from genesis_fn.training.settings import Data, Evaluate, Settings
+from genesis_fn.training.settings.sections import Data, Evaluate, TrainingSettings
 
 _DESCRIPTION = """Evaluate a model: its perplexity on texts or chats, and the share of questions
 that it answers rightly.
@@ -124,7 +124,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _batches(arguments: argparse.Namespace, model: opening.LanguageModel) -> Any:
     # Chats are whole, texts go on in the next row.
     first = next(RecordFiles(arguments.data, on_bad_line=arguments.on_bad_line))
-    settings = Settings(
+    settings = TrainingSettings(
         batch=arguments.batch,
         data=Data(
             valid=tuple(arguments.data),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import difflib
 import io
 import os
 import signal
@@ -81,10 +82,24 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parsed(argv: Sequence[str] | None) -> argparse.Namespace:
     """The options of a command line. Ends the process behind --help, --version, a wrong call."""
     try:
-        return parser().parse_args(argv)
+        top = parser()
+        arguments, unknown = top.parse_known_args(argv)
+        if unknown:
+            _refuse(top, arguments, unknown)
+        return arguments
     except SystemExit:
         sys.stdout.flush()
         raise
+
+
+def _refuse(top: argparse.ArgumentParser, given: argparse.Namespace, unknown: list[str]) -> None:
+    """End with a wrong call; the option that is nearest to an unknown one is named."""
+    (commands,) = [a for a in top._actions if isinstance(a, argparse._SubParsersAction)]  # pyright: ignore[reportPrivateUsage]
+    flags = list(commands.choices[given.command]._option_string_actions)  # pyright: ignore[reportPrivateUsage]
+    name = unknown[0].partition("=")[0]
+    near = difflib.get_close_matches(name, flags, 1) if name.startswith("-") else []
+    hint = f"; did you mean {near[0]}?" if near else ""
+    top.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
 
 
 def _prepare_streams() -> None:

@@ -9,9 +9,11 @@ from typing import Any
 
 from genesis_fn.cli import options
 from genesis_fn.cli.options import option
-from genesis_fn.training.run import RunSummary, resume, train
-from genesis_fn.training.settings import Data, Model, Optim, Settings
-from genesis_fn.training.settings_file import KEYS, accepted, read_settings, value_of
+from genesis_fn.training.forecast import forecast
+from genesis_fn.training.monitoring.progress import say
+from genesis_fn.training.run import RunSummary, prepare, resume, train
+from genesis_fn.training.settings.reading import KEYS, accepted, read_settings, value_of
+from genesis_fn.training.settings.sections import Data, Model, Optim, TrainingSettings
 from genesis_fn.training.verify import verify
 
 _ABOUT = """Settings are read of a TOML or YAML file, --config, and each is an option too, which
@@ -26,8 +28,8 @@ _SFT = f"""Fine-tune a language model on chats, with all parameters or by adapte
 The data are JSON lines with messages, or with prompt and completion; the answers are learned.
 
 {_ABOUT}"""
-TRAIN = Settings(out="runs/train")
-SFT = Settings(
+TRAIN = TrainingSettings(out="runs/train")
+SFT = TrainingSettings(
     out="runs/sft",
     model=Model(),
     data=Data(packing="fit"),
@@ -76,7 +78,9 @@ def add(commands: Any) -> None:
     option(parser, "--quiet", action="store_true", help="no progress bar")
 
 
-def _add_settings(commands: Any, name: str, base: Settings, help: str, description: str) -> None:
+def _add_settings(
+    commands: Any, name: str, base: TrainingSettings, help: str, description: str
+) -> None:
     parser = options.add_command(
         commands, name, _train, help=help, description=description, examples=_EXAMPLES[name]
     )
@@ -90,6 +94,13 @@ def _add_settings(commands: Any, name: str, base: Settings, help: str, descripti
     )
     options.add_device(parser)
     option(parser, "--quiet", action="store_true", help="no progress bar")
+    option(
+        parser,
+        "--dry-run",
+        action="store_true",
+        help="train nothing: print shapes, the memory that a step takes, steps and time",
+    )
+    parser.usage = f"genesis-fn {name} [--config FILE] [--SETTING VALUE ...]"
     groups: dict[str, Any] = {"": parser}
     for key in KEYS.values():
         section = key.name.rpartition(".")[0]
@@ -127,6 +138,9 @@ def _train(arguments: argparse.Namespace) -> int:
         if name.startswith("setting ") and value is not None
     }
     settings = read_settings(arguments.config, given, arguments.base)
+    if arguments.dry_run:
+        print(forecast(prepare(settings, say)))
+        return 0
     _report(train(settings, quiet=arguments.quiet), settings.out)
     return 0
 

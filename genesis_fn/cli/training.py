@@ -20,10 +20,10 @@ from genesis_fn.core.types.annotations import PyTree
 from genesis_fn.data.tokens import TokenWindows
 from genesis_fn.models import qwen
 from genesis_fn.training.checkpoints import RunCheckpoints
-from genesis_fn.training.log import Log, plot
 from genesis_fn.training.loop import Every, Run, Standing
 from genesis_fn.training.model import make_loss
-from genesis_fn.training.progress import Progress, say
+from genesis_fn.training.monitoring.log import Log, plot
+from genesis_fn.training.monitoring.progress import Progress, say
 from genesis_fn.training.step import Batch, StepRecipe, init_state, leaf_names, make_step
 from genesis_fn.transforms.jitting import jit
 

@@ -9,7 +9,7 @@ from genesis_fn.data.corpus import (
 )
 from genesis_fn.data.examples.example import Example as Example
 from genesis_fn.data.examples.records import ExampleCounts as ExampleCounts, Examples as Examples
-from genesis_fn.data.streams.batching import Batched as Batched, Prefetch as Prefetch
+from genesis_fn.data.streams.batching import BatchedRows as BatchedRows, Prefetch as Prefetch
 from genesis_fn.data.streams.packing import Packed as Packed
 from genesis_fn.data.streams.records import RecordFiles as RecordFiles
 from genesis_fn.data.streams.shuffling import Mixture as Mixture, Shuffled as Shuffled

@@ -99,7 +99,19 @@ class LoraWeight:
 
 
 def plain_weight(weight: Array | LoraWeight) -> Array:
-    """A weight as one array: that of `LoraWeight.merged`, or itself."""
+    """A weight as one array: that of a weight with its adapter, or itself.
+
+    Args:
+        weight: array [out, in], or a `LoraWeight`.
+
+    Returns:
+        An array [out, in].
+
+    >>> weight = nn.LoraWeight(jnp.eye(2), jnp.ones((1, 2)), jnp.ones((2, 1)))
+    >>> nn.plain_weight(weight)
+    Array([[2., 1.],
+           [1., 2.]], dtype=float32)
+    """
     return weight.merged() if isinstance(weight, LoraWeight) else weight
 
 

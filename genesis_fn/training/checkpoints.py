@@ -7,7 +7,7 @@ from typing import Any
 from genesis_fn import io
 from genesis_fn.core.errors import FileError
 from genesis_fn.core.types.annotations import PyTree
-from genesis_fn.training.progress import say
+from genesis_fn.training.monitoring.progress import say
 
 
 class RunCheckpoints:

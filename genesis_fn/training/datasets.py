@@ -10,7 +10,7 @@ from genesis_fn.core.convert import as_array
 from genesis_fn.core.errors import FileError
 from genesis_fn.core.files import read_json
 from genesis_fn.data import (
-    Batched,
+    BatchedRows,
     ExampleCounts,
     Examples,
     Mapped,
@@ -24,8 +24,8 @@ from genesis_fn.data import (
 from genesis_fn.data.chat_files import read_special_tokens
 from genesis_fn.data.streams.stream import BadRecords
 from genesis_fn.training.model import TrainedModel
-from genesis_fn.training.progress import say
-from genesis_fn.training.settings import Settings
+from genesis_fn.training.monitoring.progress import say
+from genesis_fn.training.settings.sections import TrainingSettings
 from genesis_fn.training.step import Batch
 
 _LARGEST_JSON = 1 << 26  # bytes
@@ -72,7 +72,7 @@ def _field(path: str, name: str) -> Any:
 
 
 def training_batches(
-    settings: Settings, model: TrainedModel, counts: ExampleCounts | None = None
+    settings: TrainingSettings, model: TrainedModel, counts: ExampleCounts | None = None
 ) -> Stream[Batch]:
     """The batches of `data.train`: shuffled, mixed, packed; they end with `epochs`.
 
@@ -93,7 +93,7 @@ def training_batches(
     return _batches(settings, model, stream, d.packing, counts)
 
 
-def _records(settings: Settings, path: str, seed: int) -> Stream[Any]:
+def _records(settings: TrainingSettings, path: str, seed: int) -> Stream[Any]:
     d = settings.data
     records = RecordFiles(
         [path],
@@ -107,7 +107,7 @@ def _records(settings: Settings, path: str, seed: int) -> Stream[Any]:
     return Shuffled(records, d.shuffle, seed) if d.shuffle else records
 
 
-def validation_batches(settings: Settings, model: TrainedModel) -> list[Batch]:
+def validation_batches(settings: TrainingSettings, model: TrainedModel) -> list[Batch]:
     """The first `evaluate.batches` of `evaluation_stream`. Raises FileError where there is none."""
     limit = settings.evaluate.batches or None
     found = list(itertools.islice(evaluation_stream(settings, model), limit))
@@ -116,7 +116,7 @@ def validation_batches(settings: Settings, model: TrainedModel) -> list[Batch]:
     return found
 
 
-def evaluation_stream(settings: Settings, model: TrainedModel) -> Stream[Batch]:
+def evaluation_stream(settings: TrainingSettings, model: TrainedModel) -> Stream[Batch]:
     """The batches of `data.valid`, in the order of the files."""
     d = settings.data
     records = RecordFiles(
@@ -130,7 +130,7 @@ def evaluation_stream(settings: Settings, model: TrainedModel) -> Stream[Batch]:
 
 
 def _batches(
-    settings: Settings,
+    settings: TrainingSettings,
     model: TrainedModel,
     records: Stream[Any],
     packing: Any,
@@ -149,7 +149,7 @@ def _batches(
     bad = BadRecords(d.on_bad_line, BadLines())
     mapped = Mapped(records, examples, bad, counts)
     rows = Packed(mapped, d.length, packing=packing, separate=d.separate, pad=end)
-    return Batched(rows, settings.batch)
+    return BatchedRows(rows, settings.batch)
 
 
 def ahead(stream: Stream[Batch], depth: int) -> Stream[Batch]:

@@ -13,10 +13,10 @@ from genesis_fn.core.train_state import TrainState
 from genesis_fn.core.types.annotations import PyTree
 from genesis_fn.training.checkpoints import RunCheckpoints
 from genesis_fn.training.interrupt import Interrupt, Interrupted
-from genesis_fn.training.log import Log
-from genesis_fn.training.progress import Progress, say
+from genesis_fn.training.monitoring.log import Log
+from genesis_fn.training.monitoring.progress import Progress, say
+from genesis_fn.training.monitoring.throughput import Throughput
 from genesis_fn.training.step import Batch, StepMetrics, metrics_of, norms_by_group, not_finite
-from genesis_fn.training.throughput import Throughput
 
 Step = Callable[[TrainState, PyTree, Batch], tuple[TrainState, Any]]
 
@@ -25,7 +25,10 @@ class Batches(Protocol):
     """The batches of a run: a stream whose state is that after the last batch that was taken."""
 
     def __next__(self) -> Batch: ...
-    def get_state(self) -> dict[str, Any]: ...
+
+    def get_state(self) -> dict[str, Any]:
+        """The state behind the last batch that was taken."""
+        ...
 
 
 class NotFinite(FloatingPointError):

@@ -15,7 +15,7 @@ from genesis_fn.data import ChatTemplate, load_tokenizer
 from genesis_fn.data.chat_files import TemplateText, read_special_tokens
 from genesis_fn.models import PRESETS, DecoderConfig, decoder
 from genesis_fn.nn import lora
-from genesis_fn.training.settings import Settings
+from genesis_fn.training.settings.sections import TrainingSettings
 from genesis_fn.training.step import IGNORED, Batch, SummedLoss
 from genesis_fn.transforms.precision.autocast import amp
 
@@ -101,7 +101,7 @@ def make_loss(
 # ---- opening ----
 
 
-def open_model(settings: Settings) -> TrainedModel:
+def open_model(settings: TrainingSettings) -> TrainedModel:
     """The model, tokenizer and template that settings name.
 
     Raises:
@@ -142,7 +142,7 @@ def open_model(settings: Settings) -> TrainedModel:
     return TrainedModel(config, trained, params, adapters, *rest)
 
 
-def lora_config(settings: Settings) -> lora.LoraConfig:
+def lora_config(settings: TrainingSettings) -> lora.LoraConfig:
     """The section `lora`, as PEFT names it."""
     s = settings.lora
     targets: Any = s.target_modules

@@ -8,7 +8,7 @@ from typing import Any
 from genesis_fn import optim
 from genesis_fn.core import tree
 from genesis_fn.core.types.annotations import PyTree
-from genesis_fn.training.settings import Optim
+from genesis_fn.training.settings.sections import Optim
 
 _Optimizer = optim.GradientTransformationExtraArgs
 
@@ -59,8 +59,7 @@ def make_optimizer(settings: Optim, schedule: optim.Schedule) -> _Optimizer:
 
 
 def _adamw(s: Optim, schedule: optim.Schedule) -> _Optimizer:
-    moments = {"b1": s.b1, "b2": s.b2, "eps": s.eps}
-    return optim.adamw(schedule, **moments, weight_decay=s.weight_decay, mask=_matrices)
+    return optim.adamw(schedule, s.b1, s.b2, s.eps, weight_decay=s.weight_decay, mask=_matrices)
 
 
 def _adam(s: Optim, schedule: optim.Schedule) -> _Optimizer:

@@ -23,17 +23,23 @@ from genesis_fn.io.lock import exclusive
 from genesis_fn.models import GenerationConfig, generate
 from genesis_fn.training import datasets
 from genesis_fn.training.checkpoints import RunCheckpoints
-from genesis_fn.training.log import Log, plot
 from genesis_fn.training.loop import Every, Run, Standing, Step
 from genesis_fn.training.model import TrainedModel, make_loss, open_model, parameters_of
+from genesis_fn.training.monitoring.log import Log, plot
+from genesis_fn.training.monitoring.progress import Progress, say
 from genesis_fn.training.optimizers import make_optimizer, make_schedule
-from genesis_fn.training.progress import Progress, say
-from genesis_fn.training.settings import Settings
-from genesis_fn.training.settings_file import KEYS, changed, read_settings, value_of, write_settings
+from genesis_fn.training.settings.reading import (
+    KEYS,
+    changed,
+    read_settings,
+    value_of,
+    write_settings,
+)
+from genesis_fn.training.settings.sections import TrainingSettings
 from genesis_fn.training.step import (
     IGNORED,
     Batch,
-    Guard,
+    StepGuard,
     StepRecipe,
     init_state,
     leaf_names,
@@ -58,7 +64,7 @@ class RunSummary:
     model: str
 
 
-def train(settings: Settings, *, quiet: bool = False) -> RunSummary:
+def train(settings: TrainingSettings, *, quiet: bool = False) -> RunSummary:
     """Train as settings say, in their folder, from its newest checkpoint if it has one.
 
     The folder gets config.yaml, checkpoints, log.jsonl, loss.png, and at the end `model`, or
@@ -85,7 +91,7 @@ def train(settings: Settings, *, quiet: bool = False) -> RunSummary:
 class Prepared:
     """What a run is made of, before its first step or after the one that a checkpoint is of."""
 
-    settings: Settings
+    settings: TrainingSettings
     model: TrainedModel
     step: Step
     state: TrainState
@@ -94,7 +100,7 @@ class Prepared:
     counts: ExampleCounts
 
 
-def prepare(settings: Settings, tell: Callable[[str], None]) -> Prepared:
+def prepare(settings: TrainingSettings, tell: Callable[[str], None]) -> Prepared:
     """Open the model and the data of settings, whose steps are counted if they are epochs.
 
     Args:
@@ -129,7 +135,7 @@ def prepare(settings: Settings, tell: Callable[[str], None]) -> Prepared:
     return Prepared(settings, model, step, state, stream, checkpoints, counts)
 
 
-def _train(settings: Settings, quiet: bool) -> RunSummary:
+def _train(settings: TrainingSettings, quiet: bool) -> RunSummary:
     tell: Callable[[str], None] = (lambda _: None) if quiet else say
     prepared = prepare(_of_folder(settings), tell)
     settings, model, state = prepared.settings, prepared.model, prepared.state
@@ -199,7 +205,7 @@ def _about(model: TrainedModel) -> str:
 # ---- the folder ----
 
 
-def _of_folder(settings: Settings) -> Settings:
+def _of_folder(settings: TrainingSettings) -> TrainingSettings:
     """The settings, with the steps that an earlier process counted.
 
     Raises ValueError where the folder holds a run with others.
@@ -227,7 +233,7 @@ def resume(folder: str, *, quiet: bool = False) -> RunSummary:
     return train(settings_of(folder), quiet=quiet)
 
 
-def settings_of(folder: str) -> Settings:
+def settings_of(folder: str) -> TrainingSettings:
     """The settings of a run's folder. Raises FileError where there is no run."""
     path = os.path.join(folder, SETTINGS)
     if not os.path.lexists(path):
@@ -235,13 +241,15 @@ def settings_of(folder: str) -> Settings:
     return dataclasses.replace(read_settings(path, {}), out=folder)
 
 
-def _identity(settings: Settings) -> dict[str, Any]:
+def _identity(settings: TrainingSettings) -> dict[str, Any]:
     """What must not change between a run and its continuation."""
     values = {key.name: value_of(settings, key.name) for key in KEYS.values() if key.fixed}
     return {k: list(v) if isinstance(v, tuple) else v for k, v in values.items()}
 
 
-def _counted(settings: Settings, model: TrainedModel, tell: Callable[[str], None]) -> Settings:
+def _counted(
+    settings: TrainingSettings, model: TrainedModel, tell: Callable[[str], None]
+) -> TrainingSettings:
     """The settings with the steps that the data of their epochs makes."""
     if settings.epochs is None:
         raise ValueError("give steps or epochs: how long to train")
@@ -258,7 +266,7 @@ def _counted(settings: Settings, model: TrainedModel, tell: Callable[[str], None
     return dataclasses.replace(settings, steps=steps)
 
 
-def export(settings: Settings, model: TrainedModel, trained: PyTree) -> str:
+def export(settings: TrainingSettings, model: TrainedModel, trained: PyTree) -> str:
     """Write what was trained as the folder that other programs open. Returns its path."""
     if model.lora is not None:
         path = os.path.join(settings.out, "adapter")
@@ -279,7 +287,7 @@ def _source(model: TrainedModel) -> str | None:
 # ---- the parts of a run ----
 
 
-def _recipe(settings: Settings) -> StepRecipe:
+def _recipe(settings: TrainingSettings) -> StepRecipe:
     s = settings.spike
     deviations = math.inf if s.action == "off" else s.deviations
     return StepRecipe(
@@ -287,18 +295,18 @@ def _recipe(settings: Settings) -> StepRecipe:
         loss_scaling=settings.compute == "float16",
         ema=settings.ema,
         seed=settings.seed if settings.method != "full" and settings.lora.dropout else None,
-        guard=Guard(s.action == "skip", deviations, s.window),
+        guard=StepGuard(s.action == "skip", deviations, s.window),
     )
 
 
-def _every(settings: Settings) -> Every:
+def _every(settings: TrainingSettings) -> Every:
     evaluate = settings.evaluate.every if settings.data.valid else 0
     sample = settings.sample.every if settings.sample.prompts else 0
     return Every(evaluate, settings.checkpoint.every, sample, settings.log.every)
 
 
 def _evaluation(
-    settings: Settings, model: TrainedModel, batches: list[Batch]
+    settings: TrainingSettings, model: TrainedModel, batches: list[Batch]
 ) -> Callable[[TrainState], dict[str, float]]:
     """The validation loss in nats per token, and its perplexity, of a state."""
     loss = jit(make_loss(model.config, model.lora, settings.compute, remat=False))
@@ -315,7 +323,9 @@ def _evaluation(
     return evaluate
 
 
-def _sampling(settings: Settings, model: TrainedModel) -> Callable[[TrainState], list[str]] | None:
+def _sampling(
+    settings: TrainingSettings, model: TrainedModel
+) -> Callable[[TrainState], list[str]] | None:
     s = settings.sample
     if not s.every or not s.prompts:
         return None

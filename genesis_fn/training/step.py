@@ -37,7 +37,7 @@ class SummedLoss(Protocol):
 
 
 @dataclasses.dataclass(frozen=True)
-class Guard:
+class StepGuard:
     """Which updates are left out.
 
     Args:
@@ -69,7 +69,7 @@ class StepRecipe:
     loss_scaling: bool = False
     ema: float = 0.0
     seed: int | None = None
-    guard: Guard = Guard()
+    guard: StepGuard = StepGuard()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -147,7 +147,7 @@ def make_step(
     def step(
         state: TrainState, frozen: PyTree, batch: Batch
     ) -> tuple[TrainState, tuple[Array, Array]]:
-        scale = state.loss_scale if recipe.loss_scaling else NoOpLossScale()
+        scale: Any = state.loss_scale if recipe.loss_scaling else NoOpLossScale()
         key = None
         if recipe.seed is not None:
             key = random.fold_in(random.key(recipe.seed), state.step)
@@ -198,7 +198,8 @@ def metrics_of(numbers: tuple[Array, Array]) -> StepMetrics:
     """The numbers of a step, as it returned them. Waits until it has run."""
     row, squares = [np.asarray(x) for x in numbers]
     loss, norm, rate, tokens, scale, *flags = [x.item() for x in row]
-    return StepMetrics(loss, norm, rate, int(tokens), scale, *map(bool, flags), squares)
+    finite, spike, applied = map(bool, flags)
+    return StepMetrics(loss, norm, rate, int(tokens), scale, finite, spike, applied, squares)
 
 
 def _gradients(
@@ -241,7 +242,7 @@ def _square(x: Array) -> Array:
 
 
 def _watched(
-    health: dict[str, Array], loss: Array, finite: Array, guard: Guard
+    health: dict[str, Array], loss: Array, finite: Array, guard: StepGuard
 ) -> tuple[dict[str, Array], Array]:
     """The running mean and variance of the loss with a step's, and whether it is a spike.
 

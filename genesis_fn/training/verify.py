@@ -14,7 +14,7 @@ from genesis_fn.core.errors import FileError
 from genesis_fn.core.types.annotations import PyTree
 from genesis_fn.io.lock import exclusive
 from genesis_fn.random import Key, key_data
-from genesis_fn.training.log import Log
+from genesis_fn.training.monitoring.log import Log
 from genesis_fn.training.run import prepare, settings_of
 from genesis_fn.training.step import leaf_names, metrics_of, norms_by_group
 from genesis_fn.transforms.staging.shape_dtype_struct import ShapeDtypeStruct

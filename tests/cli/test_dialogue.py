@@ -19,9 +19,9 @@ from genesis_fn.cli.dialogue.loop import converse
 from genesis_fn.cli.dialogue.reading import Lines, TakenBack, read_message
 from genesis_fn.cli.dialogue.screen import Screen, visible
 from genesis_fn.cli.dialogue.transcript import Transcript
-from genesis_fn.training.interrupt import Interrupted
 from genesis_fn.errors import FileError
 from genesis_fn.models import GenerationConfig
+from genesis_fn.training.interrupt import Interrupted
 
 
 class Echo:

@@ -24,7 +24,10 @@ TOP = parser()
 (SUB,) = [a for a in TOP._actions if isinstance(a, argparse._SubParsersAction)]
 COMMANDS = dict(SUB.choices)
 # Options that mean nothing to a command.
-WITHOUT = {"info": {"--seed", "--dtype"}}
+WITHOUT = {
+    "info": {"--seed", "--dtype"}, "train": {"--dtype"}, "sft": {"--dtype"},
+    "resume": {"--seed", "--dtype"}, "eval": {"--seed"}, "merge": {"--seed"},
+}  # fmt: skip
 
 
 def shown(*argv, capsys):

@@ -15,7 +15,7 @@ import pytest
 
 import genesis_fn as gf
 from genesis_fn.data import (
-    Batched,
+    BatchedRows,
     Example,
     Mapped,
     Mixture,
@@ -315,11 +315,11 @@ def test_a_long_example_is_cut_where_it_is_to_be_whole(tmp_path):
 def test_the_last_batch_is_filled_or_left_out(tmp_path):
     path = write_lines(tmp_path / "a.jsonl", 10)
     rows = len(list(packed(path, 8, "off", True)))
-    batches = list(Batched(packed(path, 8, "off", True), 4))
+    batches = list(BatchedRows(packed(path, 8, "off", True), 4))
     assert [b["tokens"].shape for b in batches] == [(4, 8)] * -(-rows // 4)
     last = batches[-1]["labels"][rows % 4 :]
     assert last.size and np.all(last == -100)
-    assert len(list(Batched(packed(path, 8, "off", True), 4, drop_last=True))) == rows // 4
+    assert len(list(BatchedRows(packed(path, 8, "off", True), 4, drop_last=True))) == rows // 4
 
 
 # ---- the state of all of it ----
@@ -332,7 +332,7 @@ def pipeline(paths, seed, packing="fit", prefetch=True):
     ]
     mixed = Mixture(sources, [1, 3], seed, "all_exhausted_without_replacement")
     several = lambda record: [example(record)] * (int(record["text"]) % 3)  # none, one, two
-    batches = Batched(Packed(Mapped(mixed, several), 11, packing=packing), 3)
+    batches = BatchedRows(Packed(Mapped(mixed, several), 11, packing=packing), 3)
     return Prefetch(batches, 2) if prefetch else batches
 
 
@@ -421,9 +421,9 @@ def test_no_thread_stays(tmp_path):
 def test_values_are_moved_to_the_device_by_the_thread(tmp_path):
     path = write_lines(tmp_path / "a.jsonl", 20)
     moved = lambda batch: gf.device_put(batch)
-    with Prefetch(Batched(packed(path, 8, "fit", True), 2), 2, moved) as stream:
+    with Prefetch(BatchedRows(packed(path, 8, "fit", True), 2), 2, moved) as stream:
         batch = next(stream)
     assert isinstance(batch["tokens"], gf.Array) and batch["tokens"].dtype == np.int32
     assert plain(np.asarray(batch["tokens"])) == plain(
-        next(Batched(packed(path, 8, "fit", True), 2))["tokens"]
+        next(BatchedRows(packed(path, 8, "fit", True), 2))["tokens"]
     )

@@ -21,10 +21,10 @@ import safetensors.numpy
 import genesis_fn.numpy as jnp
 from genesis_fn import data, io, random
 from genesis_fn.backends.cuda.binaries.cache import BinaryCache
-from genesis_fn.training.log import Log
 from genesis_fn.core import tree
 from genesis_fn.io.safetensors import load_metadata, load_numpy
 from genesis_fn.models import qwen
+from genesis_fn.training.monitoring.log import Log
 
 CONFIG = qwen.QwenConfig(
     vocab_size=17,

@@ -15,7 +15,7 @@ from genesis_fn.models import decoder
 from genesis_fn.training import step as steps
 from genesis_fn.training.model import make_loss
 from genesis_fn.training.optimizers import make_optimizer, make_schedule
-from genesis_fn.training.settings import Optim
+from genesis_fn.training.settings.sections import Optim
 
 DENSE = models.DecoderConfig(
     vocab_size=50, hidden_size=32, intermediate_size=64, num_hidden_layers=2,

@@ -10,7 +10,7 @@ import genesis_fn.numpy as jnp
 from genesis_fn import nn, optim, random
 from genesis_fn.errors import ArgumentError
 from genesis_fn.training import step as steps
-from genesis_fn.training.step import Guard, StepRecipe
+from genesis_fn.training.step import StepGuard, StepRecipe
 
 SIZES = (6, 5)  # of the model below: features and classes
 RATE = 0.1
@@ -171,7 +171,7 @@ def test_spikes_are_reported_or_skipped(skip):
     rng = np.random.default_rng(0)
     factors = [jnp.asarray(1 + 0.01 * float(rng.normal())) for _ in range(40)]
     factors[30] = jnp.asarray(50.0)
-    recipe = StepRecipe(guard=Guard(skip, deviations=6.0, window=20))
+    recipe = StepRecipe(guard=StepGuard(skip, deviations=6.0, window=20))
     optimizer = optim.sgd(1e-4)
     state = steps.init_state(init(), optimizer, recipe)
     step = steps.make_step(loss, optimizer, lambda i: 1e-4, recipe)

@@ -108,9 +108,9 @@ class Examples:
             for i, part in enumerate(pieces(text))
         ]
         tokens = [token for part in parts for token in part]
-        ends = record.get("ends", True) and self.end is not None
-        if ends and (not tokens or tokens[-1] != self.end):
-            tokens.append(self.end)
+        end = self.end if record.get("ends", True) else None
+        if end is not None and (not tokens or tokens[-1] != end):
+            tokens.append(end)
         return _example(tokens, np.ones(len(tokens), np.bool_)) if text else None
 
     def _prompted(self, record: Record) -> Example:

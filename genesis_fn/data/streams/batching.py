@@ -19,7 +19,7 @@ T = TypeVar("T")
 _PATIENCE = 0.1  # seconds between two looks at whether a thread has to end
 
 
-class Batched(Stage[Row]):
+class BatchedRows(Stage[Row]):
     """`batch` rows as one: a dict of arrays [batch, ...].
 
     Args:
@@ -32,14 +32,14 @@ class Batched(Stage[Row]):
         ArgumentError: `batch` is not positive.
 
     >>> rows = [{"tokens": np.arange(3), "labels": np.arange(3)}] * 2
-    >>> Batched.stack(rows)["tokens"].shape
+    >>> BatchedRows.stack(rows)["tokens"].shape
     (2, 3)
     """
 
     def __init__(self, upstream: Stream[Row], batch: int, *, drop_last: bool = False) -> None:
         super().__init__(upstream)
         if batch < 1:
-            raise ArgumentError(f"Batched: batch must be positive, got {batch}")
+            raise ArgumentError(f"BatchedRows: batch must be positive, got {batch}")
         self.batch, self.drop_last = batch, drop_last
 
     def next_item(self) -> Item[Row]:

@@ -30,13 +30,18 @@ class Read(NamedTuple):
     after: Cursor
 
 
-class Reader(Protocol):
+class FileReader(Protocol):
     """The records of a file."""
 
     first: Cursor
 
-    def read(self, cursor: Cursor) -> Read | None: ...
-    def close(self) -> None: ...
+    def read(self, cursor: Cursor) -> Read | None:
+        """The record at a cursor; None at the end of the file."""
+        ...
+
+    def close(self) -> None:
+        """Close the file."""
+        ...
 
 
 def where(path: str, format: str, cursor: Cursor) -> str:
@@ -58,6 +63,7 @@ class JsonLines:
         self.file = open_plain(path)
 
     def read(self, cursor: Cursor) -> Read | None:
+        """The record at a cursor; None at the end of the file."""
         at, number = cursor
         if self.file.tell() != at:
             self.file.seek(at)
@@ -81,6 +87,7 @@ class JsonLines:
             return Read(error, after)
 
     def close(self) -> None:
+        """Close the file."""
         self.file.close()
 
 
@@ -95,6 +102,7 @@ class TextFile:
         self.file = open_plain(path)
 
     def read(self, cursor: Cursor) -> Read | None:
+        """The record at a cursor; None at the end of the file."""
         (at,) = cursor
         self.file.seek(at)
         raw = self.file.read(_PIECE)
@@ -123,6 +131,7 @@ class TextFile:
         return raw[:end]
 
     def close(self) -> None:
+        """Close the file."""
         self.file.close()
 
 
@@ -147,6 +156,7 @@ class ParquetFile:
         self._group, self._start, self._rows = -1, 0, []
 
     def read(self, cursor: Cursor) -> Read | None:
+        """The record at a cursor; None at the end of the file."""
         (row,) = cursor
         inside, group = row, 0
         while group < len(self.sizes) and inside >= self.sizes[group]:
@@ -172,6 +182,7 @@ class ParquetFile:
         self._group, self._start = group, block
 
     def close(self) -> None:
+        """Close the file."""
         self.file.close()
 
 
@@ -191,7 +202,7 @@ def _open_parquet(path: str) -> pyarrow.parquet.ParquetFile:
         raise FileError(f"{path}: no Parquet file: {str(error)[:200]}") from None
 
 
-def open_reader(path: str, format: str, field: str, columns: tuple[str, ...] | None) -> Reader:
+def open_reader(path: str, format: str, field: str, columns: tuple[str, ...] | None) -> FileReader:
     """The reader of a file of a format."""
     if format == "jsonl":
         return JsonLines(path)

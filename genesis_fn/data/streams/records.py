@@ -9,7 +9,7 @@ from typing import Any, Literal
 from genesis_fn.core.errors import ArgumentError, FileError
 from genesis_fn.data.streams.drawing import permutation
 from genesis_fn.data.streams.files import check_unchanged, data_files, fingerprint, format_of
-from genesis_fn.data.streams.readers import Cursor, Reader, Record, open_reader, where
+from genesis_fn.data.streams.readers import Cursor, FileReader, Record, open_reader, where
 from genesis_fn.data.streams.stream import BadRecords, Item, Origin, Stream
 
 _OPEN = 8  # files that are read again, for values that a stage made anew
@@ -82,9 +82,9 @@ class RecordFiles(Stream[Record]):
         self.shard, self.epochs, self.seed = shard, epochs, seed
         self.bad = BadRecords(on_bad_line, report)
         self._fingerprints: list[str] | None = None
-        self._again: dict[int, Reader] = {}
+        self._again: dict[int, FileReader] = {}
         self._order: tuple[int, list[int]] = (-1, [])  # of the files, in an epoch
-        self._reader: Reader | None = None
+        self._reader: FileReader | None = None
         self._epoch, self._position = 0, 0
         self._cursor: Cursor | None = None
         self._count = self._given = 0  # records of this epoch: all, and those of the shard
@@ -147,7 +147,7 @@ class RecordFiles(Stream[Record]):
         self._epoch, self._position = self._epoch + 1, 0
         self._count = self._given = 0
 
-    def _open(self, file: int) -> Reader:
+    def _open(self, file: int) -> FileReader:
         return open_reader(self.files[file], self._format(file), self.text_field, self.columns)
 
     def _format(self, file: int) -> str:

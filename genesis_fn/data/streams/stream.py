@@ -72,8 +72,7 @@ class Stage(Stream[T]):
     """A stream over another one."""
 
     def __init__(self, upstream: Stream[Any]) -> None:
-        given: object = upstream
-        if not isinstance(given, Stream):
+        if not isinstance(upstream, Stream):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ArgumentError(
                 f"{type(self).__name__}: expected a stream, such as data.RecordFiles, got "
                 f"{brief(upstream)}"

@@ -15,7 +15,7 @@ from typing import Any, Literal
 from genesis_fn.core.errors import FileError
 from genesis_fn.core.files import brief, read_plain
 from genesis_fn.io.safetensors import atomic_write
-from genesis_fn.training.settings import Settings
+from genesis_fn.training.settings.sections import TrainingSettings
 
 _LARGEST = 1 << 20  # bytes of a file
 _MOST_ALIASES = 100  # of a YAML file, whose anchors can make thousands of values of a line
@@ -33,11 +33,11 @@ class Key:
     fixed: bool
 
 
-def keys(section: type = Settings, prefix: str = "") -> Iterator[Key]:
+def keys(section: type = TrainingSettings, prefix: str = "") -> Iterator[Key]:
     """Every setting, in order.
 
-    >>> from genesis_fn.training import settings_file
-    >>> next(settings_file.keys()).name
+    >>> from genesis_fn.training.settings import reading
+    >>> next(reading.keys()).name
     'out'
     """
     hints = typing.get_type_hints(section)
@@ -67,8 +67,8 @@ KEYS = {key.name: key for key in keys()}
 
 
 def read_settings(
-    path: str | None, given: Mapping[str, Any], base: Settings | None = None
-) -> Settings:
+    path: str | None, given: Mapping[str, Any], base: TrainingSettings | None = None
+) -> TrainingSettings:
     """The settings of a file, with those that are given in place of the file's.
 
     Args:
@@ -80,7 +80,7 @@ def read_settings(
         FileError: the file is malformed; ValueError: a name is unknown, which names the nearest,
             or a value is not accepted. Both name the file.
 
-    >>> from genesis_fn.training.settings_file import read_settings
+    >>> from genesis_fn.training.settings.reading import read_settings
     >>> read_settings(None, {"optim.lr": "3e-4", "steps": "10"}).optim.lr
     0.0003
     """
@@ -90,13 +90,13 @@ def read_settings(
             values[name] = _typed(name, value, path)
     for name, value in given.items():
         values[name] = _typed(name, value, "the command line")
-    settings = _replaced(base or Settings(), values)
+    settings = _replaced(base or TrainingSettings(), values)
     check(settings)
     return settings
 
 
 def _replaced(settings: Any, values: Mapping[str, Any]) -> Any:
-    """Settings with others in the place of some."""
+    """TrainingSettings with others in the place of some."""
     own: dict[str, Any] = {}
     inner: dict[str, dict[str, Any]] = {}
     for name, value in values.items():
@@ -177,7 +177,7 @@ def _flat(values: Mapping[Any, Any], prefix: str, path: str) -> Iterator[tuple[s
             yield whole, value
 
 
-def write_settings(path: str, settings: Settings) -> None:
+def write_settings(path: str, settings: TrainingSettings) -> None:
     """Write all settings as YAML, each with its help; `read_settings` gives them back.
 
     Raises OSError naming the file.
@@ -195,7 +195,7 @@ def write_settings(path: str, settings: Settings) -> None:
         f.write(("\n".join(lines).lstrip() + "\n").encode())
 
 
-def value_of(settings: Settings, name: str) -> Any:
+def value_of(settings: TrainingSettings, name: str) -> Any:
     """The value of a dotted name."""
     found: Any = settings
     for part in name.split("."):
@@ -324,7 +324,7 @@ def _nearest(name: str) -> str:
 # ---- what is in range ----
 
 
-def check(settings: Settings) -> None:
+def check(settings: TrainingSettings) -> None:
     """Raise ValueError for settings that no run can have; it names them."""
     s = settings
     at_least = {
@@ -356,7 +356,7 @@ def check(settings: Settings) -> None:
         raise ValueError(f"data.weights are {list(s.data.weights)}, expected numbers above 0")
 
 
-def changed(before: Settings, now: Settings) -> list[tuple[str, Any, Any]]:
+def changed(before: TrainingSettings, now: TrainingSettings) -> list[tuple[str, Any, Any]]:
     """The fixed settings in which two runs differ: (name, before, now)."""
     pairs = ((k, value_of(before, k.name), value_of(now, k.name)) for k in KEYS.values() if k.fixed)
     return [(key.name, old, new) for key, old, new in pairs if old != new]

@@ -1,6 +1,6 @@
 """The settings of a training run, as its file and its command line name them.
 
-One frozen dataclass is one section: `optim.lr` is `Settings().optim.lr`. A field's annotation says
+One frozen dataclass is one section: `optim.lr` is a field of `Optim`. A field's annotation says
 what is accepted, its metadata what the help says of it.
 """
 
@@ -104,7 +104,7 @@ class Checkpoint:
 
 
 @dataclasses.dataclass(frozen=True)
-class Log:
+class Logging:
     """What is written and shown about a run."""
 
     every: int = setting(1, "steps between rows of the log", fixed=False)
@@ -133,7 +133,7 @@ class Spike:
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings:
+class TrainingSettings:
     """All settings of a run."""
 
     out: str = setting("runs/train", "the run's folder", fixed=False)
@@ -152,6 +152,6 @@ class Settings:
     optim: Optim = Optim()
     evaluate: Evaluate = Evaluate()
     checkpoint: Checkpoint = Checkpoint()
-    log: Log = Log()
+    log: Logging = Logging()
     sample: Sample = Sample()
     spike: Spike = Spike()
