@@ -111,7 +111,14 @@ def run(arguments: argparse.Namespace) -> int:
         )
         questions = Mapped(records, question_of, bad)
         batch = arguments.batch
-        answers = multiple_choice(params, model.config, model.tokenizer, questions, batch=batch)
+        answers = multiple_choice(
+            params,
+            model.config,
+            model.tokenizer,
+            questions,
+            batch=batch,
+            prefix=datasets.end_token(model.folder, model.tokenizer),
+        )
         found |= {
             "accuracy": answers.accuracy,
             "accuracy_norm": answers.accuracy_norm,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from genesis_fn.core.convert import as_array
 from genesis_fn.core.errors import FileError
@@ -28,6 +28,9 @@ from genesis_fn.training.monitoring.progress import say
 from genesis_fn.training.settings.sections import TrainingSettings
 from genesis_fn.training.step import Batch
 
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
 _LARGEST_JSON = 1 << 26  # bytes
 _SAID = 5  # bad lines that are reported one by one
 
@@ -46,14 +49,13 @@ class BadLines:
             say(f"skipped {self.count:,} lines so far; the last: {message}")
 
 
-def end_token(model: TrainedModel) -> int:
+def end_token(folder: str, tokenizer: Tokenizer) -> int:
     """The token that ends a text: the tokenizer's `eos_token`, or that of generation_config.json.
 
     Raises FileError where neither is there.
     """
-    folder = model.tokenizer_folder
     name = read_special_tokens(folder).get("eos_token")
-    if name is not None and (token := model.tokenizer.token_to_id(name)) is not None:
+    if name is not None and (token := tokenizer.token_to_id(name)) is not None:
         return token
     for file in ("generation_config.json", "config.json"):
         found = _field(os.path.join(folder, file), "eos_token_id")
@@ -137,7 +139,7 @@ def _batches(
     counts: ExampleCounts | None,
 ) -> Stream[Batch]:
     d = settings.data
-    end = end_token(model)
+    end = end_token(model.tokenizer_folder, model.tokenizer)
     examples = Examples(
         model.tokenizer,
         end,

@@ -172,6 +172,7 @@ def multiple_choice(
     *,
     batch: int = 8,
     compute: str = "float32",
+    prefix: int | None = None,
 ) -> Accuracy:
     """Answers by the likelihood of each choice behind the question.
 
@@ -188,17 +189,18 @@ def multiple_choice(
         questions: questions.
         batch: choices that are computed at once.
         compute: dtype of products.
+        prefix: token in front of a choice whose question is empty, as the one that ends texts.
 
     Returns:
         The accuracies.
 
     Raises:
-        ArgumentError: there is no question.
+        ArgumentError: there is no question, or an empty one without a `prefix`.
     """
     score = jit(amp(_scores(config), compute))
     right = normed = count = cut = 0
     for question in questions:
-        rows = [_row(tokenizer, question, c, config) for c in question.choices]
+        rows = [_row(tokenizer, question, c, config, prefix) for c in question.choices]
         cut += sum(row.cut for row in rows)
         sums: list[float] = []
         for i in range(0, len(rows), batch):
@@ -221,15 +223,19 @@ class _Row:
     cut: bool
 
 
-def _row(tokenizer: Tokenizer, question: Question, choice: str, config: DecoderConfig) -> _Row:
+def _row(
+    tokenizer: Tokenizer, question: Question, choice: str, config: DecoderConfig, prefix: int | None
+) -> _Row:
     context = question.context.rstrip()
     # Blanks that end the question belong to the choice, whose first token begins with them.
     blanks = question.context[len(context) :] or " "
     whole = tokenizer.encode(context + blanks + choice).ids
-    start = max(len(tokenizer.encode(context).ids), 1) if context else 1
-    if not context:  # the first token follows nothing: it cannot be predicted
-        start = min(start, len(whole) - 1)
-    start = min(start, len(whole) - 1)
+    start = len(tokenizer.encode(context).ids) if context else 0
+    if not start:
+        if prefix is None:
+            raise ArgumentError("multiple_choice: a question is empty: its choices follow nothing")
+        whole, start = [prefix, *whole], 1
+    start = min(start, len(whole) - 1)  # where the choice is one token with the question's last
     over = max(len(whole) - config.max_position_embeddings - 1, 0)
     return _Row(whole[over:], max(start - over, 1), over > 0)
 

@@ -329,7 +329,7 @@ def _sampling(
     s = settings.sample
     if not s.every or not s.prompts:
         return None
-    end = datasets.end_token(model)
+    end = datasets.end_token(model.tokenizer_folder, model.tokenizer)
     generation = GenerationConfig(
         do_sample=s.temperature > 0,
         temperature=s.temperature or 1.0,
