@@ -27,7 +27,7 @@ NN: dict[str, list[Entry]] = {
            "softplus sparse_plus sparse_sigmoid squareplus standardize swish tanh glu", E(X)),
     **each("log1mexp", E(P)), **each("logmeanexp", E(X)),
     **each("one_hot", E(INDEX, call=lambda f, i: f(i, 4))),
-    **each("linear", E(X, Operand((2, 4)))),
+    **each("linear", E(X, Operand((2, 4)))), **each("plain_weight", E(Operand((2, 4)))),
     **each("linear_cross_entropy", E(
         Operand((3, 4), "s"), Operand((5, 4), "s"), LABELS, same=False)),
     **each("max_pool avg_pool", E(PIXELS, call=lambda f, x: f(x, (2, 3), (1, 2)))),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 from collections.abc import Iterator
 from typing import Any
@@ -33,7 +34,11 @@ class Log:
         return list(_rows(path)) if os.path.lexists(path) else []
 
     def write(self, **row: Any) -> None:
-        """Append a row, at once. Raises OSError naming the file."""
+        """Append a row, at once; numbers that are not finite, which JSON has not, are null.
+
+        Raises OSError naming the file.
+        """
+        row = {name: _finite(value) for name, value in row.items()}
         self.rows.append(row)
         try:
             self.file.write(json.dumps(row) + "\n")
@@ -46,6 +51,10 @@ class Log:
         """Close the file."""
         with contextlib.suppress(OSError):  # what did not fit was reported when it was written
             self.file.close()
+
+
+def _finite(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _rows(path: str) -> Iterator[dict[str, Any]]:
