@@ -6,7 +6,7 @@ from typing import Any
 
 import genesis_fn.numpy as jnp
 import genesis_fn.random as random
-from genesis_fn import Array, Key, lax, tree
+from genesis_fn import Array, ArrayLike, Key, lax, tree
 
 
 @tree.dataclass
@@ -98,7 +98,7 @@ class LoraWeight:
         return total.astype(self.weight.dtype)
 
 
-def plain_weight(weight: Array | LoraWeight) -> Array:
+def plain_weight(weight: ArrayLike | LoraWeight) -> Array:
     """A weight as one array: that of a weight with its adapter, or itself.
 
     Args:
@@ -112,7 +112,7 @@ def plain_weight(weight: Array | LoraWeight) -> Array:
     Array([[2., 1.],
            [1., 2.]], dtype=float32)
     """
-    return weight.merged() if isinstance(weight, LoraWeight) else weight
+    return weight.merged() if isinstance(weight, LoraWeight) else jnp.asarray(weight)
 
 
 def _product(x: Array, weight: Array) -> Array:

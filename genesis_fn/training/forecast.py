@@ -14,7 +14,8 @@ from genesis_fn.core.types.annotations import PyTree
 from genesis_fn.training.run import Prepared
 from genesis_fn.training.step import metrics_of
 
-_TIMED = 4  # steps that are taken for the time of one, behind the first
+# Steps that are taken for the time of one: the first compile and record the program.
+_TAKEN, _TIMED = 8, 4
 _HOLDERS = 5  # largest arrays that are named
 
 
@@ -74,15 +75,15 @@ def forecast(prepared: Prepared) -> Forecast:
     # Compiled for this device: its plan is what will run.
     program = prepared.step.lower(state, frozen, first).compile()  # pyright: ignore
     found = program.memory_analysis()
-    batches = itertools.cycle([first, *itertools.islice(prepared.stream, _TIMED)])
+    batches = itertools.cycle([first, *itertools.islice(prepared.stream, _TAKEN - 1)])
     times = []
-    for batch in itertools.islice(batches, _TIMED + 1):
+    for batch in itertools.islice(batches, _TAKEN):
         began = time.perf_counter()
         state, numbers = prepared.step(state, frozen, batch)
         metrics_of(numbers)
         times.append(time.perf_counter() - began)
     steps, tokens = prepared.settings.steps or 0, first["tokens"].size
-    seconds = statistics.median(times[1:])
+    seconds = statistics.median(times[-_TIMED:])
     temporary = found["temp_size_in_bytes"]
     return Forecast(shapes, held, temporary, tuple(holders), steps, tokens, seconds)
 
