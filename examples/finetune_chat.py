@@ -77,7 +77,8 @@ def ask(folder: str, question: str) -> str:
     generation = models.GenerationConfig(
         max_new_tokens=24, eos_token_id=tokenizer.token_to_id("<|im_end|>")
     )
-    tokens, lengths = models.generate(params, [prompt], config, generation=generation)
+    rows = np.asarray([prompt], np.int32)
+    tokens, lengths = models.generate(params, rows, config, generation=generation)
     answer = np.asarray(tokens)[0, len(prompt) : int(lengths[0])]
     return tokenizer.decode(answer.tolist()).strip()
 

@@ -17,6 +17,7 @@ from typing import Any
 import genesis_fn as gf
 import genesis_fn.numpy as jnp
 from genesis_fn import nn, optim
+from genesis_fn.random import fold_in
 
 WIDTH, R, ALPHA = 64, 4, 8.0
 LAYERS = {"up": nn.Linear(1, WIDTH), "middle": nn.Linear(WIDTH, WIDTH), "down": nn.Linear(WIDTH, 1)}
@@ -38,12 +39,12 @@ def plain(params: Params, x: Any) -> Any:
 
 
 def init(key: gf.Key, params: Params) -> Params:
-    """Adapters {"A": [r, in], "B": [out, r]} of every layer. B is zero: nothing changes at first."""
+    """{"A": [r, in], "B": [out, r]} of every layer. B is zero, so that nothing changes at first."""
 
     def of(name: str) -> Params:
         out, features = params[name]["weight"].shape
         bound = 1 / math.sqrt(features)
-        a = gf.random.uniform(key[name], (R, features), minval=-bound, maxval=bound)
+        a = gf.random.uniform(fold_in(key, name), (R, features), minval=-bound, maxval=bound)
         return {"A": a, "B": jnp.zeros((out, R))}
 
     return {name: of(name) for name in LAYERS}
@@ -88,13 +89,13 @@ def main(steps: int = 600, seed: int = 0) -> float:
     key = gf.random.key(seed)
     x = jnp.linspace(-3, 3, 128)[:, None]
     squares = lambda found, wanted: jnp.mean((found - wanted) ** 2)
-    params = {name: layer.init(key[name]) for name, layer in LAYERS.items()}
+    params = {name: layer.init(fold_in(key, name)) for name, layer in LAYERS.items()}
     params = fit(lambda p: squares(plain(p, x), jnp.sin(x)), params, steps, 3e-3)
     print(f"sine: error {float(squares(plain(params, x), jnp.sin(x))):.5f}")
 
     wanted = jnp.cos(x)
     print(f"cosine, without adapters: error {float(squares(plain(params, x), wanted)):.5f}")
-    adapters = init(key["adapters"], params)
+    adapters = init(fold_in(key, "adapters"), params)
     loss = lambda a: squares(adapted(params, a, x), wanted)
     adapters = fit(loss, adapters, steps, 1e-2)
     by_hand = float(loss(adapters))
@@ -108,7 +109,7 @@ def main(steps: int = 600, seed: int = 0) -> float:
     # The same by the library, whose adapted parameters any function of the network takes.
     config = nn.lora.LoraConfig(r=R, lora_alpha=ALPHA)
     loss = lambda a: squares(plain(nn.lora.apply(params, a, config), x), wanted)
-    adapters = fit(loss, nn.lora.init(key["library"], params, config), steps, 1e-2)
+    adapters = fit(loss, nn.lora.init(fold_in(key, "library"), params, config), steps, 1e-2)
     by_library = float(loss(adapters))
     print(f"cosine, by nn.lora: error {by_library:.5f}")
     merged = nn.lora.merge(params, adapters, config)
