@@ -5,11 +5,14 @@ from __future__ import annotations
 import ast
 import importlib.util
 import re
+import shlex
 import unicodedata
 from pathlib import Path
 
 import pytest
 
+from genesis_fn.cli.main import parser
+from genesis_fn.training.settings.reading import KEYS, read_settings
 from tests.support.documents import DOCS, run
 
 ROOT = DOCS.parent
@@ -19,6 +22,27 @@ PAGES = [*sorted(DOCS.glob("*.md")), *sorted(ROOT.glob("*.md"))]
 @pytest.mark.cpu
 def test_the_tour_runs_and_prints_what_it_says(tmp_path, monkeypatch) -> None:
     assert run("tour.md", tmp_path, monkeypatch) >= 4
+
+
+@pytest.mark.cpu
+def test_the_page_of_training_runs_and_names_what_is_there(tmp_path, monkeypatch) -> None:
+    """Its Python runs, its commands parse, its file of settings is one, its settings are there."""
+    assert run("training.md", tmp_path, monkeypatch) >= 3
+    text = (DOCS / "training.md").read_text(encoding="utf-8")
+    commands = re.findall(r"^genesis-fn (.+)$", text, re.M)
+    assert len(commands) >= 6
+    for command in commands:
+        parser().parse_args(shlex.split(command))
+    (toml,) = re.findall(r"^```toml\n(.*?)^```", text, re.M | re.S)
+    path = tmp_path / "settings.toml"
+    path.write_text(toml)
+    assert read_settings(str(path), {}).lora.r == 16
+    sections = {name.partition(".")[0] for name in KEYS if "." in name}
+    named = re.findall(r"`-{0,2}((\w+)\.\w+)", text)
+    wanted = {name for name, section in named if section in sections}
+    assert len(wanted) > 20
+    files = {"log.jsonl"}
+    assert wanted - files <= KEYS.keys()
 
 
 def definitions(path: Path) -> dict[str, ast.stmt]:

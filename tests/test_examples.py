@@ -35,6 +35,12 @@ CASES = {
     "neural_ode": ({"steps": 200, "batch": 16}, lambda error: error < 0.2),
     # Nats per image that are gained over independent pixels, of 255.
     "vae_digits": ({"steps": 200}, lambda gain: gain > 60),
+    # Without adapters the error is 1.
+    "lora_by_hand": ({"steps": 300}, lambda error: error < 0.02),
+    # The share of capitals that the model knows.
+    "finetune_chat": ({}, lambda share: share > 0.9),
+    # Losses, the last that of a run that was stopped and one that was not.
+    "training_loop": ({}, lambda losses: losses[1] < losses[0] / 2 and losses[1] == losses[2]),
 }
 
 
