@@ -176,5 +176,6 @@ def _report(summary: RunSummary, out: str) -> None:
             f"{math.exp(min(summary.validation_loss, 700)):.2f}); the best was "
             f"{summary.best_loss:.4f} at step {summary.best_step}"
         )
-    print(f"written: {out}: config.yaml, checkpoints, log.jsonl, loss.png")
+    written = [name for name in _FILES if os.path.exists(os.path.join(out, name))]
+    print(f"written: {out}: {', '.join(written)}")
     print(f"the model: {shlex.quote(summary.model)}")
