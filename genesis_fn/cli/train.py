@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
 import shlex
 from typing import Any
 
@@ -28,6 +29,9 @@ _SFT = f"""Fine-tune a language model on chats, with all parameters or by adapte
 The data are JSON lines with messages, or with prompt and completion; the answers are learned.
 
 {_ABOUT}"""
+# What a run leaves in its folder, beside the model.
+_FILES = ("config.yaml", "checkpoints", "log.jsonl", "metrics.csv", "tensorboard", "loss.png",
+          "curves.png")  # fmt: skip
 TRAIN = TrainingSettings(out="runs/train")
 SFT = TrainingSettings(
     out="runs/sft",
@@ -176,5 +180,6 @@ def _report(summary: RunSummary, out: str) -> None:
             f"{math.exp(min(summary.validation_loss, 700)):.2f}); the best was "
             f"{summary.best_loss:.4f} at step {summary.best_step}"
         )
-    print(f"written: {out}: config.yaml, checkpoints, log.jsonl, loss.png")
+    written = [name for name in _FILES if os.path.exists(os.path.join(out, name))]
+    print(f"written: {out}: {', '.join(written)}")
     print(f"the model: {shlex.quote(summary.model)}")

@@ -22,7 +22,8 @@ from genesis_fn.models import qwen
 from genesis_fn.training.checkpoints import RunCheckpoints
 from genesis_fn.training.loop import Every, Run, Standing
 from genesis_fn.training.model import make_loss
-from genesis_fn.training.monitoring.log import Log, plot
+from genesis_fn.training.monitoring.log import Log
+from genesis_fn.training.monitoring.plots import plot
 from genesis_fn.training.monitoring.progress import Progress, say
 from genesis_fn.training.step import Batch, StepRecipe, init_state, leaf_names, make_step
 from genesis_fn.transforms.jitting import jit

@@ -7,10 +7,10 @@ import itertools
 import statistics
 import time
 from collections.abc import Iterator
-from typing import Any
 
 from genesis_fn.core import tree
 from genesis_fn.core.types.annotations import PyTree
+from genesis_fn.training.monitoring.amounts import duration_text, size_text
 from genesis_fn.training.run import Prepared
 from genesis_fn.training.step import metrics_of
 
@@ -107,23 +107,3 @@ def _holders(prepared: Prepared) -> Iterator[tuple[str, int]]:
 
 def _bytes(part: PyTree) -> int:
     return sum(x.size * x.dtype.itemsize for x in tree.leaves(part))
-
-
-def size_text(size: int) -> str:
-    """Bytes for people: 1.50 GiB."""
-    value: Any = float(size)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if value < 1024 or unit == "GiB":
-            break
-        value /= 1024
-    return f"{value:,.0f} {unit}" if unit == "B" else f"{value:,.2f} {unit}"
-
-
-def duration_text(seconds: float) -> str:
-    """Seconds for people: 2 h 5 min."""
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    days, hours = divmod(hours, 24)
-    parts = [(days, "d"), (hours, "h"), (minutes, "min"), (rest, "s")]
-    shown = [f"{n} {unit}" for n, unit in parts if n][:2]
-    return " ".join(shown) or "less than a second"

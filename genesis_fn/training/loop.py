@@ -14,6 +14,7 @@ from genesis_fn.core.types.annotations import PyTree
 from genesis_fn.training.checkpoints import RunCheckpoints
 from genesis_fn.training.interrupt import Interrupt, Interrupted
 from genesis_fn.training.monitoring.log import Log
+from genesis_fn.training.monitoring.meter import Meter
 from genesis_fn.training.monitoring.progress import Progress, say
 from genesis_fn.training.monitoring.throughput import Throughput
 from genesis_fn.training.step import Batch, StepMetrics, metrics_of, norms_by_group, not_finite
@@ -83,6 +84,7 @@ class Run:
         patience: evaluations without a better loss that end the run; 0: none do.
         min_delta: by how much a loss is better.
         seconds: stop after so many; None: none do.
+        meter: of the use of the device; None: it is not told.
     """
 
     state: TrainState
@@ -101,6 +103,7 @@ class Run:
     patience: int = 0
     min_delta: float = 0.0
     seconds: float | None = None
+    meter: Meter | None = None
 
     def __post_init__(self) -> None:
         self.done = self.kept = int(self.state.step)
@@ -109,6 +112,8 @@ class Run:
         self.ended_by = "the last step"
         self.throughput = Throughput()
         self.last_rate = math.nan
+        self.mfu: float | None = None
+        self.memory: int | None = None
 
     def to_end(self) -> None:
         """Train to the last step, the end of the data, or until patience or time is over.
@@ -162,7 +167,9 @@ class Run:
         self.whole = True
         self.standing.tokens += metrics.tokens
         self.last_rate = self.throughput.advanced(batch["tokens"].size)
-        self.progress.advanced(metrics.loss, self.last_rate)
+        if self.meter is not None:
+            self.mfu, self.memory = self.meter.mfu(self.last_rate), self.meter.memory()
+        self.progress.advanced(metrics.loss, self.last_rate, self.mfu, self.memory)
         self._log(metrics)
         return metrics
 
@@ -194,6 +201,8 @@ class Run:
                 "tokens": self.standing.tokens,
                 "tokens_per_s": self.last_rate,
             }
+            used = {"mfu": self.mfu, "memory": self.memory}
+            row |= {name: value for name, value in used.items() if value is not None}
             if metrics.loss_scale != 1:
                 row["loss_scale"] = metrics.loss_scale
             if not metrics.applied:

@@ -25,8 +25,12 @@ from genesis_fn.training import datasets
 from genesis_fn.training.checkpoints import RunCheckpoints
 from genesis_fn.training.loop import Every, Run, Standing, Step
 from genesis_fn.training.model import TrainedModel, make_loss, open_model, parameters_of
-from genesis_fn.training.monitoring.log import Log, plot
+from genesis_fn.training.monitoring.board import ScalarBoard, require_tensorboard
+from genesis_fn.training.monitoring.log import Log
+from genesis_fn.training.monitoring.meter import Meter, peak_of, training_flops
+from genesis_fn.training.monitoring.plots import plot, plot_curves
 from genesis_fn.training.monitoring.progress import Progress, say
+from genesis_fn.training.monitoring.table import MetricsTable
 from genesis_fn.training.optimizers import make_optimizer, make_schedule
 from genesis_fn.training.settings.reading import (
     KEYS,
@@ -67,8 +71,9 @@ class RunSummary:
 def train(settings: TrainingSettings, *, quiet: bool = False) -> RunSummary:
     """Train as settings say, in their folder, from its newest checkpoint if it has one.
 
-    The folder gets config.yaml, checkpoints, log.jsonl, loss.png, and at the end `model`, or
-    `adapter` where adapters are trained. A run that was stopped and one that was not reach the same
+    The folder gets config.yaml, checkpoints, log.jsonl, metrics.csv, loss.png, curves.png, event
+    files of TensorBoard where they are asked for, and at the end `model`, or `adapter` where
+    adapters are trained. A run that was stopped and one that was not reach the same
     numbers, bit for bit.
 
     Args:
@@ -78,6 +83,7 @@ def train(settings: TrainingSettings, *, quiet: bool = False) -> RunSummary:
     Raises:
         ValueError: the settings name nothing to train on, or the folder holds a run with others.
         OSError, FileError: a file is missing, malformed, or has changed since the run was saved.
+        ImportError: a package is missing that settings ask for.
         NotFinite: the loss was not.
         Interrupted: a signal ended the run, which is saved.
         BlockingIOError: another run uses the folder.
@@ -137,6 +143,8 @@ def prepare(settings: TrainingSettings, tell: Callable[[str], None]) -> Prepared
 
 def _train(settings: TrainingSettings, quiet: bool) -> RunSummary:
     tell: Callable[[str], None] = (lambda _: None) if quiet else say
+    if settings.log.tensorboard:
+        require_tensorboard()
     prepared = prepare(_of_folder(settings), tell)
     settings, model, state = prepared.settings, prepared.model, prepared.state
     write_settings(os.path.join(settings.out, SETTINGS), settings)
@@ -155,7 +163,7 @@ def _train(settings: TrainingSettings, quiet: bool) -> RunSummary:
         contextlib.closing(prepared.checkpoints),
         _closing(batches),
         contextlib.closing(Progress(steps, done, quiet=quiet)) as progress,
-        contextlib.closing(Log(os.path.join(settings.out, "log.jsonl"), done)) as log,
+        contextlib.closing(_log(settings, done)) as log,
     ):
         run = Run(
             state,
@@ -173,15 +181,36 @@ def _train(settings: TrainingSettings, quiet: bool) -> RunSummary:
             standing,
             settings.evaluate.patience,
             settings.evaluate.min_delta,
+            meter=_meter(settings, model, state.params),
         )
         del state
         run.to_end()
     if settings.log.plot:
         plot(log.rows, os.path.join(settings.out, "loss.png"))
+        plot_curves(log.rows, os.path.join(settings.out, "curves.png"))
     if prepared.counts.truncated or prepared.counts.empty:
         tell(str(prepared.counts))
     final = run.state.ema if settings.ema else run.state.params
     return _summary(run, log.rows, export(settings, model, final))
+
+
+def _log(settings: TrainingSettings, done: int) -> Log:
+    """The log of a run behind a step, with the copies of it that are asked for."""
+    log = Log(os.path.join(settings.out, "log.jsonl"), done)
+    if settings.log.csv:
+        log.copies.append(MetricsTable(os.path.join(settings.out, "metrics.csv"), log.rows))
+    if settings.log.tensorboard:
+        folder = os.path.join(settings.out, "tensorboard")
+        log.copies.append(ScalarBoard(folder, done, log.rows))
+    return log
+
+
+def _meter(settings: TrainingSettings, model: TrainedModel, trained: PyTree) -> Meter:
+    leaves = tree.leaves(trained)
+    adapters = 0 if model.lora is None else sum(x.size for x in leaves)
+    flops = training_flops(model.config, settings.data.length, adapters)
+    device = leaves[0].device
+    return Meter(device, flops, peak_of(device, settings.compute))
 
 
 @contextlib.contextmanager

@@ -76,7 +76,8 @@ def sft(base, out, *more):
 def rows(out):
     """The log without what depends on the clock."""
     lines = (out / "log.jsonl").read_text().splitlines()
-    return [{k: v for k, v in json.loads(x).items() if k != "tokens_per_s"} for x in lines]
+    clock = ("tokens_per_s", "memory")
+    return [{k: v for k, v in json.loads(x).items() if k not in clock} for x in lines]
 
 
 def newest(out):

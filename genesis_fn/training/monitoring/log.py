@@ -1,4 +1,4 @@
-"""The log of a training run: a JSON object a line, and its loss curves as a picture."""
+"""The log of a training run: a JSON object a line."""
 
 from __future__ import annotations
 
@@ -7,21 +7,37 @@ import json
 import math
 import os
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Protocol
 
 from genesis_fn.core.errors import FileError
 from genesis_fn.core.files import open_plain, parse_json
 from genesis_fn.io.safetensors import atomic_write, name_file
 
 _LONGEST_ROW = 1 << 16  # bytes
-_NUMBERS = ("loss", "grad_norm", "tokens_per_s", "validation_loss")
+_NUMBERS = ("loss", "lr", "grad_norm", "tokens_per_s", "mfu", "memory", "validation_loss")
+
+
+class LogCopy(Protocol):
+    """Another form in which the rows of a log are written."""
+
+    def write(self, row: dict[str, Any]) -> None:
+        """Add a row."""
+        ...
+
+    def close(self) -> None:
+        """End it."""
+        ...
 
 
 class Log:
-    """One JSON object a line. Opened at a step, it forgets what was logged at or after it."""
+    """One JSON object a line. Opened at a step, it forgets what was logged after it.
+
+    `copies` get each row that is written from then on, and are closed with the log.
+    """
 
     def __init__(self, path: str, start: int = 0) -> None:
         self.path, self.rows = path, []
+        self.copies: list[LogCopy] = []
         if start and os.path.exists(path):
             self.rows = [r for r in _rows(path) if r["step"] <= start]
         with atomic_write(path) as f:
@@ -46,9 +62,13 @@ class Log:
         except OSError as error:
             name_file(error, self.path)
             raise
+        for copy in self.copies:
+            copy.write(row)
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the file, and the copies."""
+        for copy in self.copies:
+            copy.close()
         with contextlib.suppress(OSError):  # what did not fit was reported when it was written
             self.file.close()
 
@@ -72,23 +92,3 @@ def _rows(path: str) -> Iterator[dict[str, Any]]:
 
 def _plottable(x: Any) -> bool:
     return type(x) is float or type(x) is int and abs(x) < 2**53
-
-
-def plot(rows: list[dict[str, Any]], path: str) -> None:
-    """The loss curves of a log as a PNG."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    train = [(r["step"], r["loss"]) for r in rows if "loss" in r]
-    valid = [(r["step"], r["validation_loss"]) for r in rows if "validation_loss" in r]
-    figure, axes = plt.subplots(figsize=(7, 4), layout="constrained")
-    axes.plot(*zip(*train), color="#8aa9c9", linewidth=0.8, label="training, one batch")
-    axes.plot(*zip(*valid), color="#b0413e", marker="o", markersize=3, label="validation")
-    axes.set(xlabel="step", ylabel="loss (nats per token)")
-    axes.grid(alpha=0.3)
-    axes.legend(frameon=False)
-    with atomic_write(path) as f:
-        figure.savefig(f, format="png", dpi=120)
-    plt.close(figure)

@@ -5,7 +5,10 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import time
 from typing import Any
+
+from genesis_fn.training.monitoring.amounts import duration_text, size_text
 
 
 class Terminal:
@@ -38,7 +41,7 @@ def say(text: str) -> None:
 
 
 class Progress:
-    """A bar at a terminal, elsewhere a line at each evaluation.
+    """A bar at a terminal, elsewhere a line at each evaluation. Both say how long it will take.
 
     Args:
         total: number of steps.
@@ -50,6 +53,7 @@ class Progress:
         from tqdm import tqdm
 
         self.total, self.quiet = total, quiet
+        self.began, self.first = time.perf_counter(), done
         self.watched = sys.stderr is not None and sys.stderr.isatty()
         self.bar = tqdm(
             total=total,
@@ -60,19 +64,39 @@ class Progress:
             desc="training",
             file=Terminal(sys.stderr),
         )
+        self.used: dict[str, str] = {}
 
-    def advanced(self, loss: float, rate: float) -> None:
-        """A step was taken: its loss, and tokens per second so far."""
-        self.bar.set_postfix(loss=f"{loss:.3f}", tok_s=f"{rate:,.0f}", refresh=False)
+    def advanced(
+        self, loss: float, rate: float, mfu: float | None = None, memory: int | None = None
+    ) -> None:
+        """A step was taken.
+
+        Args:
+            loss: of the step.
+            rate: tokens per second so far.
+            mfu: the share of the device's peak that they use; None: not known.
+            memory: the most bytes that were in use; None: not known.
+        """
+        self.used = _used(mfu, memory)
+        shown = {"loss": f"{loss:.3f}", "tok_s": f"{rate:,.0f}", **self.used}
+        self.bar.set_postfix(shown, refresh=False)
         self.bar.update()
 
     def evaluated(self, step: int, loss: float, validation_loss: float, rate: float) -> None:
         """The run was evaluated at a step."""
         if not self.quiet and not self.watched:
+            used = "".join(f", {name} {value}" for name, value in self.used.items())
             say(
                 f"step {step} of {self.total}: loss {loss:.3f}, validation loss "
-                f"{validation_loss:.3f}, {rate:,.0f} tokens/s"
+                f"{validation_loss:.3f}, {rate:,.0f} tokens/s{used}{self._left(step)}"
             )
+
+    def _left(self, step: int) -> str:
+        """How long the steps behind this one will take, at the pace of those that were taken."""
+        taken, left = step - self.first, self.total - step
+        if taken < 1 or left < 1:
+            return ""
+        return f", {duration_text((time.perf_counter() - self.began) / taken * left)} left"
 
     def interrupted(self, step: int) -> None:
         """The run ends at a step that is not its last."""
@@ -82,3 +106,9 @@ class Progress:
     def close(self) -> None:
         """End the bar."""
         self.bar.close()
+
+
+def _used(mfu: float | None, memory: int | None) -> dict[str, str]:
+    """What is known of the use of the device, by its name."""
+    used = {} if mfu is None else {"MFU": f"{mfu:.1%}"}
+    return used if memory is None else {**used, "memory": size_text(memory)}

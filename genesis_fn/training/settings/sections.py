@@ -108,7 +108,11 @@ class Logging:
     """What is written and shown about a run."""
 
     every: int = setting(1, "steps between rows of the log", fixed=False)
-    plot: bool = setting(True, "draw the losses, loss.png", fixed=False)
+    plot: bool = setting(True, "draw the losses, loss.png, and more, curves.png", fixed=False)
+    csv: bool = setting(True, "write the numbers as a table, too, metrics.csv", fixed=False)
+    tensorboard: bool = setting(
+        False, "write them for TensorBoard, too, into the folder tensorboard", fixed=False
+    )
 
 
 @dataclasses.dataclass(frozen=True)
