@@ -7,6 +7,7 @@ import os
 import sys
 import threading
 import traceback
+from collections.abc import Collection
 from typing import Any
 
 from genesis_fn.core.types.annotations import PyTree
@@ -33,18 +34,29 @@ class AsyncSaver:
         self.error: BaseException | None = None
         self.closed = False
 
-    def save(self, step: int, state: PyTree, values: dict[str, Any] | None = None) -> None:
-        """Start saving, after waiting for the save before; raises what that one raised."""
+    def save(
+        self,
+        step: int,
+        state: PyTree,
+        values: dict[str, Any] | None = None,
+        spare: Collection[int] = (),
+    ) -> None:
+        """Start saving, after waiting for the save before; raises what that one raised.
+
+        `spare` are steps that are not removed whatever `keep` says.
+        """
         if self.closed:
             raise ValueError(f"the AsyncSaver of {self.root} is closed")
         self.wait()
         held = snapshot(step, state, values, copy=True)
-        self.thread = threading.Thread(target=self._run, args=(held,), name="checkpoint")
+        self.thread = threading.Thread(
+            target=self._run, args=(held, tuple(spare)), name="checkpoint"
+        )
         self.thread.start()
 
-    def _run(self, held: Snapshot) -> None:
+    def _run(self, held: Snapshot, spare: Collection[int]) -> None:
         try:
-            write(self.root, held, self.keep)
+            write(self.root, held, self.keep, spare)
         except BaseException as error:
             self.error = error
             _unreported.append(self)

@@ -8,13 +8,12 @@ save that is interrupted, or whose process is killed, leaves the earlier steps a
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import json
 import operator
 import os
 import re
 import shutil
 import tempfile
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
@@ -22,24 +21,17 @@ import numpy as np
 from genesis_fn.core import tree
 from genesis_fn.core.array import ArrayImpl
 from genesis_fn.core.errors import FileError
-from genesis_fn.core.files import brief, open_plain, read_json
+from genesis_fn.core.files import brief
 from genesis_fn.core.types.annotations import PyTree
 from genesis_fn.core.types.extended import KeyType, is_key
 from genesis_fn.io.lock import locked
-from genesis_fn.io.safetensors import (
-    atomic_write,
-    flat_names,
-    load_numpy,
-    restore_like,
-    save_file,
-    sync_folder,
-)
+from genesis_fn.io.manifest import STATE, read_arrays, read_manifest, write_manifest
+from genesis_fn.io.safetensors import flat_names, restore_like, save_file, sync_folder
 from genesis_fn.random import Key, key_data, wrap_key_data
 from genesis_fn.transforms.staging.shape_dtype_struct import ShapeDtypeStruct
 
 _STEP = re.compile(r"step-([0-9]{8}|[1-9][0-9]{8,17})")
 _LEFTOVER = re.compile(r"\.(saving|replaced|removed)-")
-_LARGEST_MANIFEST = 100_000_000  # bytes
 
 
 def _folder(root: str, step: int) -> str:
@@ -52,6 +44,7 @@ def save(
     state: PyTree,
     values: dict[str, Any] | None = None,
     keep: int | None = None,
+    spare: Collection[int] = (),
 ) -> str:
     """Write a checkpoint, whole or not at all.
 
@@ -63,6 +56,7 @@ def save(
         state: pytree of arrays, random keys and Python numbers.
         values: plain values that JSON can hold, by name.
         keep: remove all but that many of the newest checkpoints afterwards; None keeps all.
+        spare: steps that are not removed whatever `keep` says, as those of the best losses.
 
     Returns:
         The checkpoint's folder, `root/step-00000100`.
@@ -77,7 +71,7 @@ def save(
     >>> steps(root)
     [100]
     """
-    return write(root, snapshot(step, state, values), keep)
+    return write(root, snapshot(step, state, values), keep, spare)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,7 +125,12 @@ def _check_values(value: object, where: str) -> None:
         raise TypeError(f"{where} is {brief(value)}, which JSON cannot hold")
 
 
-def write(root: str | os.PathLike[str], held: Snapshot, keep: int | None = None) -> str:
+def write(
+    root: str | os.PathLike[str],
+    held: Snapshot,
+    keep: int | None = None,
+    spare: Collection[int] = (),
+) -> str:
     """Write a snapshot as the checkpoint of its step, as `save` does. Returns the folder."""
     if keep is not None and keep < 1:
         raise ValueError(f"keep must be at least 1, got {keep}")
@@ -149,25 +148,17 @@ def write(root: str | os.PathLike[str], held: Snapshot, keep: int | None = None)
             shutil.rmtree(temporary, ignore_errors=True)
             raise
         if keep is not None:
+            # What was just written stays, also below damaged ones that a run passed over. Nothing
+            # depends on this pruning: where a kill leaves it undone, that of the next save does it.
             for old in steps(root)[:-keep]:
-                _remove(_folder(root, old), root)
+                if old != held.step and old not in spare:
+                    _remove(_folder(root, old), root)
     return target
 
 
 def _write_files(folder: str, held: Snapshot) -> None:
-    file = os.path.join(folder, "state.safetensors")
-    save_file(held.arrays, file)
-    manifest = {
-        "format": 1,
-        "step": held.step,
-        "values": held.values,
-        "bytes": os.path.getsize(file),
-        "sha256": _digest(file),
-        "structure": held.structure,
-        "keys": held.keys,
-    }
-    with atomic_write(os.path.join(folder, "manifest.json")) as f:
-        f.write(json.dumps(manifest, indent=1).encode())
+    save_file(held.arrays, os.path.join(folder, STATE))
+    write_manifest(folder, held.step, held.arrays, held.values, held.keys, held.structure)
     os.chmod(folder, 0o755)
 
 
@@ -239,11 +230,6 @@ def _clean_up(root: str) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _digest(path: str) -> str:
-    with open_plain(path) as f:
-        return hashlib.file_digest(f, "sha256").hexdigest()
-
-
 def steps(root: str | os.PathLike[str]) -> list[int]:
     """The steps that have a checkpoint.
 
@@ -300,40 +286,10 @@ def restore(
     if not os.path.isdir(folder):
         raise FileNotFoundError(f"there is no checkpoint of step {step} in {root}")
     manifest = read_manifest(folder)
-    file = os.path.join(folder, "state.safetensors")
-    if not os.path.isfile(file) or os.path.getsize(file) != manifest["bytes"]:
-        raise FileError(f"{file}: missing or cut short; expected {manifest['bytes']} bytes")
-    if _digest(file) != manifest["sha256"]:
-        raise FileError(f"{file}: damaged, its checksum differs from the manifest's")
+    arrays = read_arrays(folder, manifest)
+    # Most checkpoints have one file, which messages name.
+    where = os.path.join(folder, *manifest.files) if len(manifest.files) == 1 else folder
     numbers = tree.map(_as_numbers, template)
-    _check_keys(template, manifest["keys"], file)
-    state = restore_like(numbers, load_numpy(file), file)
-    return tree.map(_as_before, state, template), step, manifest["values"]
-
-
-def read_manifest(folder: str) -> dict[str, Any]:
-    """The manifest of a checkpoint. Raises FileError naming a bad field."""
-    path = os.path.join(folder, "manifest.json")
-    try:
-        manifest = read_json(path, _LARGEST_MANIFEST)
-    except OSError as error:
-        raise FileError(f"{path}: {error.strerror or error}") from None
-    manifest.setdefault("keys", {})
-    expected = {
-        "format": int,
-        "step": int,
-        "values": dict,
-        "bytes": int,
-        "sha256": str,
-        "keys": dict,
-    }
-    for name, kind in expected.items():
-        if type(manifest.get(name)) is not kind:
-            raise FileError(
-                f"{path}: field {name!r} is {brief(manifest.get(name))}, expected {kind.__name__}"
-            )
-    if manifest["format"] != 1:
-        raise FileError(
-            f"{path}: format {brief(manifest['format'])} is newer than this library reads"
-        )
-    return manifest
+    _check_keys(template, manifest.keys, where)
+    state = restore_like(numbers, arrays, where)
+    return tree.map(_as_before, state, template), step, manifest.values

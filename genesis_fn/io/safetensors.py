@@ -188,10 +188,13 @@ def name_file(error: OSError, path: str) -> None:
 
 
 def sync_folder(path: str) -> None:
-    """Make renames in a folder durable."""
+    """Make renames in a folder durable. Raises OSError naming it."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
+    except OSError as error:
+        name_file(error, path)
+        raise
     finally:
         os.close(handle)
 

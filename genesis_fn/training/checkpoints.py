@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 from genesis_fn import io
@@ -17,25 +18,34 @@ class RunCheckpoints:
         root: the folder.
         identity: what must not change between a run and its continuation, as {name: value}.
         keep: newest checkpoints that are kept.
+        best: how many of the best validation losses keep theirs beside the newest ones.
         background: whether they are written by a thread.
     """
 
     def __init__(
-        self, root: str, identity: dict[str, Any], *, keep: int = 2, background: bool = False
+        self,
+        root: str,
+        identity: dict[str, Any],
+        *,
+        keep: int = 2,
+        best: int = 0,
+        background: bool = False,
     ) -> None:
-        self.root, self.identity, self.keep = root, identity, keep
+        self.root, self.identity, self.keep, self.best = root, identity, keep, best
         self.saver = io.AsyncSaver(root, keep) if background else None
 
-    def save(self, step: int, state: PyTree, values: dict[str, Any]) -> None:
-        """Write a checkpoint, or begin to.
+    def save(
+        self, step: int, state: PyTree, values: dict[str, Any], spare: Collection[int] = ()
+    ) -> None:
+        """Write a checkpoint, or begin to, and remove the oldest ones but those of `spare`.
 
         Raises OSError naming the file; in the background, of the save before.
         """
         values = {**values, "identity": self.identity}
         if self.saver is not None:
-            self.saver.save(step, state, values)
+            self.saver.save(step, state, values, spare)
         else:
-            io.save(self.root, step, state, values, self.keep)
+            io.save(self.root, step, state, values, self.keep, spare)
 
     def wait(self) -> None:
         """Return when nothing is being written. Raises what the last save raised."""

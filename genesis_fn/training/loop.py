@@ -54,13 +54,21 @@ class Standing:
     best_step: int = 0
     since: int = 0  # evaluations without a better loss
     tokens: int = 0  # that counted in the loss so far
+    ranking: list[tuple[float, int]] = dataclasses.field(default_factory=list)  # (loss, step)
 
-    def evaluated(self, step: int, loss: float, min_delta: float) -> None:
-        """Take note of a validation loss."""
+    def evaluated(self, step: int, loss: float, min_delta: float, places: int = 0) -> bool:
+        """Take note of a validation loss; whether it is among the best, of so many places.
+
+        Of equal losses the earlier is the better, so that a plateau is not saved again and again.
+        """
+        before = [(x, n) for x, n in self.ranking if n != step]
+        entry = [] if math.isnan(loss) else [(loss, step)]
+        self.ranking = sorted(before + entry)[:places]
         if loss < self.best - min_delta:
             self.best, self.best_step, self.since = loss, step, 0
         else:
             self.since += 1
+        return bool(entry) and entry[0] in self.ranking
 
 
 @dataclasses.dataclass
@@ -127,14 +135,13 @@ class Run:
                 metrics = None
                 for metrics in self._steps():
                     evaluated = self._due(self.every.evaluate)
-                    if evaluated:
-                        self._evaluate(metrics)
+                    best = evaluated and self._evaluate(metrics)
                     last = self._is_last()
                     if last and not evaluated:
                         self._evaluate(metrics)
                     if self._due(self.every.sample):
                         self._sample()
-                    if last or self._due(self.every.checkpoint):
+                    if last or best or self._due(self.every.checkpoint):
                         self._keep(wait=last)
                     if interrupt.asked is not None:
                         raise Interrupted(interrupt.asked)
@@ -214,16 +221,18 @@ class Run:
         done = "taken" if metrics.applied else "skipped"
         say(f"step {self.done}: the loss {metrics.loss:.3f} is a spike, and the step was {done}")
 
-    def _evaluate(self, metrics: StepMetrics) -> None:
+    def _evaluate(self, metrics: StepMetrics) -> bool:
+        """Evaluate; whether the state is among the best, which are kept."""
         if self.evaluate is None:
-            return
+            return False
         began = time.perf_counter()
         numbers = self.evaluate(self.state)
         loss = numbers["validation_loss"]
-        self.standing.evaluated(self.done, loss, self.min_delta)
+        best = self.standing.evaluated(self.done, loss, self.min_delta, self.checkpoints.best)
         self.log.write(step=self.done, **numbers)
         self.throughput.paused(time.perf_counter() - began)
         self.progress.evaluated(self.done, metrics.loss, loss, self.last_rate)
+        return best
 
     def _sample(self) -> None:
         if self.sample is None:
@@ -240,7 +249,8 @@ class Run:
                     "data": self.batches.get_state(),
                     "standing": dataclasses.asdict(self.standing),
                 }
-                self.checkpoints.save(self.done, self.state, values)
+                best = self.standing.ranking[: self.checkpoints.best]
+                self.checkpoints.save(self.done, self.state, values, [n for _, n in best])
                 self.kept = self.done
             if wait:
                 self.checkpoints.wait()
@@ -265,5 +275,6 @@ class Run:
         one at least."""
         if metrics is not None:
             self.ended_by = "the end of the data"
-            self._evaluate(metrics)
+            if self._evaluate(metrics):
+                self.kept = -1  # a checkpoint that is there does not know that it is the best
             self._keep(wait=True)

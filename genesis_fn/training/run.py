@@ -136,6 +136,7 @@ def prepare(settings: TrainingSettings, tell: Callable[[str], None]) -> Prepared
         os.path.join(settings.out, "checkpoints"),
         _identity(settings),
         keep=settings.checkpoint.keep,
+        best=settings.checkpoint.best,
         background=settings.checkpoint.background,
     )
     return Prepared(settings, model, step, state, stream, checkpoints, counts)

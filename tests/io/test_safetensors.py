@@ -257,9 +257,11 @@ def test_damaged_checkpoints(tmp_path):
         io.restore(tmp_path, state_of(0))
     good = json.loads(open(manifest).read())
     for change, message in (
-        ({"format": 2}, "newer"),
-        ({"bytes": "x"}, "'bytes'"),
-        ({"sha256": None}, "'sha256'"),
+        ({"format": 3}, "newer"),
+        ({"files": {"state.safetensors": {"bytes": "x"}}}, "'bytes'"),
+        ({"files": {"state.safetensors": {"bytes": 3}}}, "'sha256'"),
+        ({"files": {"../state.safetensors": {}}}, "expected the name of a safetensors file"),
+        ({"leaves": []}, "'leaves'"),
         ({"values": []}, "'values'"),
     ):
         open(manifest, "w").write(json.dumps({**good, **change}))

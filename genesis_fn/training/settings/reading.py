@@ -332,8 +332,8 @@ def check(settings: TrainingSettings) -> None:
             "log.every", "sample.max_new_tokens", "spike.window"],
         0: ["seed", "data.shuffle", "data.prefetch", "optim.lr", "optim.warmup", "optim.final_lr",
             "optim.weight_decay", "optim.eps", "optim.clip", "evaluate.every", "evaluate.batches",
-            "evaluate.patience", "evaluate.min_delta", "checkpoint.every", "sample.every",
-            "sample.temperature", "spike.deviations"],
+            "evaluate.patience", "evaluate.min_delta", "checkpoint.every",
+            "checkpoint.best", "sample.every", "sample.temperature", "spike.deviations"],
     }  # fmt: skip
     for least, names in at_least.items():
         for name in names:

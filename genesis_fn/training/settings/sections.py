@@ -100,6 +100,9 @@ class Checkpoint:
 
     every: int = setting(500, "steps between checkpoints", fixed=False)
     keep: int = setting(2, "newest checkpoints that are kept", fixed=False)
+    best: int = setting(
+        1, "checkpoints of the best validation losses that are kept beside them", fixed=False
+    )
     background: bool = setting(True, "write in a thread while training goes on", fixed=False)
 
 
