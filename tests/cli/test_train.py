@@ -215,9 +215,9 @@ def test_a_run_stops_early_and_skips_spikes(base, tmp_path, capsys):
 
 
 def test_a_loss_that_is_not_finite_ends_the_run_and_saves_it(base, tmp_path, capsys, monkeypatch):
-    from genesis_fn.training import run
+    from genesis_fn.training import program, run
 
-    real = run.make_loss
+    real = program.make_loss
 
     def spoiled(*args, **options):
         loss = real(*args, **options)
@@ -227,7 +227,7 @@ def test_a_loss_that_is_not_finite_ends_the_run_and_saves_it(base, tmp_path, cap
 
     out = tmp_path / "out"
     assert main(sft(base, out, "--steps", "4")) == 0
-    monkeypatch.setattr(run, "make_loss", spoiled)
+    monkeypatch.setattr(program, "make_loss", spoiled)
     real_batches = run.datasets.training_batches
 
     class Marked(data.Mapped):
