@@ -11,6 +11,8 @@ from typing import Any
 from genesis_fn.cli import options
 from genesis_fn.cli.options import option
 from genesis_fn.training.forecast import forecast
+from genesis_fn.training.memory.budget import within_budget
+from genesis_fn.training.memory.shortage import telling_what_fits
 from genesis_fn.training.monitoring.progress import say
 from genesis_fn.training.run import RunSummary, prepare, resume, train
 from genesis_fn.training.settings.reading import KEYS, accepted, read_settings, value_of
@@ -118,13 +120,19 @@ def _add_settings(
             extra = {"nargs": "?", "const": "true"}
         option(
             groups[section],
-            f"--{key.name}",
+            *_flags(key.name),
             dest=f"setting {key.name}",
             metavar="VALUE",
             help=f"{key.help}; {kind}",
             shown=_shown(default),
             **extra,
         )
+
+
+def _flags(name: str) -> list[str]:
+    """The option of a setting, which may be written with hyphens where no section is named."""
+    written = name if "." in name else name.replace("_", "-")
+    return [f"--{flag}" for flag in dict.fromkeys((written, name))]
 
 
 def _shown(value: Any) -> str:
@@ -143,7 +151,8 @@ def _train(arguments: argparse.Namespace) -> int:
     }
     settings = read_settings(arguments.config, given, arguments.base)
     if arguments.dry_run:
-        print(forecast(prepare(settings, say)))
+        chosen = within_budget(settings, say)
+        print(telling_what_fits(chosen, lambda: forecast(prepare(chosen, say))))
         return 0
     _report(train(settings, quiet=arguments.quiet), settings.out)
     return 0

@@ -17,6 +17,7 @@ from genesis_fn.models import PRESETS, DecoderConfig, decoder
 from genesis_fn.nn import lora
 from genesis_fn.training.settings.sections import TrainingSettings
 from genesis_fn.training.step import IGNORED, Batch, SummedLoss
+from genesis_fn.transforms import eval_shape
 from genesis_fn.transforms.precision.autocast import amp
 
 if TYPE_CHECKING:
@@ -65,6 +66,17 @@ class TrainedModel:
         return parameters_of(trained, self.frozen, self.lora, key)
 
 
+@dataclasses.dataclass(frozen=True)
+class AbstractModel:
+    """A model without its weights: `config`, `trained`, `frozen` and `lora` are those of a
+    TrainedModel, with a ShapeDtypeStruct for each array."""
+
+    config: DecoderConfig
+    trained: PyTree
+    frozen: PyTree
+    lora: lora.LoraConfig | None
+
+
 def parameters_of(
     trained: PyTree, frozen: PyTree, config: lora.LoraConfig | None, key: Key | None = None
 ) -> PyTree:
@@ -109,19 +121,14 @@ def open_model(settings: TrainingSettings) -> TrainedModel:
         OSError, FileError: what is missing or malformed.
     """
     m = settings.model
-    if (m.path is None) == (m.config is None):
-        given = "both are given" if m.path else "neither is given"
-        raise ValueError(
-            f"model.path begins with a folder's weights, model.config with random ones, and {given}"
-        )
+    _check_one_named(settings)
     folder = m.tokenizer or m.path
     if folder is None:
         raise ValueError(
             "model.tokenizer is missing: random weights come with none, give a folder with a "
             "tokenizer.json"
         )
-    adapted = settings.method != "full"
-    dtype = (m.base_dtype or settings.compute) if adapted else m.dtype
+    adapted, dtype = settings.method != "full", _weights_dtype(settings)
     if m.path is not None:
         params, config = io.load_model(m.path, dtype=dtype)
     else:
@@ -140,6 +147,42 @@ def open_model(settings: TrainingSettings) -> TrainedModel:
     key = random.fold_in(random.key(settings.seed), "adapters")
     trained = lora.init(key, params, adapters, dtype=m.dtype)
     return TrainedModel(config, trained, params, adapters, *rest)
+
+
+def abstract_model(settings: TrainingSettings) -> AbstractModel:
+    """The model that settings name, of its config.json alone.
+
+    Raises:
+        ValueError: the settings name no model, or two.
+        OSError, FileError: config.json is missing or malformed.
+    """
+    m = settings.model
+    _check_one_named(settings)
+    config = DecoderConfig.from_file(m.path) if m.path is not None else _config(str(m.config))
+    dtype = _weights_dtype(settings)
+    params = eval_shape(lambda: decoder.init(random.key(0), config, dtype))
+    if settings.method == "full":
+        return AbstractModel(config, params, None, None)
+    adapters = lora_config(settings)
+    trained = eval_shape(lambda x: lora.init(random.key(0), x, adapters, dtype=m.dtype), params)
+    return AbstractModel(config, trained, params, adapters)
+
+
+def _check_one_named(settings: TrainingSettings) -> None:
+    m = settings.model
+    if (m.path is None) == (m.config is None):
+        given = "both are given" if m.path else "neither is given"
+        raise ValueError(
+            f"model.path begins with a folder's weights, model.config with random ones, and {given}"
+        )
+
+
+def _weights_dtype(settings: TrainingSettings) -> str:
+    """The dtype of the decoder's weights, which are frozen below adapters."""
+    m = settings.model
+    if settings.method == "full":
+        return m.dtype
+    return m.base_dtype or settings.compute
 
 
 def lora_config(settings: TrainingSettings) -> lora.LoraConfig:

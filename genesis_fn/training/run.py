@@ -24,6 +24,8 @@ from genesis_fn.models import GenerationConfig, generate
 from genesis_fn.training import datasets
 from genesis_fn.training.checkpoints import RunCheckpoints
 from genesis_fn.training.loop import Every, Run, Standing, Step
+from genesis_fn.training.memory.budget import within_budget
+from genesis_fn.training.memory.shortage import telling_what_fits
 from genesis_fn.training.model import TrainedModel, make_loss, open_model, parameters_of
 from genesis_fn.training.monitoring.board import ScalarBoard, require_tensorboard
 from genesis_fn.training.monitoring.log import Log
@@ -31,7 +33,7 @@ from genesis_fn.training.monitoring.meter import Meter, peak_of, training_flops
 from genesis_fn.training.monitoring.plots import plot, plot_curves
 from genesis_fn.training.monitoring.progress import Progress, say
 from genesis_fn.training.monitoring.table import MetricsTable
-from genesis_fn.training.optimizers import make_optimizer, make_schedule
+from genesis_fn.training.program import make_program
 from genesis_fn.training.settings.reading import (
     KEYS,
     changed,
@@ -40,15 +42,7 @@ from genesis_fn.training.settings.reading import (
     write_settings,
 )
 from genesis_fn.training.settings.sections import TrainingSettings
-from genesis_fn.training.step import (
-    IGNORED,
-    Batch,
-    StepGuard,
-    StepRecipe,
-    init_state,
-    leaf_names,
-    make_step,
-)
+from genesis_fn.training.step import IGNORED, Batch, init_state, leaf_names
 from genesis_fn.transforms.jitting import jit
 
 SETTINGS = "config.yaml"
@@ -87,10 +81,15 @@ def train(settings: TrainingSettings, *, quiet: bool = False) -> RunSummary:
         NotFinite: the loss was not.
         Interrupted: a signal ended the run, which is saved.
         BlockingIOError: another run uses the folder.
+        RunOutOfMemory: the memory ran out, or no settings fit into `memory_budget`.
     """
+    tell: Callable[[str], None] = (lambda _: None) if quiet else say
+    if settings.log.tensorboard:
+        require_tensorboard()
     os.makedirs(settings.out, exist_ok=True)
     with exclusive(settings.out):
-        return _train(settings, quiet)
+        chosen = _of_folder(settings, tell)
+        return telling_what_fits(chosen, lambda: _train(chosen, tell, quiet))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,13 +122,9 @@ def prepare(settings: TrainingSettings, tell: Callable[[str], None]) -> Prepared
     if settings.steps is None:
         settings = _counted(settings, model, tell)
     assert settings.steps is not None
-    recipe = _recipe(settings)
-    schedule = make_schedule(settings.optim, settings.steps)
-    optimizer = make_optimizer(settings.optim, schedule)
-    state = init_state(model.trained, optimizer, recipe)
+    program = make_program(settings, model.config, model.lora)
+    state = init_state(model.trained, program.optimizer, program.recipe)
     model = dataclasses.replace(model, trained=None)  # which the state has, and the step reuses
-    loss = make_loss(model.config, model.lora, settings.compute, settings.remat)
-    step = make_step(loss, optimizer, schedule, recipe)
     counts = ExampleCounts()
     stream = datasets.training_batches(settings, model, counts)
     checkpoints = RunCheckpoints(
@@ -139,14 +134,11 @@ def prepare(settings: TrainingSettings, tell: Callable[[str], None]) -> Prepared
         best=settings.checkpoint.best,
         background=settings.checkpoint.background,
     )
-    return Prepared(settings, model, step, state, stream, checkpoints, counts)
+    return Prepared(settings, model, program.step, state, stream, checkpoints, counts)
 
 
-def _train(settings: TrainingSettings, quiet: bool) -> RunSummary:
-    tell: Callable[[str], None] = (lambda _: None) if quiet else say
-    if settings.log.tensorboard:
-        require_tensorboard()
-    prepared = prepare(_of_folder(settings), tell)
+def _train(settings: TrainingSettings, tell: Callable[[str], None], quiet: bool) -> RunSummary:
+    prepared = prepare(settings, tell)
     settings, model, state = prepared.settings, prepared.model, prepared.state
     write_settings(os.path.join(settings.out, SETTINGS), settings)
     standing = Standing()
@@ -235,17 +227,20 @@ def _about(model: TrainedModel) -> str:
 # ---- the folder ----
 
 
-def _of_folder(settings: TrainingSettings) -> TrainingSettings:
-    """The settings, with the steps that an earlier process counted.
+def _of_folder(settings: TrainingSettings, tell: Callable[[str], None]) -> TrainingSettings:
+    """The settings, with the steps that an earlier process counted and what it chose to fit into
+    the memory's budget, or what this one chooses.
 
     Raises ValueError where the folder holds a run with others.
     """
     path = os.path.join(settings.out, SETTINGS)
     if not os.path.lexists(path) or not io.steps(os.path.join(settings.out, "checkpoints")):
-        return settings
+        return within_budget(settings, tell)
     before = read_settings(path, {})
     if settings.steps is None and settings.epochs is not None:
         settings = dataclasses.replace(settings, steps=before.steps)
+    if settings.memory_budget is not None and before.memory_budget is not None:
+        settings = dataclasses.replace(settings, remat=before.remat, accumulate=before.accumulate)
     if differing := changed(before, settings):
         text = "; ".join(f"{name} {old!r}, now {new!r}" for name, old, new in differing[:3])
         raise ValueError(
@@ -315,18 +310,6 @@ def _source(model: TrainedModel) -> str | None:
 
 
 # ---- the parts of a run ----
-
-
-def _recipe(settings: TrainingSettings) -> StepRecipe:
-    s = settings.spike
-    deviations = math.inf if s.action == "off" else s.deviations
-    return StepRecipe(
-        parts=settings.accumulate,
-        loss_scaling=settings.compute == "float16",
-        ema=settings.ema,
-        seed=settings.seed if settings.method != "full" and settings.lora.dropout else None,
-        guard=StepGuard(s.action == "skip", deviations, s.window),
-    )
 
 
 def _every(settings: TrainingSettings) -> Every:

@@ -76,7 +76,7 @@ def sft(base, out, *more):
 def rows(out):
     """The log without what depends on the clock."""
     lines = (out / "log.jsonl").read_text().splitlines()
-    clock = ("tokens_per_s", "memory")
+    clock = ("tokens_per_s", "mfu", "memory")
     return [{k: v for k, v in json.loads(x).items() if k not in clock} for x in lines]
 
 
@@ -216,9 +216,9 @@ def test_a_run_stops_early_and_skips_spikes(base, tmp_path, capsys):
 
 
 def test_a_loss_that_is_not_finite_ends_the_run_and_saves_it(base, tmp_path, capsys, monkeypatch):
-    from genesis_fn.training import run
+    from genesis_fn.training import program, run
 
-    real = run.make_loss
+    real = program.make_loss
 
     def spoiled(*args, **options):
         loss = real(*args, **options)
@@ -228,7 +228,7 @@ def test_a_loss_that_is_not_finite_ends_the_run_and_saves_it(base, tmp_path, cap
 
     out = tmp_path / "out"
     assert main(sft(base, out, "--steps", "4")) == 0
-    monkeypatch.setattr(run, "make_loss", spoiled)
+    monkeypatch.setattr(program, "make_loss", spoiled)
     real_batches = run.datasets.training_batches
 
     class Marked(data.Mapped):

@@ -99,7 +99,11 @@ def test_what_is_written_is_read_again(tmp_path):
     path = str(tmp_path / "config.yaml")
     for _ in range(40):
         given = {key.name: drawn(chance, key) for key in KEYS.values()}
-        given |= {"accumulate": 1, "data.weights": ()}
+        given |= {
+            "accumulate": 1,
+            "data.weights": (),
+            "memory_budget": chance.choice([None, "80%"]),
+        }
         settings = read_settings(None, given)
         write_settings(path, settings)
         assert read_settings(path, {}) == settings

@@ -32,7 +32,7 @@ class ScalarBoard:
 
     def __init__(self, folder: str, start: int = 0, rows: Sequence[dict[str, Any]] = ()) -> None:
         require_tensorboard()
-        from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+        from tensorboard.compat.proto.event_pb2 import Event, SessionLog  # pyright: ignore[reportAttributeAccessIssue]
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
         earlier = os.path.isdir(folder) and any("tfevents" in name for name in os.listdir(folder))
@@ -56,8 +56,8 @@ class ScalarBoard:
         self._writer.close()
 
     def _add(self, row: dict[str, Any]) -> None:
-        from tensorboard.compat.proto.event_pb2 import Event
-        from tensorboard.compat.proto.summary_pb2 import Summary
+        from tensorboard.compat.proto.event_pb2 import Event  # pyright: ignore[reportAttributeAccessIssue]
+        from tensorboard.compat.proto.summary_pb2 import Summary  # pyright: ignore[reportAttributeAccessIssue]
 
         if "event" in row:
             return

@@ -15,6 +15,7 @@ from typing import Any, Literal
 from genesis_fn.core.errors import FileError
 from genesis_fn.core.files import brief, read_plain
 from genesis_fn.io.safetensors import atomic_write
+from genesis_fn.training.amounts import read_size
 from genesis_fn.training.settings.sections import TrainingSettings
 
 _LARGEST = 1 << 20  # bytes of a file
@@ -348,6 +349,11 @@ def check(settings: TrainingSettings) -> None:
         raise ValueError(
             f"batch is {s.batch} and accumulate {s.accumulate}: a batch is computed in equal parts"
         )
+    if s.memory_budget is not None:
+        try:
+            read_size(s.memory_budget, math.inf)
+        except ValueError as error:
+            raise ValueError(f"memory_budget: {error}") from None
     if s.data.weights and len(s.data.weights) != len(s.data.train):
         raise ValueError(
             f"data.weights has {len(s.data.weights)} numbers for {len(s.data.train)} of data.train"

@@ -151,6 +151,9 @@ class TrainingSettings:
     accumulate: int = setting(1, "parts in which the gradient of a batch is computed")
     compute: Dtype = setting("float32", "dtype of products; float16 scales the loss")
     remat: bool = setting(False, "recompute activations in the backward pass")
+    memory_budget: str | None = setting(
+        None, "such as 20GiB or 80%: a new run chooses remat and accumulate to fit", fixed=False
+    )
     ema: float = setting(0.0, "decay of the average of the parameters; 0 keeps none")
     seed: int = setting(0, "decides every random draw: the same seed, the same run")
     model: Model = Model()

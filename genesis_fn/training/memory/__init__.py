@@ -1,0 +1,1 @@
+"""The memory of a run: what it takes, what there is, and settings that fit."""
