@@ -1,8 +1,8 @@
 """A tiny model is taught to answer, from its folder to its answer: python examples/finetune_chat.py
 
 Everything is made here: a tokenizer of the chats, random weights in a folder of Hugging Face's
-format, a chat template, and a few hundred chats as JSON lines. Only the answers are learned. The
-command line does the same: genesis-fn sft --model.path FOLDER --data.train chats.jsonl --steps 300.
+format, a chat template, and a few hundred chats as JSON lines. `genesis-fn sft` fine-tunes it on
+the answers, and `models.generate` asks what it has learned.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ import argparse
 import json
 import pathlib
 import random
+import subprocess
+import sys
 import tempfile
 
 import numpy as np
 
 import genesis_fn as gf
 from genesis_fn import data, io, models
-from genesis_fn.training.run import train
-from genesis_fn.training.settings.sections import Data, Evaluate, Model, Optim, TrainingSettings
 
 TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
@@ -68,6 +68,12 @@ def write_model(folder: pathlib.Path, texts: list[str], seed: int) -> None:
     io.save_model(folder, models.decoder.init(gf.random.key(seed), config), config)
 
 
+def fine_tune(options: dict[str, object]) -> None:
+    """`genesis-fn sft`, as a shell would run it."""
+    words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
+    subprocess.run([sys.executable, "-m", "genesis_fn", "sft", *words], check=True)
+
+
 def ask(folder: str, question: str) -> str:
     """The likeliest answer of a model."""
     params, config = io.load_model(folder)
@@ -92,30 +98,29 @@ def main(steps: int = 300, batch: int = 8, seed: int = 0) -> float:
         write_model(folder / "base", texts, seed)
         write_chats(folder / "chats.jsonl", records)
         write_chats(folder / "valid.jsonl", chats(30, seed + 1))
-        settings = TrainingSettings(
-            out=str(folder / "run"),
-            steps=steps,
-            batch=batch,
-            seed=seed,
-            model=Model(path=str(folder / "base")),
-            data=Data(
-                train=(str(folder / "chats.jsonl"),),
-                valid=(str(folder / "valid.jsonl"),),
-                length=96,
-                packing="fit",
-            ),
-            optim=Optim(lr=5e-3, weight_decay=0.0),
-            evaluate=Evaluate(every=max(steps // 3, 1)),
-        )
-        summary = train(settings, quiet=True)
+        options = {
+            "out": folder / "run",
+            "steps": steps,
+            "batch": batch,
+            "seed": seed,
+            "model.path": folder / "base",
+            "data.train": folder / "chats.jsonl",
+            "data.valid": folder / "valid.jsonl",
+            "data.length": 96,
+            "optim.lr": 5e-3,
+            "optim.weight_decay": 0.0,
+            "evaluate.every": max(steps // 3, 1),
+        }
+        fine_tune(options)
         rows = [json.loads(row) for row in (folder / "run" / "log.jsonl").open()]
         losses = [row["loss"] for row in rows if "loss" in row]
-        print(f"loss {losses[0]:.3f} at first, {losses[-1]:.3f} at step {summary.step}")
-        print(f"validation loss {summary.validation_loss:.3f} nats per token")
+        valid = [row["validation_loss"] for row in rows if "validation_loss" in row]
+        print(f"loss {losses[0]:.3f} at first, {losses[-1]:.3f} at step {steps}")
+        print(f"validation loss {valid[-1]:.3f} nats per token")
         right = 0
         for country, capital in CAPITALS.items():
             question = QUESTIONS[0].format(country)
-            answer = ask(summary.model, question)
+            answer = ask(str(folder / "run" / "model"), question)
             right += capital in answer
             print(f"{question} {answer}")
     return right / len(CAPITALS)

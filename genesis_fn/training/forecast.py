@@ -7,8 +7,8 @@ import itertools
 import statistics
 import time
 
-from genesis_fn.training.amounts import duration_text, size_text
 from genesis_fn.training.memory.footprint import Footprint, footprint_of
+from genesis_fn.training.monitoring.amounts import duration_text, size_text
 from genesis_fn.training.run import Prepared
 from genesis_fn.training.step import metrics_of
 

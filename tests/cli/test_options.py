@@ -45,7 +45,8 @@ def test_help_has_every_option_with_its_default(name, capsys):
     actions = [a for a in COMMANDS[name]._actions if a.option_strings not in ending]
     assert actions
     for action in actions:
-        (flag,) = action.option_strings
+        flag, *others = action.option_strings
+        assert all(other.replace("_", "-") == flag for other in others)
         help_text = (action.help or "").replace("%%", "%")
         assert flag in text and " ".join(help_text.split()) in text
         (default,) = re.findall(r"\((required|default: .+)\)$", help_text)

@@ -16,11 +16,11 @@ from genesis_fn.cli.main import main
 from genesis_fn.core import tree
 from genesis_fn.errors import FileError, OutOfMemoryError
 from genesis_fn.models import decoder
-from genesis_fn.training.amounts import read_size, size_text
 from genesis_fn.training.memory import budget, shortage
 from genesis_fn.training.memory.candidates import by_cost, smaller_batches
 from genesis_fn.training.memory.footprint import footprint
 from genesis_fn.training.model import abstract_model, open_model
+from genesis_fn.training.monitoring.amounts import read_size, size_text
 from genesis_fn.training.run import prepare
 from genesis_fn.training.settings.reading import read_settings
 from genesis_fn.training.settings.sections import TrainingSettings

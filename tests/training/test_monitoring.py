@@ -17,8 +17,8 @@ from genesis_fn import models, random
 from genesis_fn.cli.main import main
 from genesis_fn.compiler.target import TARGETS
 from genesis_fn.models import decoder
-from genesis_fn.training.amounts import duration_text, size_text
 from genesis_fn.training.monitoring import meter as meters
+from genesis_fn.training.monitoring.amounts import duration_text, size_text
 from genesis_fn.training.monitoring.board import ScalarBoard
 from genesis_fn.training.monitoring.log import Log
 from genesis_fn.training.monitoring.meter import Meter, peak_of, training_flops

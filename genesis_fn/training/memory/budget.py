@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from genesis_fn.training.amounts import read_size, size_text
 from genesis_fn.training.memory.available import available
 from genesis_fn.training.memory.candidates import by_cost
 from genesis_fn.training.memory.footprint import footprint
 from genesis_fn.training.memory.shortage import no_fit
+from genesis_fn.training.monitoring.amounts import read_size, size_text
 from genesis_fn.training.settings.sections import TrainingSettings
 
 

@@ -8,10 +8,10 @@ from typing import TypeVar
 
 from genesis_fn.backends.cuda.driver.errors import OutOfMemory
 from genesis_fn.core.errors import OutOfMemoryError
-from genesis_fn.training.amounts import read_size, size_text
 from genesis_fn.training.memory.available import available
 from genesis_fn.training.memory.candidates import by_cost, options, smaller_batches
 from genesis_fn.training.memory.footprint import Footprint, footprint
+from genesis_fn.training.monitoring.amounts import read_size, size_text
 from genesis_fn.training.settings.sections import TrainingSettings
 
 T = TypeVar("T")

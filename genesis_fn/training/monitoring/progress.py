@@ -8,7 +8,7 @@ import sys
 import time
 from typing import Any
 
-from genesis_fn.training.amounts import duration_text, size_text
+from genesis_fn.training.monitoring.amounts import duration_text, size_text
 
 
 class Terminal:

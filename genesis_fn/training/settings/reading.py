@@ -15,7 +15,7 @@ from typing import Any, Literal
 from genesis_fn.core.errors import FileError
 from genesis_fn.core.files import brief, read_plain
 from genesis_fn.io.safetensors import atomic_write
-from genesis_fn.training.amounts import read_size
+from genesis_fn.training.monitoring.amounts import read_size
 from genesis_fn.training.settings.sections import TrainingSettings
 
 _LARGEST = 1 << 20  # bytes of a file

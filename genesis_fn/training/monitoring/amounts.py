@@ -23,7 +23,7 @@ def read_size(text: str, whole: float) -> float:
 
     Raises ValueError for any other text.
 
-    >>> from genesis_fn.training.amounts import read_size
+    >>> from genesis_fn.training.monitoring.amounts import read_size
     >>> read_size("2KiB", 100), read_size("80%", 100)
     (2048.0, 80.0)
     """
