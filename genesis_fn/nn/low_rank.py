@@ -67,8 +67,10 @@ class LoraWeight:
             kept = random.bernoulli(self.key, 1 - self.dropout, x.shape)
             dropped = jnp.where(kept, x / (1 - self.dropout), 0).astype(x.dtype)
         # In the dtype of the activations: the adapter's own may be wider.
-        low = _product(dropped, self.lora_A.astype(x.dtype))
-        low = self.scaling * _product(low, self.lora_B.astype(x.dtype))
+        # It is scaled where it is thin, so that the wide sum is one of products alone: the compiler
+        # makes one product of it.
+        low = self.scaling * _product(dropped, self.lora_A.astype(x.dtype))
+        low = _product(low, self.lora_B.astype(x.dtype))
         if self.magnitude is None:
             return (y + low).astype(y.dtype)
         share = self._share().astype(y.dtype)

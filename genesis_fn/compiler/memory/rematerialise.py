@@ -24,6 +24,7 @@ _SMALL = 8 << 20  # bytes of a value of inputs only that is simply saved
 _HEAVY = 40  # operations of one element that are not worth repeating
 _REREAD_COST = 3  # traffic of recomputing an operand in a kernel of its own, in its bytes
 _WORK = 8  # operations of one element of a small value that are not worth repeating
+_TRAFFIC = 64  # what a byte that is moved weighs, where one that is held weighs 1
 _NEARBY = 200  # equations around a use among which a kernel can share its recomputation
 
 
@@ -114,14 +115,16 @@ def _min_cut(
             # in registers costs a write as well, so it weighs twice.
             size = max(v.aval.nbytes, 1)
             stored = v in in_memory or not _fuses_away(e)
-            weight = size // 2 if v in kept else size if stored else 2 * size
-            flow.edge(inside[v], outside[v], max(weight, 1))
+            traffic = size // 2 if v in kept else size if stored else 2 * size
+            # Of equal traffic, what takes less memory: a sum of products and not its terms.
+            held = 0 if v in kept else size
+            flow.edge(inside[v], outside[v], max(_TRAFFIC * traffic + held, 1))
             costly_constant = v in input_free and operations(e) >= _WORK and v.aval.nbytes <= _SMALL
             if costly_constant or not is_recomputable(e, aggressive):
                 flow.edge(source, inside[v], _INFINITE)
                 continue
             if v in recompute:
-                flow.edge(source, inside[v], recompute[v])
+                flow.edge(source, inside[v], _TRAFFIC * recompute[v])
             for i in e.ins:
                 if type(i) is Var and i in outside:
                     flow.edge(outside[i], inside[v], _INFINITE)
