@@ -7,6 +7,10 @@ writes OUT.json after every row, so that an interrupted run goes on where it sto
 8 x 2048 random tokens, bfloat16 products, AdamW; full training keeps float32 parameters, LoRA (rank
 8 at every linear layer) a frozen bfloat16 model and float32 adapters. Steps follow each other
 without a wait, the median of blocks of four is reported.
+
+The rows of commands are `genesis-fn train` as a user runs it, on the text of Python's standard
+library, whose rows hold several texts that do not attend to each other: the rate that its log shows
+at its last step, and, as `bare_ms`, the same step on four of its batches without the command.
 """
 
 from __future__ import annotations
@@ -18,10 +22,11 @@ import subprocess
 import sys
 from typing import Any
 
-from benchmarks.train_table import blocks, environment, rows_of_tokens
+from benchmarks.train_table import BLOCK, blocks, environment, rows_of_tokens
 
 BATCH, LENGTH, RANK, ALPHA = 8, 2048, 8, 16.0
 ROWS = ("genesis_fn full", "transformers full", "genesis_fn lora", "PEFT lora")
+COMMANDS = ("command full", "command lora")
 
 
 def genesis(method: str, count: int, profiled: bool) -> dict[str, Any]:
@@ -129,9 +134,63 @@ def transformers(method: str, count: int) -> dict[str, Any]:
     return result | {"peak_GiB": torch.cuda.max_memory_allocated() / 2**30}
 
 
+def command(method: str, count: int) -> dict[str, Any]:
+    """`genesis-fn train`, and its step without it."""
+    import tempfile
+    from pathlib import Path
+
+    import genesis_fn.cuda as memory
+    from genesis_fn import data
+    from genesis_fn.training.run import prepare, settings_of
+
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        texts = list(data.read_texts(data.text_files(data.standard_library())))
+        tokenizer = data.train_tokenizer(texts[:300], vocab_size=8192)
+        data.save_tokenizer(tokenizer, folder / "tokenizer.json")
+        about = {"eos_token": tokenizer.id_to_token(0)}
+        (folder / "tokenizer_config.json").write_text(json.dumps(about))
+        (folder / "texts.jsonl").write_text("".join(json.dumps({"text": t}) + "\n" for t in texts))
+        steps = BLOCK * count + 40
+        options = {
+            "method": method,
+            "steps": steps,
+            "batch": BATCH,
+            "compute": "bfloat16",
+            "out": folder / "run",
+            "model.config": "qwen3-0.6b",
+            "model.tokenizer": folder,
+            "data.train": folder / "texts.jsonl",
+            "data.length": LENGTH,
+        }
+        words = [word for option, value in options.items() for word in (f"--{option}", str(value))]
+        run = [sys.executable, "-m", "genesis_fn", "train", *words]
+        subprocess.run(run, check=True, stdout=sys.stderr)
+        rows = [json.loads(r) for r in (folder / "run" / "log.jsonl").read_text().splitlines()]
+        rates = [r["tokens_per_s"] for r in rows if "tokens_per_s" in r]
+        prepared = prepare(settings_of(str(folder / "run")), lambda _: None)
+        batches = [next(prepared.stream) for _ in range(4)]
+    held = [prepared.state]
+
+    def one(i: int) -> Any:
+        held[0], numbers = prepared.step(held[0], prepared.model.frozen, batches[i % 4])
+        return numbers[0]
+
+    bare = blocks(one, lambda row: float(row[0]), count)
+    return {
+        "first_call_s": bare["first_call_s"],
+        "step_ms": BATCH * LENGTH * 1e3 / rates[-1],
+        "bare_ms": bare["step_ms"],
+        "peak_GiB": memory.max_memory_allocated() / 2**30,
+        "losses": [r["loss"] for r in rows if "loss" in r][:6],
+    }
+
+
 def measure(row: str, count: int, profiled: bool) -> dict[str, Any]:
     """One row, in this process."""
     library, method = row.split()
+    if library == "command":
+        return command(method, count)
     if library == "genesis_fn":
         return genesis(method, count, profiled)
     return transformers(method, count)
@@ -143,9 +202,12 @@ def table(rows: dict[str, dict[str, Any]]) -> str:
         "| step | time | tokens/s | ours is faster by | peak memory | first call |",
         "| --- | --- | --- | --- | --- | --- |",
     ]
-    for name in [n for n in ROWS if n in rows]:
-        r, ours = rows[name], rows.get(f"genesis_fn {name.split()[1]}")
-        ratio = f"{r['step_ms'] / ours['step_ms']:.3f}" if ours else ""
+    for name in [n for n in (*ROWS, *COMMANDS) if n in rows]:
+        r, ours = rows[name], rows.get(f"genesis_fn {name.split()[1]}", {})
+        if ours := r.get("bare_ms", ours.get("step_ms")):
+            ratio = f"{r['step_ms'] / ours:.3f}"
+        else:
+            ratio = ""
         lines.append(
             f"| {name} | {r['step_ms']:.1f} ms | {BATCH * LENGTH * 1e3 / r['step_ms']:,.0f} | "
             f"{ratio} | {r['peak_GiB']:.1f} GiB | {r['first_call_s']:.1f} s |"
@@ -157,7 +219,7 @@ def main() -> None:
     """Measure what is missing, write, print."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", default="finetune")
-    parser.add_argument("--rows", nargs="*", default=ROWS)
+    parser.add_argument("--rows", nargs="*", default=(*ROWS, *COMMANDS))
     parser.add_argument("--blocks", type=int, default=5)
     parser.add_argument("--row", help="measure one row in this process and print it")
     parser.add_argument("--profile", action="store_true", help="with --row: time its kernels")
