@@ -71,12 +71,22 @@ class Standing:
         return bool(entry) and entry[0] in self.ranking
 
 
+@dataclasses.dataclass(frozen=True)
+class _Launched:
+    """A step that the device has, its numbers, tokens, and the data's state behind its batch."""
+
+    numbers: Any
+    tokens: int
+    data: dict[str, Any]
+
+
 @dataclasses.dataclass
 class Run:
     """A run under way.
 
     Args:
-        state: after `done` steps; `whole` unless a step was cut short, which had donated it.
+        state: after `done` steps where it is `whole`: with a step under way, or one that was cut
+            short, it is not.
         frozen: what the step takes beside the state.
         step: the jitted step.
         steps: number of the last step.
@@ -116,6 +126,9 @@ class Run:
     def __post_init__(self) -> None:
         self.done = self.kept = int(self.state.step)
         self.whole = True
+        self.ahead: _Launched | None = None
+        self.ending = False
+        self.data = self.batches.get_state()
         self.began = time.perf_counter()
         self.ended_by = "the last step"
         self.throughput = Throughput()
@@ -134,14 +147,18 @@ class Run:
             try:
                 metrics = None
                 for metrics in self._steps():
-                    evaluated = self._due(self.every.evaluate)
-                    best = evaluated and self._evaluate(metrics)
                     last = self._is_last()
+                    self.ending = last or interrupt.asked is not None
+                    if self.ahead is not None:
+                        continue  # nothing was due, and the state is that behind the next step
+                    evaluated = self._due(self.every.evaluate, self.done)
+                    best = evaluated and self._evaluate(metrics)
+                    last = last or self._is_last()  # the evaluation may have been the last straw
                     if last and not evaluated:
                         self._evaluate(metrics)
-                    if self._due(self.every.sample):
+                    if self._due(self.every.sample, self.done):
                         self._sample()
-                    if last or best or self._due(self.every.checkpoint):
+                    if last or best or self._due(self.every.checkpoint, self.done):
                         self._keep(wait=last)
                     if interrupt.asked is not None:
                         raise Interrupted(interrupt.asked)
@@ -155,25 +172,36 @@ class Run:
                 raise
 
     def _steps(self) -> Iterator[StepMetrics]:
-        """The metrics of each step that is taken."""
-        while self.done < self.steps:
-            try:
-                batch = next(self.batches)
-            except StopIteration:
-                return
-            yield self._advance(batch)
+        """The metrics of each step that is taken.
 
-    def _advance(self, batch: Batch) -> StepMetrics:
-        """Take a step, and log it."""
+        The next step is on its way to the device before they are read, so that the device never
+        waits for what is done with them, unless the state behind the step is wanted first.
+        """
+        while self.done < self.steps and (taken := self.ahead or self._launch()) is not None:
+            self.ahead = None if self._stops_at(self.done + 1) else self._launch()
+            yield self._finish(taken)
+
+    def _launch(self) -> _Launched | None:
+        """Hand the device a step; None where the data has ended."""
+        try:
+            batch = next(self.batches)
+        except StopIteration:
+            return None
         self.whole = False
+        data = self.batches.get_state()
         self.state, numbers = self.step(self.state, self.frozen, batch)
-        metrics = metrics_of(numbers)
-        if int(self.state.step) == self.done:
+        return _Launched(numbers, batch["tokens"].size, data)
+
+    def _finish(self, taken: _Launched) -> StepMetrics:
+        """Wait for a step, and log it."""
+        metrics = metrics_of(taken.numbers)
+        self.data = taken.data
+        if metrics.halted:
             self._halted(metrics)
         self.done += 1
-        self.whole = True
+        self.whole = self.ahead is None
         self.standing.tokens += metrics.tokens
-        self.last_rate = self.throughput.advanced(batch["tokens"].size)
+        self.last_rate = self.throughput.advanced(taken.tokens)
         if self.meter is not None:
             self.mfu, self.memory = self.meter.mfu(self.last_rate), self.meter.memory()
         self.progress.advanced(metrics.loss, self.last_rate, self.mfu, self.memory)
@@ -182,6 +210,7 @@ class Run:
 
     def _halted(self, metrics: StepMetrics) -> None:
         """Save the state before a step that was not finite, and raise NotFinite."""
+        self.ahead = None  # which changes nothing: the step before it halted the state
         self.whole = True
         # Without the mark, so that a continuation may try again.
         health = self.state.health
@@ -198,7 +227,7 @@ class Run:
     def _log(self, metrics: StepMetrics) -> None:
         if metrics.spike:
             self._report_spike(metrics)
-        if not metrics.applied or self._due(self.every.log) or self.done == self.steps:
+        if not metrics.applied or self._due(self.every.log, self.done) or self.done == self.steps:
             groups = norms_by_group(self.names, metrics.squares)
             row: dict[str, Any] = {
                 "loss": metrics.loss,
@@ -245,18 +274,22 @@ class Run:
     def _keep(self, wait: bool) -> None:
         if self.kept != self.done or wait:
             if self.kept != self.done:
-                values = {
-                    "data": self.batches.get_state(),
-                    "standing": dataclasses.asdict(self.standing),
-                }
+                values = {"data": self.data, "standing": dataclasses.asdict(self.standing)}
                 best = self.standing.ranking[: self.checkpoints.best]
                 self.checkpoints.save(self.done, self.state, values, [n for _, n in best])
                 self.kept = self.done
             if wait:
                 self.checkpoints.wait()
 
-    def _due(self, every: int) -> bool:
-        return every > 0 and self.done % every == 0
+    @staticmethod
+    def _due(every: int, step: int) -> bool:
+        return every > 0 and step % every == 0
+
+    def _stops_at(self, step: int) -> bool:
+        """Whether the state behind a step is wanted before the next is taken."""
+        e = self.every
+        due = [self._due(every, step) for every in (e.evaluate, e.checkpoint, e.sample)]
+        return self.ending or step >= self.steps or any(due)
 
     def _is_last(self) -> bool:
         """Whether nothing follows the step that was taken."""

@@ -85,6 +85,7 @@ class StepMetrics:
         finite: whether loss and gradients are.
         spike: whether the loss lies far above that of earlier steps.
         applied: whether the parameters were updated.
+        halted: whether nothing of the state changes from this step on.
         squares: float32 [leaves], the squared norm of each leaf's gradient.
     """
 
@@ -96,6 +97,7 @@ class StepMetrics:
     finite: bool
     spike: bool
     applied: bool
+    halted: bool
     squares: np.ndarray
 
 
@@ -162,12 +164,15 @@ def make_step(
         squares = jnp.stack([_square(g) for g in tree.leaves(grads)])
         norm = jnp.sqrt(jnp.sum(squares))
         finite = jnp.isfinite(value) & jnp.isfinite(norm)
-        health, spike = _watched(state.health, value, finite, recipe.guard)
+        # Steps behind one that halted may be under way: they leave the state as it is.
+        before_halt = ~state.health["halted"]
+        health, spike = _watched(state.health, value, finite & before_halt, recipe.guard)
         hopeless = ~finite
         if recipe.loss_scaling:  # overflows are part of the way, until the scale cannot shrink
             hopeless = hopeless & (scale.loss_scale <= scale.min_loss_scale)
         health["halted"] = health["halted"] | hopeless
-        applied = finite & ~health["halted"]
+        halted = health["halted"]
+        applied = finite & ~halted
         if recipe.guard.spikes:
             applied = applied & ~spike
 
@@ -180,10 +185,11 @@ def make_step(
         before = {name: getattr(state, name) for name in parts}
         parts = select_tree(applied, parts, before)
         if recipe.loss_scaling:
-            parts["loss_scale"] = scale.adjust(finite)
-        went_on = jnp.astype(~health["halted"], jnp.int32)
+            parts["loss_scale"] = select_tree(before_halt, scale.adjust(finite), scale)
+        went_on = jnp.astype(~halted, jnp.int32)
         numbers = [
             value, norm, schedule(state.step), count, scale.loss_scale, finite, spike, applied,
+            halted,
         ]  # fmt: skip
         row = jnp.stack([jnp.astype(jnp.asarray(x), jnp.float32) for x in numbers])
         # In the order of `init_state`: a state of another layout is another program.
@@ -198,8 +204,10 @@ def metrics_of(numbers: tuple[Array, Array]) -> StepMetrics:
     """The numbers of a step, as it returned them. Waits until it has run."""
     row, squares = [np.asarray(x) for x in numbers]
     loss, norm, rate, tokens, scale, *flags = [x.item() for x in row]
-    finite, spike, applied = map(bool, flags)
-    return StepMetrics(loss, norm, rate, int(tokens), scale, finite, spike, applied, squares)
+    finite, spike, applied, halted = map(bool, flags)
+    return StepMetrics(
+        loss, norm, rate, int(tokens), scale, finite, spike, applied, halted, squares
+    )
 
 
 def _gradients(
