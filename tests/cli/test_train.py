@@ -117,8 +117,9 @@ def test_a_run_that_is_stopped_goes_on_bit_for_bit(base, tmp_path, capsys, monke
         patch.setattr("genesis_fn.training.loop.metrics_of", interrupting)
         assert main(sft(base, parts, *options)) == 143
     assert signal.getsignal(signal.SIGTERM) is before
-    assert "interrupted at step 5; run the same command to go on" in capsys.readouterr().out
-    assert newest(parts)[0] == "step-00000005"
+    # The sixth step was on its way when the fifth was read.
+    assert "interrupted at step 6; run the same command to go on" in capsys.readouterr().out
+    assert newest(parts)[0] == "step-00000006"
     assert main(["resume", "--out", str(parts), "--quiet"]) == 0
     assert rows(parts) == rows(whole) and newest(parts) == newest(whole)
     # Steps are taken again, to the same bits; a log that was changed is noticed.
