@@ -79,6 +79,14 @@ acc = g * s * u"""
         outputs=(("dup", "bf16"), ("dgate", "bf16")),
     )
     plans["gated backward"] = plan_matmul(MatmulSpec(16384, 3072, 1024, hooks=gated), H200)
+    # Low-rank adapters, forward, and the gradient of the wide one.
+    plans["16384 rows, 8 columns"] = plan_matmul(
+        MatmulSpec(16384, 8, 3072, rhs_transposed=True, hooks=Hooks(epilogue="acc = acc * 2.0")),
+        H200,
+    )
+    plans["3072 rows, 8 columns"] = plan_matmul(
+        MatmulSpec(3072, 8, 16384, lhs_transposed=True), H200
+    )
     # The gradients of the inputs of gate and up, and of queries, keys and values.
     for name, depths in [("two segments", (3072, 3072)), ("three segments", (2048, 1024, 1024))]:
         more = tuple(Segment(k, (k, 1), (1024, 1)) for k in depths[1:])

@@ -290,6 +290,23 @@ def test_few_rows_with_swapped_operands(family, m):
     assert all(config.swap or config.bn == 32 for config in configs(spec, H200))
 
 
+@pytest.mark.parametrize("lhs_transposed", [False, True])
+@pytest.mark.parametrize(("n", "columns"), [(8, 16), (16, 16), (24, 32), (64, 64)])
+def test_few_columns(n, columns, lhs_transposed):
+    spec = MatmulSpec(m=200, n=n, k=1160, lhs_transposed=lhs_transposed)
+    menu = configs(spec, H200)
+    assert {(c.family, c.bm, c.bn) for c in menu} == {("tma", 128, columns)}
+    # A long sum is divided among as many processors as it takes to read the left operand.
+    long = configs(replace(spec, m=2048, k=16384), H200)[0]
+    assert 16 * long.split_k >= H200.processors // 2 and long.stages * long.bk >= 384
+    want = product(spec, *operands(spec))
+    for config in {menu[0], *[c for c in menu if c.split_k > 1][:1]}:
+        close(spec, run(spec, config), want)
+    scaled = replace(spec, hooks=Hooks(epilogue="acc = acc * 2.0"))
+    assert chosen_config(scaled, H200).split_k == 1  # the epilogue is of the whole sum
+    close(scaled, run(scaled, chosen_config(scaled, H200)), 2 * want)
+
+
 EPILOGUE = Hooks(
     epilogue=(
         "acc = acc * tl.load(cols + rn, mask=rn < N, other=0)\n"
