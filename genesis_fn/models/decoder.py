@@ -79,8 +79,8 @@ def _trunk(
     """(the activations after the last norm, the routing of each layer with experts)."""
     layers, t = layers_of(params, config), tokens.shape[-1]
     if segment_ids is not None:
-        inside, restarted = _segments(segment_ids, tokens.shape)
-        mask = inside if mask is None else inside & jnp.asarray(mask)
+        segment_ids = jnp.asarray(segment_ids)
+        restarted = _within_segments(segment_ids, tokens.shape)
         positions = restarted if positions is None else positions
     places = jnp.arange(t)[None, :]
     if counts is not None:
@@ -90,7 +90,7 @@ def _trunk(
     angles = rotary_angles(places if positions is None else positions, config)
     routings = []
     for p, window in layers:
-        visible = {"mask": mask, **visible_within(t, window)}
+        visible = {"mask": mask, "segment_ids": segment_ids, **visible_within(t, window)}
         block = functools.partial(_block, config=config, visible=visible)
         x, routing = (checkpoint(block) if remat else block)(p, x, angles)
         if routing is not None:
@@ -98,10 +98,8 @@ def _trunk(
     return rms_norm(x, params["norm"]["weight"], eps=config.rms_norm_eps), routings
 
 
-def _segments(segment_ids: ArrayLike, shape: tuple[int, ...]) -> tuple[Array, Array]:
-    """(booleans [B, 1, T, T], True where two positions are of one segment; the positions [B, T]
-    within each run of one id). Raises ShapeError or DTypeError."""
-    ids: Array = jnp.asarray(segment_ids)
+def _within_segments(ids: Array, shape: tuple[int, ...]) -> Array:
+    """The positions [B, T] within each run of one id. Raises ShapeError."""
     aval = typeof(ids)
     if aval.shape != shape or not dtypes.is_integer(aval.dtype):
         raise errors.ShapeError(
@@ -110,7 +108,7 @@ def _segments(segment_ids: ArrayLike, shape: tuple[int, ...]) -> tuple[Array, Ar
     at = jnp.arange(shape[1], dtype=jnp.int32)[None, :]
     begins = jnp.concatenate([jnp.ones_like(ids[:, :1], bool), ids[:, 1:] != ids[:, :-1]], axis=1)
     start = lax.cummax(jnp.where(begins, at, 0), axis=1)
-    return (ids[:, :, None] == ids[:, None, :])[:, None], at - start
+    return at - start
 
 
 def hidden(

@@ -750,7 +750,7 @@ def fused_calls(kind: Any) -> dict[str, tuple[Any, tuple, dict[str, Any]]]:
 
     q, k, v = normal(2, 20, 4, 16), normal(2, 24, 2, 16), normal(2, 24, 2, 16)
     static = {"scale": 0.25, "causal": True, "window": None, "softcap": 0.0}
-    static["has"] = (False, False, False)  # bias, mask, lengths
+    static["has"] = (False,) * 5  # bias, mask, lengths, segments of queries and of keys
     found["attention"] = ((q, k, v), static)
     found["attention_forward"] = ((q, k, v), static)
     lse, out = _attention_by_hand(q, k, v, wide)

@@ -29,9 +29,21 @@ def random_inputs(
             found[name] = normal(*spec.bias, dtype=spec.bias_dtype)
         elif name == "mask":
             found[name] = torch.rand(*spec.mask, generator=g) < 0.6
+        elif name.endswith("_segments"):
+            found[name] = random_segments(b, t if name[0] == "q" else s, g)
         else:
             found[name] = torch.randint(0, s + 1, (b,), generator=g, dtype=torch.int32)
     return {name: x.to(device) for name, x in found.items()}
+
+
+def random_segments(batch: int, length: int, g: torch.Generator) -> torch.Tensor:
+    """int32 [batch, length]: a row of one text, rows of several, and one whose ids come back."""
+    begins = torch.rand(batch, length, generator=g) < 3.0 / length
+    ids = begins.int().cumsum(1)
+    ids[0] = 1
+    if batch > 1:
+        ids[-1] = torch.randint(0, 3, (length,), generator=g)
+    return ids.int()
 
 
 def visibility(spec: AttentionSpec, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
@@ -49,6 +61,10 @@ def visibility(spec: AttentionSpec, inputs: dict[str, torch.Tensor]) -> torch.Te
         seen = seen & (j <= i + spec.right)
     if "mask" in inputs:
         seen = seen & inputs["mask"]
+    if "q_segments" in inputs:
+        own = inputs["q_segments"]
+        theirs = inputs.get("kv_segments", own)
+        seen = seen & (own[:, :, None] == theirs[:, None, :])[:, None]
     return seen
 
 

@@ -66,6 +66,9 @@ def plans(target: Target) -> dict[str, Plan]:
     for name, batch in (("one split", cached.batch), ("splits", 1)):
         chosen[f"attention, {name}"] = decode_plan(replace(cached, batch=batch), target)
     chosen["attention backward"] = plan_attention_backward(attention, target)
+    packed = replace(attention, segments="shared")
+    chosen["attention in segments"] = plan_attention(packed, target)
+    chosen["attention in segments, backward"] = plan_attention_backward(packed, target)
     return chosen
 
 

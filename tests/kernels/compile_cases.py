@@ -1,7 +1,7 @@
 """Compiles the plans of every `cases_*.py` beside this file for sm_90 and prints what they use.
 
-    python tests/kernels/compile_cases.py matmul             # JSON on standard output
-    python tests/kernels/compile_cases.py matmul --record    # raise the recorded ceilings
+    python -m tests.kernels.compile_cases matmul             # JSON on standard output
+    python -m tests.kernels.compile_cases matmul --record    # raise the recorded ceilings
 
 Each `cases_*.py` has `cases()`, which returns plans by name. Runs without a GPU, in a process of
 its own because Triton is either interpreting or compiling. Recording keeps the larger of the old

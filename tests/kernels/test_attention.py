@@ -19,6 +19,7 @@ from genesis_fn.kernels.attention.backward import BackwardConfig, general_backwa
 from genesis_fn.kernels.attention.decode import decode_plan
 from genesis_fn.kernels.attention.forward import AttentionConfig, general_plan
 from genesis_fn.kernels.attention.scores import tile_and_head
+from genesis_fn.kernels.attention.segments import spans_launch
 from genesis_fn.kernels.attention.spec import AttentionSpec
 from genesis_fn.kernels.plan import BufferArg, Launch, Plan
 from tests.kernels.attention_reference import (
@@ -112,6 +113,12 @@ CASES = {
     "mask_keys": replace(SMALL, mask=(2, 1, 1, 40)),
     "lengths": replace(SMALL, kv_lengths=True, batch=4),
     "kv_lengths_causal": replace(SMALL, kv_lengths=True, batch=4, causal=True),
+    "segments": replace(SMALL, segments="shared", batch=4),
+    "segments_causal": replace(SMALL, segments="shared", batch=4, causal=True, q_len=90, kv_len=90),
+    "segments_window": replace(SMALL, segments="shared", batch=3, window=(9, 4)),
+    "segments_separate": replace(SMALL, segments="separate", batch=4, q_len=37, kv_len=53),
+    "segments_lengths": replace(SMALL, segments="separate", batch=4, kv_lengths=True, causal=True),
+    "segments_bias": replace(SMALL, segments="shared", batch=3, bias=(3, 4, 40, 40), softcap=2.0),
     "softcap": replace(SMALL, softcap=1.5, causal=True),
     "scale_negative": replace(SMALL, scale=-0.4),
     "bias": replace(SMALL, bias=(2, 4, 40, 40)),
@@ -123,7 +130,7 @@ CASES = {
     "bias_bf16": replace(SMALL, bias=(1, 4, 1, 40), window=(9, 9), bias_dtype="bf16", dtype="bf16"),
     "everything": AttentionSpec(
         2, 4, 2, 41, 51, 24, 16, "fp32", 0.3, causal=True, window=(30, None),
-        bias=(1, 4, 41, 51), mask=(2, 1, 41, 51), kv_lengths=True, softcap=3.0,
+        bias=(1, 4, 41, 51), mask=(2, 1, 41, 51), kv_lengths=True, segments="separate", softcap=3.0,
     ),
     "bf16": AttentionSpec(1, 2, 1, 50, 50, 32, causal=True),
     "fp16": AttentionSpec(1, 2, 1, 50, 50, 32, dtype="fp16", causal=True),
@@ -131,6 +138,7 @@ CASES = {
     "tma_tails": AttentionSpec(2, 2, 1, 50, 70, 64, 128, dtype="fp16"),
     "tma_causal_tails": AttentionSpec(2, 2, 1, 70, 70, 64, causal=True),
     "tma_fully_masked": AttentionSpec(2, 2, 1, 33, 50, 64, kv_lengths=True),
+    "tma_segments": AttentionSpec(3, 2, 1, 70, 70, 64, causal=True, segments="shared"),
     "tma_window": AttentionSpec(1, 2, 1, 70, 70, 64, window=(20, 0)),
 }  # fmt: skip
 
@@ -141,7 +149,9 @@ def test_forward_and_gradients_match_the_formula(name):
 
 
 @pytest.mark.parametrize("blocks", [(16, 32), (64, 16)])
-@pytest.mark.parametrize("name", ["causal", "window", "kv_lengths_causal", "tma_causal_tails"])
+@pytest.mark.parametrize(
+    "name", ["causal", "window", "kv_lengths_causal", "segments_causal", "tma_causal_tails"]
+)
 def test_tiles_of_any_shape_agree(name, blocks):
     check(CASES[name], *blocks)
 
@@ -227,6 +237,41 @@ def test_values_and_gradients_are_jax_s(spec):
         assert error(value, torch.from_numpy(np.array(gradient))) < 1e-5
 
 
+@pytest.mark.parametrize("dim", [32, 64])  # by pointers and by descriptors
+def test_what_no_segment_of_a_tile_reaches_is_not_read(dim):
+    spec = AttentionSpec(1, 2, 1, 96, 96, dim, causal=True, segments="shared")
+    inputs = random_inputs(spec)
+    inputs["q_segments"] = torch.tensor([[1] * 32 + [2] * 32 + [3] * 32], dtype=torch.int32)
+    for name in ("q", "k", "v"):
+        inputs[name][:, 32:64] = float("nan")
+    tile = AttentionConfig(32, 16, 4, 1)
+    out, lse = forward(spec, inputs, tile)
+    turned = BackwardConfig(AttentionConfig(16, 32, 4, 1), tile)
+    found = backward(spec, inputs, out, lse, torch.ones_like(out), turned)
+    for name, value in {"out": out, **found}.items():
+        assert value[:, 32:64].isnan().all(), name
+        assert value[:, :32].isfinite().all() and value[:, 64:].isfinite().all(), name
+
+
+def spans_of(own, theirs, tile):
+    own, theirs = [torch.tensor([ids], dtype=torch.int32) for ids in (own, theirs)]
+    spec = AttentionSpec(1, 1, 1, own.shape[1], theirs.shape[1], 16, segments="separate")
+    found = torch.zeros(-(-own.shape[1] // tile), 4, dtype=torch.int32)
+    step = spans_launch(spec, tile, BufferArg(5, "i32"), 3)
+    run_plan(Plan(5, 1, (step,)), [own, own, own, own, theirs], [found])
+    return found.tolist()
+
+
+def test_spans_say_where_the_ids_of_a_tile_are():
+    # Two tiles of one id, one of two, and a last one that is half a tile.
+    own = [1] * 8 + [2, 2, 3, 3] + [3]
+    found = spans_of(own, own, 4)
+    assert found == [[0, 8, 0, 8], [0, 8, 0, 8], [8, 13, 0, 0], [10, 13, 10, 13]]
+    # An id that comes back has a span with others in it, which is not full; one that is nowhere
+    # has an empty one.
+    assert spans_of([1, 1, 5, 5], [1, 2, 1, 2, 2], 2) == [[0, 3, 0, 0], [5, 0, 0, 0]]
+
+
 DECODE_CASES = {
     "plain": AttentionSpec(2, 4, 2, 1, 70, 32, dtype="fp32"),
     "lengths": AttentionSpec(3, 6, 2, 1, 70, 32, dtype="fp32", kv_lengths=True),
@@ -236,6 +281,7 @@ DECODE_CASES = {
     "window": AttentionSpec(2, 4, 1, 3, 70, 32, dtype="fp32", kv_lengths=True, window=(20, 0)),
     "softcap_mask": AttentionSpec(2, 4, 2, 1, 70, 24, 20, "fp32", softcap=2.0, mask=(2, 1, 1, 70)),
     "bias": AttentionSpec(2, 4, 2, 2, 70, 24, dtype="fp32", bias=(1, 4, 2, 70)),
+    "segments": AttentionSpec(3, 4, 2, 3, 70, 24, dtype="fp32", segments="separate"),
     "bf16": AttentionSpec(2, 16, 8, 1, 70, 128, kv_lengths=True),
     "many_heads": AttentionSpec(1, 40, 2, 1, 70, 16, dtype="fp32"),
 }
@@ -284,5 +330,7 @@ def test_bad_specs_say_what_is_wrong():
         AttentionSpec(1, 3, 2, 4, 4, 16)
     with pytest.raises(ValueError, match="bias of shape"):
         AttentionSpec(1, 2, 2, 4, 4, 16, bias=(1, 2, 3, 4))
+    with pytest.raises(ValueError, match="5 queries and 4 keys cannot share segments"):
+        AttentionSpec(1, 2, 2, 5, 4, 16, segments="shared")
     with pytest.raises(ValueError, match="exceed 256"):
         AttentionSpec(1, 2, 2, 4, 4, 257)

@@ -24,7 +24,7 @@ def test_kernels_stay_under_their_ceilings(family):
     environment["PYTHONPATH"] = os.pathsep.join(
         [str(FOLDER.parents[1]), environment.get("PYTHONPATH", "")]
     )
-    command = [sys.executable, str(FOLDER / "compile_cases.py"), family]
+    command = [sys.executable, "-m", "tests.kernels.compile_cases", family]
     result = subprocess.run(
         command, env=environment, capture_output=True, text=True, timeout=300, check=False
     )

@@ -196,6 +196,75 @@ def test_attention(name, lowering):
         close(db, eb, 1e-4, 2e-5)
 
 
+IDS = np.array([[1, 1, 2, 2, 2, 0], [3, 1, 1, 3, 3, 3]])
+SEGMENTS = {
+    "own": (IDS, IDS, {}),
+    "causal": (IDS, IDS, {"is_causal": True}),
+    "window": (IDS, IDS, {"local_window_size": (2, 1), "key_value_seq_lengths": np.array([6, 4])}),
+    "masked": (IDS, IDS, {"mask": RNG.random((2, 4, 6, 6)) > 0.3, "bias": array(2, 1, 6, 6)}),
+    "keys": (IDS[:, :3], np.maximum(IDS, 1), {}),
+}
+
+
+@pytest.mark.parametrize("name", SEGMENTS)
+def test_attention_inside_segments_is_jax_s_under_a_mask(name, lowering):
+    own, theirs, options = SEGMENTS[name]
+    xs = qkv(t=own.shape[1])
+    alike = (own[:, :, None] == theirs[:, None, :])[:, None]
+    if "mask" in options:
+        options = {**options, "mask": options["mask"] | np.eye(6, dtype=bool)}
+        alike = alike & options["mask"]
+    ids = jnp.asarray(own) if own is theirs else (jnp.asarray(own), jnp.asarray(theirs))
+    ours = lambda *xs: dot_product_attention(
+        *xs, **{k: jnp.asarray(v) if isinstance(v, np.ndarray) else v for k, v in options.items()},
+        segment_ids=ids, return_residual=True,
+    )  # fmt: skip
+    given = {**options, "mask": alike}
+    wanted = lambda *xs: jax.nn.dot_product_attention(
+        *xs, **{k: xnp.asarray(v) if isinstance(v, np.ndarray) else v for k, v in given.items()},
+        return_residual=True,
+    )  # fmt: skip
+    a, b = [jnp.asarray(x) for x in xs], [xnp.asarray(x) for x in xs]
+    weights = array(2, own.shape[1], 4, 8)
+    for x, y in zip(jit(ours)(*a), wanted(*b), strict=True):
+        close(x, y, 1e-4, 1e-5)
+    f, g = lambda *x: jnp.sum(ours(*x)[0] * weights), lambda *x: xnp.sum(wanted(*x)[0] * weights)
+    for x, y in zip(jit(grad(f, (0, 1, 2)))(*a), jax.grad(g, (0, 1, 2))(*b)):
+        close(x, y, 1e-4, 2e-5)
+
+
+def test_attention_inside_segments_under_vmap_and_without_a_batch(lowering):
+    q, k, v = map(jnp.asarray, qkv())
+    ids = jnp.asarray(IDS)
+    wanted = dot_product_attention(q, k, v, segment_ids=ids)
+    attend = lambda q, k, v, ids: dot_product_attention(q, k, v, segment_ids=ids)
+    close(vmap(attend)(q, k, v, ids), wanted, 1e-6, 1e-6)
+    close(attend(q[0], k[0], v[0], ids[0]), wanted[0], 1e-6, 1e-6)
+    batches = [jnp.stack([x, x[::-1]]) for x in (q, k, v)]
+    shared = vmap(attend, (0, 0, 0, None))(*batches, ids)
+    close(shared[1], attend(q[::-1], k[::-1], v[::-1], ids), 1e-6, 1e-6)
+    each = vmap(attend, (0, 0, 0, 1))(*batches, jnp.stack([ids, ids[::-1]], 1))
+    close(each[1], wanted[::-1], 1e-6, 1e-6)
+    tangent = jvp(lambda q: attend(q, k, v, ids), (q,), (q,))[1]
+    step = 1e-3
+    near = [attend(q * (1 + s), k, v, ids) for s in (step, -step)]
+    close(tangent, (near[0] - near[1]) / (2 * step), 1e-2, 1e-3)
+
+
+def test_attention_says_what_segments_are():
+    q, k, v = map(jnp.asarray, qkv(s=7))
+    ids, keys = jnp.zeros((2, 6), int), jnp.zeros((2, 7), int)
+    with pytest.raises(errors.ShapeError, match="of 6 queries do not say those of 7 keys"):
+        dot_product_attention(q, k, v, segment_ids=ids)
+    with pytest.raises(errors.ShapeError, match=r"of keys must be \[2, 7\]"):
+        dot_product_attention(q, k, v, segment_ids=(ids, ids))
+    with pytest.raises(errors.ShapeError, match="3 are given"):
+        dot_product_attention(q, k, v, segment_ids=(ids, keys, keys))
+    with pytest.raises(errors.DTypeError, match="of queries must be integers of at most 32 bits"):
+        dot_product_attention(q, k, v, segment_ids=(ids.astype(float), keys))
+    assert dot_product_attention(q, k, v, segment_ids=(ids, keys)).shape == q.shape
+
+
 def naive_attention(q, k, v, softcap=0.0, causal=False):
     repeat = q.shape[2] // k.shape[2]
     k, v = xnp.repeat(k, repeat, 2), xnp.repeat(v, repeat, 2)

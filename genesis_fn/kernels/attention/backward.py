@@ -30,6 +30,7 @@ from genesis_fn.kernels.attention.scores import (
     tile_and_head,
     visible,
 )
+from genesis_fn.kernels.attention.segments import spans_launch, spans_workspace
 from genesis_fn.kernels.attention.spec import (
     AttentionSpec,
     dense_strides,
@@ -96,6 +97,9 @@ def attention_dkdv_kernel(
     bias,
     mask,
     kv_lengths,
+    q_segments,
+    kv_segments,
+    spans,
     Q_BATCH: tl.constexpr,
     Q_TIME: tl.constexpr,
     Q_HEAD: tl.constexpr,
@@ -149,9 +153,11 @@ def attention_dkdv_kernel(
     col = tile * BLOCK_N
     col_end = keys_of(batch, kv_lengths, S)
     mask_all: tl.constexpr = MASK_ALL or kv_lengths is not None
-    banded: tl.constexpr = LEFT >= 0 or RIGHT >= 0
+    banded: tl.constexpr = LEFT >= 0 or RIGHT >= 0 or spans is not None
+    if spans is not None:
+        spans += 4 * (batch * ((S + BLOCK_N - 1) // BLOCK_N) + tile)
     start, full_start, full_end, end = query_bounds(
-        col, col + BLOCK_N - 1, T, LEFT, RIGHT, BLOCK_M, mask_all
+        col, col + BLOCK_N - 1, spans, T, LEFT, RIGHT, BLOCK_M, mask_all
     )
     cols = col + tl.arange(0, BLOCK_N)
     keys = load_rows(k, batch, kv_head, col, S, K_BATCH, K_TIME, K_HEAD, BLOCK_N, D, BLOCK_D, TMA)
@@ -212,6 +218,8 @@ def attention_dkdv_kernel(
                 head,
                 col_end,
                 mask,
+                q_segments,
+                kv_segments,
                 MASK_BATCH,
                 MASK_HEAD,
                 MASK_ROW,
@@ -234,6 +242,8 @@ def attention_dkdv_kernel(
                     head,
                     col_end,
                     mask,
+                    q_segments,
+                    kv_segments,
                     MASK_BATCH,
                     MASK_HEAD,
                     MASK_ROW,
@@ -298,6 +308,9 @@ def attention_dq_kernel(
     bias,
     mask,
     kv_lengths,
+    q_segments,
+    kv_segments,
+    spans,
     Q_BATCH: tl.constexpr,
     Q_TIME: tl.constexpr,
     Q_HEAD: tl.constexpr,
@@ -347,8 +360,10 @@ def attention_dq_kernel(
     head = line % H
     row = tile * BLOCK_M
     col_end = keys_of(batch, kv_lengths, S)
+    if spans is not None:
+        spans += 4 * (batch * ((T + BLOCK_M - 1) // BLOCK_M) + tile)
     start, full_start, full_end, end = key_bounds(
-        row, row + BLOCK_M - 1, col_end, LEFT, RIGHT, BLOCK_N, MASK_ALL
+        row, row + BLOCK_M - 1, col_end, spans, LEFT, RIGHT, BLOCK_N, MASK_ALL
     )
     rows = row + tl.arange(0, BLOCK_M)
     queries = load_rows(q, batch, head, row, T, Q_BATCH, Q_TIME, Q_HEAD, BLOCK_M, D, BLOCK_D, TMA)
@@ -365,7 +380,7 @@ def attention_dq_kernel(
     # Keys past the end load as zeros and must be masked: exp2 of their logit is not zero.
     acc = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
     cols_end: tl.constexpr = kv_lengths is not None or S % BLOCK_N != 0
-    banded: tl.constexpr = LEFT >= 0 or RIGHT >= 0 or cols_end
+    banded: tl.constexpr = LEFT >= 0 or RIGHT >= 0 or cols_end or spans is not None
     for col in tl.range(start, end, BLOCK_N, num_stages=STAGES):
         cols = col + tl.arange(0, BLOCK_N)
         keys = load_rows(
@@ -405,6 +420,8 @@ def attention_dq_kernel(
                 head,
                 col_end,
                 mask,
+                q_segments,
+                kv_segments,
                 MASK_BATCH,
                 MASK_HEAD,
                 MASK_ROW,
@@ -427,6 +444,8 @@ def attention_dq_kernel(
                     head,
                     col_end,
                     mask,
+                    q_segments,
+                    kv_segments,
                     MASK_BATCH,
                     MASK_HEAD,
                     MASK_ROW,
@@ -459,6 +478,8 @@ def attention_dbias_kernel(
     bias,
     mask,
     kv_lengths,
+    q_segments,
+    kv_segments,
     Q_BATCH: tl.constexpr,
     Q_TIME: tl.constexpr,
     Q_HEAD: tl.constexpr,
@@ -531,7 +552,7 @@ def attention_dbias_kernel(
             norm = tl.load(lse + saved + rows, mask=rows < T, other=float("inf")) * LOG2E
             mean = tl.load(delta + saved + rows, mask=rows < T, other=0.0)
             start, _full_start, _full_end, end = key_bounds(
-                row, row + BLOCK_M - 1, col_end, LEFT, RIGHT, BLOCK_N, MASK_ALL
+                row, row + BLOCK_M - 1, col_end, None, LEFT, RIGHT, BLOCK_N, MASK_ALL
             )
             for col in range(tl.maximum(col_low, start), tl.minimum(col_high, end), BLOCK_N):
                 cols = col + tl.arange(0, BLOCK_N)
@@ -573,6 +594,8 @@ def attention_dbias_kernel(
                     head,
                     col_end,
                     mask,
+                    q_segments,
+                    kv_segments,
                     MASK_BATCH,
                     MASK_HEAD,
                     MASK_ROW,
@@ -643,15 +666,21 @@ def general_backward_plan(
     inputs = 6 + len(wanted)
     outputs = 4 if spec.bias is not None else 3
     delta = BufferArg(inputs + outputs, "fp32")
-    steps = [
-        delta_launch(spec, delta),
-        _pass_launch(spec, target, config.dkdv, inputs, delta, "dkdv"),
-        _pass_launch(spec, target, config.dq, inputs, delta, "dq"),
-    ]
+    workspaces = [Workspace(4 * spec.batch * spec.q_heads * spec.q_len)]
+    steps = [delta_launch(spec, delta)]
+    of_keys = of_queries = None  # the spans of each pass's tiles
+    if spec.segments is not None:
+        of_keys, of_queries = [BufferArg(inputs + outputs + n, "i32") for n in (1, 2)]
+        k_tile, q_tile = config.dkdv.block_n, config.dq.block_m
+        steps.append(spans_launch(spec, k_tile, of_keys, 6, keys=True))
+        steps.append(spans_launch(spec, q_tile, of_queries, 6))
+        workspaces.append(spans_workspace(spec.batch, spec.kv_len, k_tile))
+        workspaces.append(spans_workspace(spec.batch, spec.q_len, q_tile))
+    steps.append(_pass_launch(spec, target, config.dkdv, inputs, delta, of_keys, "dkdv"))
+    steps.append(_pass_launch(spec, target, config.dq, inputs, delta, of_queries, "dq"))
     if spec.bias is not None:
         steps.append(_dbias_launch(spec, target, inputs, delta))
-    lines = spec.batch * spec.q_heads * spec.q_len
-    return Plan(inputs, outputs, tuple(steps), (Workspace(4 * lines),))
+    return Plan(inputs, outputs, tuple(steps), tuple(workspaces))
 
 
 def delta_launch(spec: AttentionSpec, delta: BufferArg) -> Launch:
@@ -704,6 +733,7 @@ def _pass_launch(
     config: AttentionConfig,
     inputs: int,
     delta: BufferArg,
+    spans: BufferArg | None,
     which: str,
 ) -> Launch:
     """The launch of the dK/dV pass (`which="dkdv"`) or of the dQ pass (`which="dq"`)."""
@@ -731,6 +761,10 @@ def _pass_launch(
             rows_view(buffer, b, length, count, dim, strides, rows) if descriptors else buffer
         )
     constants = problem_constants(spec) | absent
+    if spans is not None:
+        options["spans"] = spans
+    else:
+        constants["spans"] = None
     constants |= {
         "TMA": descriptors,
         "HEADS": heads,

@@ -87,6 +87,8 @@ def attention_split_kernel(
     bias,
     mask,
     kv_lengths,
+    q_segments,
+    kv_segments,
     Q_BATCH: tl.constexpr,
     Q_TIME: tl.constexpr,
     Q_HEAD: tl.constexpr,
@@ -141,7 +143,9 @@ def attention_split_kernel(
     rows = packed // G
     heads = kv_head * G + packed % G
     col_end = keys_of(batch, kv_lengths, S)
-    start, _full_start, _full_end, end = key_bounds(0, T - 1, col_end, LEFT, RIGHT, BLOCK_N, False)
+    start, _full_start, _full_end, end = key_bounds(
+        0, T - 1, col_end, None, LEFT, RIGHT, BLOCK_N, False
+    )
     dims = tl.arange(0, BLOCK_D)
     offsets = rows[:, None] * Q_TIME + heads[:, None] * Q_HEAD + dims[None, :]
     inside = (rows < T)[:, None] & (dims < D)[None, :]
@@ -184,6 +188,8 @@ def attention_split_kernel(
             heads[:, None],
             col_end,
             mask,
+            q_segments,
+            kv_segments,
             MASK_BATCH,
             MASK_HEAD,
             MASK_ROW,

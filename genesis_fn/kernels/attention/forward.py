@@ -28,6 +28,7 @@ from genesis_fn.kernels.attention.scores import (
     tile_and_head,
     visible,
 )
+from genesis_fn.kernels.attention.segments import spans_launch, spans_workspace
 from genesis_fn.kernels.attention.spec import (
     AttentionSpec,
     dense_strides,
@@ -39,7 +40,7 @@ from genesis_fn.kernels.attention.spec import (
     serves_descriptors,
 )
 from genesis_fn.kernels.language.language import cast, dot
-from genesis_fn.kernels.plan import Argument, BufferArg, Launch, Plan
+from genesis_fn.kernels.plan import Argument, BufferArg, Launch, Plan, Workspace
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +70,9 @@ def attention_forward_kernel(
     bias,
     mask,
     kv_lengths,
+    q_segments,
+    kv_segments,
+    spans,
     Q_BATCH: tl.constexpr,
     Q_TIME: tl.constexpr,
     Q_HEAD: tl.constexpr,
@@ -117,8 +121,10 @@ def attention_forward_kernel(
     head = line % H
     row = tile * BLOCK_M
     col_end = keys_of(batch, kv_lengths, S)
+    if spans is not None:
+        spans += 4 * (batch * ((T + BLOCK_M - 1) // BLOCK_M) + tile)
     start, full_start, full_end, end = key_bounds(
-        row, row + BLOCK_M - 1, col_end, LEFT, RIGHT, BLOCK_N, MASK_ALL
+        row, row + BLOCK_M - 1, col_end, spans, LEFT, RIGHT, BLOCK_N, MASK_ALL
     )
     rows = row + tl.arange(0, BLOCK_M)
     queries = load_rows(q, batch, head, row, T, Q_BATCH, Q_TIME, Q_HEAD, BLOCK_M, D, BLOCK_D, TMA)
@@ -133,7 +139,7 @@ def attention_forward_kernel(
     total = tl.zeros((BLOCK_M,), tl.float32)
     acc = tl.zeros((BLOCK_M, BLOCK_DV), tl.float32)
     cols_end: tl.constexpr = kv_lengths is not None or S % BLOCK_N != 0
-    banded: tl.constexpr = LEFT >= 0 or RIGHT >= 0 or cols_end
+    banded: tl.constexpr = LEFT >= 0 or RIGHT >= 0 or cols_end or spans is not None
     for col in tl.range(start, end, BLOCK_N, num_stages=STAGES):
         keys = load_rows(
             k, batch, head // G, col, S, K_BATCH, K_TIME, K_HEAD, BLOCK_N, D, BLOCK_D, TMA
@@ -165,6 +171,8 @@ def attention_forward_kernel(
                 head,
                 col_end,
                 mask,
+                q_segments,
+                kv_segments,
                 MASK_BATCH,
                 MASK_HEAD,
                 MASK_ROW,
@@ -186,6 +194,8 @@ def attention_forward_kernel(
                     head,
                     col_end,
                     mask,
+                    q_segments,
+                    kv_segments,
                     MASK_BATCH,
                     MASK_HEAD,
                     MASK_ROW,
@@ -307,6 +317,15 @@ def general_plan(
         arguments["lse"] = BufferArg(inputs + 1, "fp32")
     else:
         constants["lse"] = None
+    steps: list[Launch] = []
+    workspaces: list[Workspace] = []
+    outputs = 2 if spec.return_lse else 1
+    if spec.segments is not None:
+        options["spans"] = spans = BufferArg(inputs + outputs, "i32")
+        steps.append(spans_launch(spec, config.block_m, spans, 3))
+        workspaces.append(spans_workspace(spec.batch, spec.q_len, config.block_m))
+    else:
+        constants["spans"] = None
     heads = spec.batch * spec.q_heads
     launch = Launch(
         attention_forward_kernel,
@@ -325,4 +344,4 @@ def general_plan(
         num_stages=config.num_stages,
         max_registers=config.registers,
     )
-    return Plan(inputs, 2 if spec.return_lse else 1, (launch,))
+    return Plan(inputs, outputs, (*steps, launch), tuple(workspaces))

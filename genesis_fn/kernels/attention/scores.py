@@ -124,6 +124,8 @@ def visible(
     head,
     col_end,
     mask,
+    q_segments,
+    kv_segments,
     MASK_BATCH: tl.constexpr,
     MASK_HEAD: tl.constexpr,
     MASK_ROW: tl.constexpr,
@@ -134,7 +136,8 @@ def visible(
     RIGHT: tl.constexpr,
     COLS_END: tl.constexpr,
 ):
-    """Whether each element of a tile is visible: inside the keys, the band and the mask.
+    """Whether each element of a tile is visible: inside the keys, the band, the mask and the
+    query's segment.
 
     COLS_END says whether the tile may reach past the end of the keys.
     """
@@ -149,6 +152,10 @@ def visible(
         base = mask + batch.to(tl.int64) * MASK_BATCH + head.to(tl.int64) * MASK_HEAD
         pointers = base + rows.to(tl.int64) * MASK_ROW + cols * MASK_COL
         seen = seen & (tl.load(pointers, mask=(rows < T) & (cols < S), other=0) != 0)
+    if q_segments is not None:
+        of_rows = tl.load(q_segments + batch.to(tl.int64) * T + rows, mask=rows < T, other=0)
+        of_cols = tl.load(kv_segments + batch.to(tl.int64) * S + cols, mask=cols < S, other=0)
+        seen = seen & (of_rows == of_cols)
     return seen
 
 
@@ -166,6 +173,7 @@ def key_bounds(
     first,
     last,
     col_end,
+    spans,
     LEFT: tl.constexpr,
     RIGHT: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -173,7 +181,8 @@ def key_bounds(
 ):
     """(start, full start, full end, end): the keys that queries first..last see, in whole tiles.
 
-    Tiles in [full start, full end) are seen completely; those around them need `visible`.
+    Tiles in [full start, full end) are seen completely; those around them need `visible`. `spans`
+    are the four numbers of `segments.segment_spans_kernel` for these queries, or None.
     """
     # The first query bounds what the others see on the right, the last one on the left: a tile is
     # full if both see all of it.
@@ -189,18 +198,14 @@ def key_bounds(
         end = tl.maximum(tl.minimum(last + RIGHT + 1, col_end), 0)
         inner = tl.maximum(tl.minimum(first + RIGHT + 1, col_end), 0)
         full_end = inner // BLOCK_N * BLOCK_N
-    if MASK_ALL:
-        full_end = start
-    # A narrow band has no full tile: keep the bounds in order, so that the range is empty.
-    full_start = tl.maximum(start, tl.minimum(full_start, end))
-    full_end = tl.maximum(full_start, tl.minimum(full_end, end))
-    return start, full_start, full_end, end
+    return within_spans(start, full_start, full_end, end, spans, BLOCK_N, MASK_ALL)
 
 
 @triton.jit
 def query_bounds(
     first,
     last,
+    spans,
     T: tl.constexpr,
     LEFT: tl.constexpr,
     RIGHT: tl.constexpr,
@@ -220,8 +225,26 @@ def query_bounds(
         end = tl.maximum(tl.minimum(last + LEFT + 1, T), 0)
         inner = tl.maximum(tl.minimum(first + LEFT + 1, T), 0)
         full_end = inner // BLOCK_M * BLOCK_M
+    return within_spans(start, full_start, full_end, end, spans, BLOCK_M, MASK_ALL)
+
+
+@triton.jit
+def within_spans(
+    start, full_start, full_end, end, spans, BLOCK: tl.constexpr, MASK_ALL: tl.constexpr
+):
+    """The bounds of `key_bounds` or `query_bounds` inside the spans of segments, in order."""
+    if spans is not None:
+        low = tl.load(spans)
+        high = tl.load(spans + 1)
+        full_low = tl.load(spans + 2)
+        full_high = tl.load(spans + 3)
+        start = tl.maximum(start, low // BLOCK * BLOCK)
+        end = tl.minimum(end, high)
+        full_start = tl.maximum(full_start, (full_low + BLOCK - 1) // BLOCK * BLOCK)
+        full_end = tl.minimum(full_end, full_high // BLOCK * BLOCK)
     if MASK_ALL:
         full_end = start
+    # A narrow band has no full tile: keep the bounds in order, so that the range is empty.
     full_start = tl.maximum(start, tl.minimum(full_start, end))
     full_end = tl.maximum(full_start, tl.minimum(full_end, end))
     return start, full_start, full_end, end

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from genesis_fn.compiler.target import Target
 from genesis_fn.kernels.plan import Argument, BufferArg, Descriptor
@@ -34,8 +34,10 @@ class AttentionSpec:
 
     `window` is (left, right), None meaning unbounded; `causal` is a right bound of zero; query i
     has key position i. `bias` and `mask` are the shapes of arrays that broadcast to (batch,
-    q_heads, q_len, kv_len); with `kv_lengths` each batch entry has so many keys. `precision` is
-    how float32 operands are multiplied.
+    q_heads, q_len, kv_len); with `kv_lengths` each batch entry has so many keys. With `segments` a
+    query sees the keys of its own id: "shared" ids [batch, q_len] are of queries and keys alike,
+    "separate" ones are [batch, q_len] and [batch, kv_len]. `precision` is how float32 operands are
+    multiplied.
     """
 
     batch: int
@@ -53,6 +55,7 @@ class AttentionSpec:
     bias_dtype: str = "fp32"
     mask: Shape4 | None = None
     kv_lengths: bool = False
+    segments: Literal["shared", "separate"] | None = None
     softcap: float = 0.0
     precision: str = "ieee"
     return_lse: bool = True
@@ -81,6 +84,12 @@ class AttentionSpec:
             raise ValueError(f"attention: softcap must not be negative, got {self.softcap}")
         if self.window is not None and any(w is not None and w < 0 for w in self.window):
             raise ValueError(f"attention: window sizes must not be negative, got {self.window}")
+        if self.segments not in (None, "shared", "separate"):
+            raise ValueError(f"attention: unknown kind of segments {self.segments!r}")
+        if self.segments == "shared" and self.q_len != self.kv_len:
+            raise ValueError(
+                f"attention: {self.q_len} queries and {self.kv_len} keys cannot share segments"
+            )
         full = (self.batch, self.q_heads, self.q_len, self.kv_len)
         for name, shape in (("bias", self.bias), ("mask", self.mask)):
             if shape is None:
@@ -130,6 +139,9 @@ class AttentionSpec:
         """Whether some query may see no key."""
         if self.mask is not None or self.kv_lengths or self.bias is not None:
             return True
+        # With shared segments a query sees its own key.
+        if self.segments == "separate":
+            return True
         # The last query's window may begin behind the last key.
         return self.left >= 0 and self.q_len - 1 - self.left > self.kv_len - 1
 
@@ -153,10 +165,14 @@ def option_inputs(spec: AttentionSpec) -> dict[str, str]:
         names["mask"] = "i1"
     if spec.kv_lengths:
         names["kv_lengths"] = "i32"
+    if spec.segments is not None:
+        names["q_segments"] = "i32"
+    if spec.segments == "separate":
+        names["kv_segments"] = "i32"
     return names
 
 
-OPTION_NAMES = ("bias", "mask", "kv_lengths")
+OPTION_NAMES = ("bias", "mask", "kv_lengths", "q_segments", "kv_segments")
 
 
 def option_arguments(spec: AttentionSpec, first: int) -> tuple[dict[str, Argument], dict[str, Any]]:
@@ -166,7 +182,9 @@ def option_arguments(spec: AttentionSpec, first: int) -> tuple[dict[str, Argumen
     arguments: dict[str, Argument] = {
         name: BufferArg(first + i, dtype) for i, (name, dtype) in enumerate(wanted.items())
     }
-    return arguments, {name: None for name in OPTION_NAMES if name not in wanted}
+    if spec.segments == "shared":
+        arguments["kv_segments"] = arguments["q_segments"]
+    return arguments, {name: None for name in OPTION_NAMES if name not in arguments}
 
 
 def dense_strides(length: int, heads: int, dim: int) -> Strides:

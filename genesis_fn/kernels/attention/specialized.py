@@ -346,6 +346,7 @@ def serves_specialized(spec: AttentionSpec, target: Target) -> bool:
         and spec.plain_scores
         and not spec.fully_masked_rows
         and not spec.every_tile_masked
+        and spec.segments is None
         and spec.left < 0
         and spec.right in (-1, 0)
         and spec.head_dim == spec.v_dim == HEAD_DIM

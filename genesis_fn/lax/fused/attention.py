@@ -26,6 +26,8 @@ from genesis_fn.transforms.custom.fused_functions import fused
 MASKED = -0.7 * dtypes.finfo(dtypes.F32).max
 
 _STATIC = ("scale", "causal", "window", "softcap")
+# Which of bias, mask, key lengths, the queries' segments and the keys' own segments there are.
+_Has = tuple[bool, bool, bool, bool, bool]
 
 
 def _visible(
@@ -52,6 +54,8 @@ def _scores(
     bias: Any,
     mask: Any,
     lengths: Any,
+    q_segments: Any,
+    kv_segments: Any,
     scale: float,
     causal: bool,
     window: Any,
@@ -80,6 +84,11 @@ def _scores(
     if lengths is not None:
         inside = _below(lengths, shape, 4)
         seen = inside if seen is None else ops.bitwise_and(seen, inside)
+    if q_segments is not None:
+        kv_segments = q_segments if kv_segments is None else kv_segments
+        own = broadcast_in_dim(q_segments, shape, (0, 3))
+        alike = ops.eq(own, broadcast_in_dim(kv_segments, shape, (0, 4)))
+        seen = alike if seen is None else ops.bitwise_and(seen, alike)
     if seen is not None:
         logits = ops.select(seen, logits, MASKED)
     return logits, slope, seen
@@ -110,7 +119,7 @@ def _values(p: Any, v: Any, q: Any) -> Array:
     return like(reshape(transpose(out, (0, 3, 1, 2, 4)), (b, t, kv * g, h)), q)
 
 
-def _optional(extras: Sequence[Any], has: tuple[bool, bool, bool]) -> tuple[Any, Any, Any]:
+def _optional(extras: Sequence[Any], has: _Has) -> tuple[Any, Any, Any, Any, Any]:
     rest = iter(extras)
     return tuple([next(rest) if h else None for h in has])  # type: ignore[return-value]
 
@@ -154,10 +163,10 @@ def attention(
     causal: bool,
     window: tuple[Any, ...] | None,
     softcap: float,
-    has: tuple[bool, bool, bool],
+    has: _Has,
 ) -> Array:
-    """softmax(scale * q k^T + bias, masked) v; `extras` are the bias, the mask and how many keys
-    each batch entry has, as `has` says."""
+    """softmax(scale * q k^T + bias, masked) v; `extras` are the bias, the mask, how many keys each
+    batch entry has, the segments of queries and those of keys, if others, as `has` says."""
     optional = _optional(extras, has)
     logits, _, _ = _scores(q, k, *optional, scale, causal, window, softcap)
     return _values(softmax_last.reference(logits), v, q)
@@ -180,8 +189,8 @@ def _attention_backward(
     residuals: Any, ct: Any, *, has: tuple[Any, ...], needs: Sequence[bool], **static: Any
 ) -> tuple[Any, ...]:
     q, k, v, *extras, out, _ = residuals
-    bias, mask, lengths = _optional(extras, has)
-    logits, slope, seen = _scores(q, k, bias, mask, lengths, *[static[n] for n in _STATIC])
+    bias, *others = _optional(extras, has)
+    logits, slope, seen = _scores(q, k, bias, *others, *[static[n] for n in _STATIC])
     b, kv, g, t, _ = typeof(logits).shape
     h = typeof(v).shape[-1]
     # Not exp(logits - lse): for a query without visible keys lse = MASKED + log(keys) rounds to
@@ -238,6 +247,7 @@ def dot_product_attention(
     implementation: str | None = None,
     return_residual: Literal[False] = False,
     softcap: float = 0.0,
+    segment_ids: ArrayLike | tuple[ArrayLike, ArrayLike] | None = None,
 ) -> Array: ...
 
 
@@ -257,6 +267,7 @@ def dot_product_attention(
     implementation: str | None = None,
     return_residual: Literal[True],
     softcap: float = 0.0,
+    segment_ids: ArrayLike | tuple[ArrayLike, ArrayLike] | None = None,
 ) -> tuple[Array, Array]: ...
 
 
@@ -275,6 +286,7 @@ def dot_product_attention(
     implementation: str | None = None,
     return_residual: bool = False,
     softcap: float = 0.0,
+    segment_ids: ArrayLike | tuple[ArrayLike, ArrayLike] | None = None,
 ) -> PyTree:
     """softmax(scale * query key^T + bias) value: [B, T, N, H] or [T, N, H], as JAX's function.
 
@@ -292,6 +304,9 @@ def dot_product_attention(
         implementation: "xla", "cudnn" or None, with no effect: the device decides.
         return_residual: also return the logarithm of the sum of exponentials.
         softcap: replaces scores by softcap * tanh(scores / softcap); 0 does not.
+        segment_ids: integers [B, T] of at most 32 bits, for S = T, or a pair of such: [B, T] of the
+            queries and [B, S] of the keys. A query attends to the keys of its own id only, as in
+            rows of several texts; the GPU skips what lies outside. None means one segment.
 
     Returns:
         An array of the shape of `query`; with `return_residual` (it, logarithms [B, T, N], or
@@ -299,8 +314,8 @@ def dot_product_attention(
 
     Raises:
         ShapeError: shapes do not fit.
-        DTypeError: operands have several dtypes or one that is not floating, or `mask` is not
-            boolean.
+        DTypeError: operands have several dtypes or one that is not floating, `mask` is not
+            boolean, or `segment_ids` are no integers of at most 32 bits.
         ValueError: `implementation` is another.
 
     >>> q = random.normal(random.key(0), (1, 5, 4, 8))
@@ -332,6 +347,7 @@ def dot_product_attention(
             raise errors.ShapeError(
                 f"attention: key_value_seq_lengths {typeof(lengths)} must be [{b}]"
             )
+    segments = () if segment_ids is None else _segments(segment_ids, b, t, s, ndim)
     if query_seq_lengths is not None:
         inside = _below(as_array(query_seq_lengths), (b, 1, t, 1), 2)
         mask = inside if mask is None else _both(mask, inside)
@@ -342,7 +358,9 @@ def dot_product_attention(
         factor = ops.convert(scale, typeof(q).dtype)
         q, scale = ops.mul(q, broadcast_in_dim(factor, typeof(q).shape, ())), 1.0
     scale = 1.0 / math.sqrt(h) if scale is None else float(scale)
-    extras = [x for x in (bias, mask, lengths) if x is not None]
+    extras = [x for x in (bias, mask, lengths, *segments) if x is not None]
+    given = len(segments)
+    has = (bias is not None, mask is not None, lengths is not None, given > 0, given > 1)
     out = attention(
         q,
         k,
@@ -352,14 +370,14 @@ def dot_product_attention(
         causal=bool(is_causal),
         window=window,
         softcap=float(softcap),
-        has=(bias is not None, mask is not None, lengths is not None),
+        has=has,
     )
     if query_seq_lengths is not None:
         inside = _below(as_array(query_seq_lengths), (b, t, 1, 1), 1)
         out = ops.select(broadcast_in_dim(inside, typeof(out).shape, (0, 1, 2, 3)), out, 0.0)
     outs = [out]
     if return_residual:
-        optional = _optional(extras, (bias is not None, mask is not None, lengths is not None))
+        optional = _optional(extras, has)
         logits, _, _ = _scores(q, k, *optional, scale, bool(is_causal), window, float(softcap))
         totals = logsumexp_last(logits)  # [b, kv, group, t]
         outs.append(transpose(reshape(totals, (b, n, t)), (0, 2, 1)))
@@ -393,6 +411,36 @@ def _four_axes(x: Any, shape: tuple[int, ...], what: str) -> Array:
     if aval.ndim > 4 or any(m not in (1, n) for m, n in zip(padded, shape)):
         raise errors.ShapeError(f"attention: the {what} {aval} does not broadcast to {list(shape)}")
     return reshape(x, padded)
+
+
+def _segments(given: Any, b: int, t: int, s: int, ndim: int) -> tuple[Array, ...]:
+    """int32 [b, t], of queries and keys alike, or with keys' own [b, s] behind it."""
+    from genesis_fn.core.convert import as_array
+
+    both = tuple(given) if isinstance(given, (tuple, list)) else (given,)
+    if len(both) > 2:
+        raise errors.ShapeError(
+            "attention: segment_ids are one array, or two of queries and keys in a pair, but "
+            f"{len(both)} are given"
+        )
+    found = []
+    for what, ids, length in zip(("queries", "keys"), both, (t, s)):
+        ids = as_array(ids)
+        aval = typeof(ids)
+        if aval.shape != ((b, length) if ndim == 4 else (length,)):
+            want = [b, length] if ndim == 4 else [length]
+            raise errors.ShapeError(f"attention: segment_ids {aval} of {what} must be {want}")
+        if not dtypes.is_integer(aval.dtype) or aval.dtype.itemsize > 4:
+            raise errors.DTypeError(
+                f"attention: segment_ids {aval} of {what} must be integers of at most 32 bits"
+            )
+        found.append(reshape(ops.convert(ids, dtypes.I32), (b, length)))
+    if len(found) == 1 and t != s:
+        raise errors.ShapeError(
+            f"attention: segment_ids of {t} queries do not say those of {s} keys; give a pair "
+            "(of queries, of keys)"
+        )
+    return tuple(found)
 
 
 def _below(lengths: Any, shape: tuple[int, ...], axis: int) -> Array:

@@ -209,7 +209,7 @@ def _layer_norm_backward(
 
 def _attention_spec(
     operands: Sequence[Aval],
-    has: tuple[bool, bool, bool],
+    has: tuple[bool, ...],
     *,
     scale: float,
     causal: bool,
@@ -221,7 +221,7 @@ def _attention_spec(
     if q.dtype not in _HALF_OR_SINGLE or max(q.shape[3], v.shape[3]) > MAX_HEAD_DIM:
         return None
     extras = iter(operands[3:])
-    bias, mask, _ = [next(extras) if h else None for h in has]
+    bias, mask, *_ = [next(extras) if h else None for h in has]
     if bias is not None and bias.dtype not in _HALF_OR_SINGLE:
         return None
     precision = config.current().matmul_precision
@@ -241,6 +241,7 @@ def _attention_spec(
         bias_dtype="fp32" if bias is None else NAMES[bias.dtype],
         mask=_four(mask),
         kv_lengths=has[2],
+        segments="separate" if has[4] else "shared" if has[3] else None,
         softcap=softcap,
         precision={"default": "tf32", "highest": "ieee"}.get(precision, precision),
         return_lse=lse,
