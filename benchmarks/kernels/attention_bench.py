@@ -1,13 +1,15 @@
 """Attention on a GPU: every option checked against torch, and what a user gets timed by its peers.
 
-    python benchmarks/kernels/attention_bench.py [--out results.json] [--only check|speed|decode]
-                                                 [--quick] [--search]
+    python benchmarks/kernels/attention_bench.py [--out results.json] [--quick] [--search]
+                                                 [--only check|speed|packed|decode]
 
 "ours" is `nn.dot_product_attention` under `jit`, and the pullback of its `vjp` under `jit`. Peers
 are torch's scaled_dot_product_attention with its cuDNN and FlashAttention backends, forward and
 through autograd. All are timed alike: events around calls on inputs in rotation, which the device
 begins when the host has enqueued them all. A decoded token is one of a chain of calls that need
-each other. `--search` adds the kernels in every configuration. The table comes last.
+each other. In packed rows, of texts that do not attend to each other, the peer is torch's compiled
+flex_attention with a mask of blocks. `--search` adds the kernels in every configuration. The table
+comes last.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ import torch
 import torch.nn.functional as F
 from jitted import in_turn, our_time, ours
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from torch_launch import TARGET, bound_plan, graph_time, rehearse, replay_time, run_plan_torch
 
 import genesis_fn as gf
@@ -79,9 +82,14 @@ CHECKS = {
     "bias_keys": replace(BASE, bias=(2, 1, 1, 300), causal=False),
     "bias_bf16": replace(BASE, bias=(1, 4, 300, 300), bias_dtype="bf16"),
     "negative_scale": replace(BASE, scale=-0.1),
+    "segments": replace(BASE, segments="shared", batch=4),
+    "segments_d64": replace(BASE, segments="shared", batch=4, head_dim=64),
+    "segments_fp32": replace(BASE, segments="shared", batch=4, dtype="fp32"),
+    "segments_window": replace(BASE, segments="shared", batch=4, causal=False, window=(70, 20)),
+    "segments_cross": replace(BASE, segments="separate", batch=4, causal=False, **LONG),
     "everything": replace(
         BASE, **LONG, window=(90, None), bias=(1, 4, 257, 321), mask=(2, 1, 257, 321),
-        kv_lengths=True, softcap=3.0,
+        kv_lengths=True, segments="separate", softcap=3.0,
     ),
 }  # fmt: skip
 
@@ -194,13 +202,70 @@ def peer(spec: AttentionSpec, backend: SDPBackend) -> tuple[float, float]:
     return 1e3 * seconds[0], 1e3 * seconds[1]
 
 
-def public(spec: AttentionSpec) -> tuple[list[float], list[float]]:
-    """(forward, backward) milliseconds of the public function under `jit`, and their errors."""
+def packed_ids(batch: int, length: int, text: int, seed: int) -> torch.Tensor:
+    """int32 [batch, length]: rows of texts of `text` tokens on average."""
+    g = torch.Generator().manual_seed(seed)
+    return (torch.rand(batch, length, generator=g) < 1 / text).int().cumsum(1).int().cuda()
+
+
+def packed(spec: AttentionSpec, text: int) -> dict[str, Any]:
+    """[forward, backward] milliseconds in rows of several texts, and torch's flex_attention's."""
+    ids = packed_ids(spec.batch, spec.q_len, text, 7)
+    times, errors = public(replace(spec, segments="shared"), ids)
+    try:
+        flex = flex_peer(spec, ids)
+    except Exception as problem:
+        flex = f"{type(problem).__name__}: {str(problem)[:120]}"
+    row = {"spec": f"{describe(spec)}, texts of {text}", "ours_ms": times, "errors": errors}
+    return row | {"flex_ms": flex}
+
+
+def flex_peer(spec: AttentionSpec, ids: torch.Tensor) -> list[float]:
+    """[forward, backward] milliseconds of torch's compiled flex_attention with a mask of blocks,
+    without the time that making the mask takes."""
+    b, n, kv, t, d = spec.batch, spec.q_heads, spec.kv_heads, spec.q_len, spec.head_dim
+
+    def within(entry: Any, head: Any, i: Any, j: Any) -> Any:
+        return (ids[entry, i] == ids[entry, j]) & (i >= j)
+
+    blocks = create_block_mask(within, b, None, t, t, device="cuda")
+    flex = torch.compile(flex_attention)
+    rotated = [
+        [
+            torch.randn(b, h, t, d, device="cuda", dtype=TORCH[spec.dtype], requires_grad=True)
+            for h in (n, kv, kv)
+        ]
+        for _ in range(ROTATION)
+    ]
+
+    def attend() -> list[Any]:
+        return [flex(*x, block_mask=blocks, enable_gqa=n != kv) for x in rotated]
+
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        outs = attend()
+        couts = [torch.randn_like(x) for x in outs]
+
+        def pull() -> None:
+            for x, out, ct in zip(rotated, outs, couts, strict=True):
+                torch.autograd.grad(out, x, ct, retain_graph=True)
+
+        seconds = [replay_time(run, stream) / ROTATION for run in (attend, pull)]
+    return [1e3 * x for x in seconds]
+
+
+def public(spec: AttentionSpec, ids: torch.Tensor | None = None) -> tuple[list[float], list[float]]:
+    """(forward, backward) milliseconds of the public function under `jit`, and their errors; in
+    the segments `ids`, where they are given."""
+    segments = None if ids is None else ours([ids])[0]
 
     def attend(q: Any, k: Any, v: Any) -> Any:
-        return nn.dot_product_attention(q, k, v, is_causal=spec.causal)
+        return nn.dot_product_attention(q, k, v, is_causal=spec.causal, segment_ids=segments)
 
     rotated = [random_inputs(spec, seed, device="cuda") for seed in range(ROTATION)]
+    if ids is not None:
+        rotated = [x | {"q_segments": ids} for x in rotated]
     sets = [[x[n] for n in ("q", "k", "v")] for x in rotated]
     couts = [torch.randn_like(x["q"]) for x in rotated]
     torch.cuda.synchronize()
@@ -344,6 +409,7 @@ def attention_slice(
     small = replace(spec, batch=1, q_heads=spec.group, kv_heads=1)
     part = {"q": inputs["q"][:1, :, : spec.group].float()}
     part |= {name: inputs[name][:1, :, :1].float() for name in ("k", "v")}
+    part |= {name: inputs[name][:1] for name in ("q_segments",) if name in inputs}
     return attention_reference(small, part)
 
 
@@ -354,6 +420,7 @@ def backward_slice(
     small = replace(spec, batch=1, q_heads=spec.group, kv_heads=1)
     part = {"q": inputs["q"][:1, :, : spec.group]}
     part |= {name: inputs[name][:1, :, :1] for name in ("k", "v")}
+    part |= {name: inputs[name][:1] for name in ("q_segments",) if name in inputs}
     found = reference_gradients(small, part, dout[:1, :, : spec.group])
     return [found[name] for name in ("dq", "dk", "dv")]
 
@@ -418,7 +485,7 @@ def main() -> None:
     """Runs the parts asked for, writes JSON after each row, and prints the table last."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out")
-    parser.add_argument("--only", choices=("check", "speed", "decode"))
+    parser.add_argument("--only", choices=("check", "speed", "packed", "decode"))
     parser.add_argument("--names", default="", help="the checks to run, with commas between")
     parser.add_argument("--budget", type=float, default=160, help="seconds, about, of a part")
     parser.add_argument("--quick", action="store_true", help="fewer checks, shapes and rounds")
@@ -427,7 +494,8 @@ def main() -> None:
     torch.manual_seed(0)
     checks = list(CHECKS)[: 4 if given.quick else None]
     shapes = range(2 if given.quick else len(SHAPES))
-    results: dict[str, Any] = {**surroundings(), "check": {}, "speed": [], "decode": []}
+    parts = {"check": {}, "speed": [], "packed": [], "decode": []}
+    results: dict[str, Any] = surroundings() | parts
     table: list[str] = []
 
     def save() -> None:
@@ -463,6 +531,13 @@ def main() -> None:
             line = f"{row['spec']}: ours {row['ours']} cuDNN {row['cudnn']} flash {row['flash']}"
             table.append(f"{line} errors {[f'{e:.1e}' for e in row['errors']]}")
             print(table[-1], flush=True)
+    if given.only in (None, "packed"):
+        for text in (256, 1024, 1 << 30):
+            row = packed(SHAPES[0], text)
+            results["packed"].append(row)
+            save()
+            table.append(f"{row['spec']}: ours {row['ours_ms']} ms, flex {row['flex_ms']}")
+            print(table[-1], row["errors"], flush=True)
     if given.search and given.only in (None, "speed"):
         items = [
             (shape, which, name)
