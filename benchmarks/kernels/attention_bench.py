@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import torch
 import torch.nn.functional as F
-from jitted import in_turn, our_time, ours
+from jitted import array_time, our_time, ours
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from torch_launch import TARGET, bound_plan, graph_time, rehearse, replay_time, run_plan_torch
@@ -272,15 +272,13 @@ def public(spec: AttentionSpec, ids: torch.Tensor | None = None) -> tuple[list[f
     forward = our_time(attend, sets)
     both = gf.jit(lambda q, k, v: gf.vjp(attend, q, k, v))
     pulled = [(both(*ours(x))[1], ours(ct)) for x, ct in zip(sets, couts, strict=True)]
-    pull = gf.jit(in_turn(lambda pullback, ct: pullback(ct)))
-    gradients = pull(pulled)
-    gf.cuda.synchronize()
-    stream = torch.cuda.ExternalStream(gf.cuda.current_stream().handle)
-    backward = replay_time(lambda: pull(pulled), stream) / ROTATION
+    pull = lambda pullback, ct: pullback(ct)
+    backward = array_time(pull, pulled)
+    gradients = gf.jit(pull)(*pulled[0])
     group = spec.group
     wanted, _ = attention_slice(spec, rotated[0])
     out = torch.from_dlpack(gf.jit(attend)(*ours(sets[0])))
-    dq, dk, dv = (torch.from_dlpack(x) for x in gradients[0])
+    dq, dk, dv = (torch.from_dlpack(x) for x in gradients)
     gf.cuda.synchronize()
     found = (dq[:1, :, :group], dk[:1, :, :1], dv[:1, :, :1])
     slices = backward_slice(spec, rotated[0], couts[0])
