@@ -231,6 +231,7 @@ def matmul(check: Callable) -> None:
         few = array(rows, 1024, dtype=bfloat16), array(2048, 1024, dtype=bfloat16)
         check(lambda x, w: x @ w.T, *few)
     check(product, array(130, 136), array(136, 264))
+    check(pulled(product), array(200, 1160, dtype=bfloat16), array(1160, 8, dtype=bfloat16))
     check(product, array(64, 8192, dtype=bfloat16), array(8192, 64, dtype=bfloat16))
     check(product, array(3, 40, 64, dtype=bfloat16), array(3, 64, 48, dtype=bfloat16))
     check(product, array(40, 50, dtype=np.float64), array(50, 30, dtype=np.float64))
@@ -284,6 +285,11 @@ def attention(check: Callable) -> None:
         "local_window_size": (30, 2),
     }
     check(pulled(attend(**options, softcap=3.0)), *heads(41, 51, 4, 2, 24, np.float32))
+    texts = np.repeat(np.arange(5, dtype=np.int32), 40)[None, :150].repeat(2, 0)
+    packed = pulled(attend(is_causal=True, segment_ids=texts))
+    check(packed, *heads(150, 150, 4, 2, 64, bfloat16))
+    apart = pulled(attend(segment_ids=(texts[:, :41], texts[:, 20:71])))
+    check(apart, *heads(41, 51, 4, 2, 24, np.float32))
 
 
 def attention_decode(check: Callable) -> None:

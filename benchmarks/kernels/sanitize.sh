@@ -16,7 +16,7 @@ cores=$(env -u OMP_NUM_THREADS nproc) # which nproc would print instead
 export out PYTHONPATH=.:${PYTHONPATH:-} PYTHONUNBUFFERED=1 OMP_NUM_THREADS=1
 export GENESIS_COMPILE_WORKERS=${GENESIS_COMPILE_WORKERS:-2}
 export limit=${SECONDS_PER_JOB:-240} end=$(($(date +%s) + ${SECONDS_IN_ALL:-400}))
-families=${FAMILIES:-norm softmax cross_entropy linear_cross_entropy matmul attention
+families=${FAMILIES:-norm softmax cross_entropy linear_cross_entropy matmul ragged attention
     attention_decode attention_specialized scan sorting scatter convolution pooling concatenate
     random_bits generated}
 
