@@ -368,8 +368,8 @@ def test_layers_without_a_window_need_no_mask(step: str):
 
         return str(gf.make_jaxpr(run)(params))
 
-    # Whether attention has a bias, a mask and lengths.
-    forward, decode, decode_near = (f"(has,({', '.join(x)}))".replace(" ", "") for x in (
+    # Whether attention has a bias, a mask and lengths; it has no segments.
+    forward, decode, decode_near = (f"(has,({','.join(x)},False,False))" for x in (
         ("False", "False", "False"), ("False", "False", "True"), ("False", "True", "True"),
     ))  # fmt: skip
     full, near = (forward, forward) if step == "forward" else (decode, decode_near)
