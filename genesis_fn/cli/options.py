@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import copy
 import math
 import re
 import textwrap
@@ -46,7 +47,14 @@ def add_command(
 
 class HelpFormatter(argparse.HelpFormatter):
     """Help as wide as the terminal, in which names of commands and options stay whole. Paragraphs
-    are filled, lines of examples stay as they are."""
+    are filled, lines of examples stay as they are. Of spellings that differ in hyphens and
+    underscores alone the first is shown."""
+
+    def _format_action_invocation(self, action: argparse.Action) -> str:
+        shown = copy.copy(action)
+        spellings = {s.replace("_", "-"): s for s in reversed(action.option_strings)}
+        shown.option_strings = [s for s in action.option_strings if s in spellings.values()]
+        return super()._format_action_invocation(shown)
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         paragraphs = text.split("\n\n")

@@ -20,9 +20,9 @@ from genesis_fn.training.settings.sections import Data, Model, Optim, TrainingSe
 from genesis_fn.training.verify import verify
 
 _ABOUT = """Settings are read of a TOML or YAML file, --config, and each is an option too, which
-goes before the file. The run's folder records them all in config.yaml; the same command goes on
-with a run that was stopped, and so does `genesis-fn resume`. Ctrl-C, SIGTERM and SIGHUP save a run
-and end it."""
+goes before the file; hyphens do for underscores. The run's folder records them all in config.yaml;
+the same command goes on with a run that was stopped, and so does `genesis-fn resume`. Ctrl-C,
+SIGTERM and SIGHUP save a run and end it."""
 _TRAIN = f"""Train a language model on texts: files of text, JSON lines or Parquet.
 
 {_ABOUT}"""
@@ -34,6 +34,7 @@ The data are JSON lines with messages, or with prompt and completion; the answer
 # What a run leaves in its folder, beside the model.
 _FILES = ("config.yaml", "checkpoints", "log.jsonl", "metrics.csv", "tensorboard", "loss.png",
           "curves.png")  # fmt: skip
+_SHORT = {"data.on_bad_line": "on-bad-line"}
 TRAIN = TrainingSettings(out="runs/train")
 SFT = TrainingSettings(
     out="runs/sft",
@@ -130,9 +131,11 @@ def _add_settings(
 
 
 def _flags(name: str) -> list[str]:
-    """The option of a setting, which may be written with hyphens where no section is named."""
-    written = name if "." in name else name.replace("_", "-")
-    return [f"--{flag}" for flag in dict.fromkeys((written, name))]
+    """The spellings of a setting's option: with hyphens or underscores, and short ones."""
+    hyphens = name.replace("_", "-")
+    spellings = (name, hyphens) if "." in name else (hyphens, name)
+    short = [_SHORT[name]] if name in _SHORT else []
+    return [f"--{flag}" for flag in dict.fromkeys((*spellings, *short))]
 
 
 def _shown(value: Any) -> str:

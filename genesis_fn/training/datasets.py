@@ -109,6 +109,20 @@ def _records(settings: TrainingSettings, path: str, seed: int) -> Stream[Any]:
     return Shuffled(records, d.shuffle, seed) if d.shuffle else records
 
 
+def are_chats(settings: TrainingSettings) -> bool:
+    """Whether the first record of the training data is a conversation.
+
+    Raises FileError and OSError as `training_batches` does.
+    """
+    d = settings.data
+    records = RecordFiles(
+        d.train[:1], format=d.format, text_field=d.text_field, on_bad_line="skip",
+        report=lambda _: None,
+    )  # fmt: skip
+    first = next(records, {})
+    return any(isinstance(first.get(k), list) for k in ("messages", "conversations", "prompt"))
+
+
 def validation_batches(settings: TrainingSettings, model: TrainedModel) -> list[Batch]:
     """The first `evaluate.batches` of `evaluation_stream`. Raises FileError where there is none."""
     limit = settings.evaluate.batches or None

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-import genesis_fn.random as random
 from genesis_fn import io
 from genesis_fn.core import tree
 from genesis_fn.core.errors import FileError
@@ -20,13 +19,12 @@ from genesis_fn.core.train_state import TrainState
 from genesis_fn.core.types.annotations import PyTree
 from genesis_fn.data import ExampleCounts, Stream
 from genesis_fn.io.lock import exclusive
-from genesis_fn.models import GenerationConfig, generate
 from genesis_fn.training import datasets
 from genesis_fn.training.checkpoints import RunCheckpoints
 from genesis_fn.training.loop import Every, Run, Standing, Step
 from genesis_fn.training.memory.budget import within_budget
 from genesis_fn.training.memory.shortage import telling_what_fits
-from genesis_fn.training.model import TrainedModel, make_loss, open_model, parameters_of
+from genesis_fn.training.model import TrainedModel, make_loss, open_model
 from genesis_fn.training.monitoring.board import ScalarBoard, require_tensorboard
 from genesis_fn.training.monitoring.log import Log
 from genesis_fn.training.monitoring.meter import Meter, peak_of, training_flops
@@ -34,6 +32,7 @@ from genesis_fn.training.monitoring.plots import plot, plot_curves
 from genesis_fn.training.monitoring.progress import Progress, say
 from genesis_fn.training.monitoring.table import MetricsTable
 from genesis_fn.training.program import make_program
+from genesis_fn.training.sampling import make_sampler
 from genesis_fn.training.settings.reading import (
     KEYS,
     changed,
@@ -170,7 +169,7 @@ def _train(settings: TrainingSettings, tell: Callable[[str], None], quiet: bool)
             log,
             progress,
             evaluate,
-            _sampling(settings, model),
+            make_sampler(settings, model),
             standing,
             settings.evaluate.patience,
             settings.evaluate.min_delta,
@@ -334,34 +333,6 @@ def _evaluation(
         return {"validation_loss": mean, "perplexity": math.exp(min(mean, 700.0))}
 
     return evaluate
-
-
-def _sampling(
-    settings: TrainingSettings, model: TrainedModel
-) -> Callable[[TrainState], list[str]] | None:
-    s = settings.sample
-    if not s.every or not s.prompts:
-        return None
-    end = datasets.end_token(model.tokenizer_folder, model.tokenizer)
-    generation = GenerationConfig(
-        do_sample=s.temperature > 0,
-        temperature=s.temperature or 1.0,
-        max_new_tokens=s.max_new_tokens,
-        eos_token_id=end,
-        pad_token_id=end,
-    )
-
-    def sample(state: TrainState) -> list[str]:
-        params = parameters_of(state.params, model.frozen, model.lora)
-        texts = []
-        for prompt in s.prompts:
-            tokens = np.asarray([model.tokenizer.encode(prompt).ids or [end]], np.int32)
-            key = random.fold_in(random.key(settings.seed), int(state.step))
-            found, lengths = generate(params, tokens, model.config, key=key, generation=generation)
-            texts.append(model.tokenizer.decode(found[0, : int(lengths[0])].tolist()))
-        return texts
-
-    return sample
 
 
 def _summary(run: Run, rows: list[dict[str, Any]], model: str) -> RunSummary:

@@ -18,6 +18,7 @@ import genesis_fn
 from genesis_fn.cli import demo, failures, main as command_line
 from genesis_fn.cli.main import main, parser
 from genesis_fn.errors import FileError
+from genesis_fn.training.settings.reading import KEYS
 
 ROOT = pathlib.Path(__file__).parents[2]
 TOP = parser()
@@ -46,7 +47,10 @@ def test_help_has_every_option_with_its_default(name, capsys):
     assert actions
     for action in actions:
         flag, *others = action.option_strings
-        assert all(other.replace("_", "-") == flag for other in others)
+        # Another spelling is not shown, a short one is.
+        for other in others:
+            alike = other.replace("_", "-") == flag.replace("_", "-")
+            assert (f" {other} " in text.replace(",", " ")) != alike, other
         help_text = (action.help or "").replace("%%", "%")
         assert flag in text and " ".join(help_text.split()) in text
         (default,) = re.findall(r"\((required|default: .+)\)$", help_text)
@@ -57,6 +61,17 @@ def test_help_has_every_option_with_its_default(name, capsys):
             assert default == f"default: {action.default}" or flag == "--prompt"
     flags = {f for a in actions for f in a.option_strings}
     assert {"--seed", "--device", "--dtype"} - flags == WITHOUT.get(name, set())
+
+
+@pytest.mark.parametrize("name", ["train", "sft"])
+def test_settings_are_spelled_with_hyphens_or_underscores(name):
+    for key in KEYS.values():
+        hyphens = key.name.replace("_", "-")
+        for flag in {key.name, hyphens}:
+            found = parser().parse_args([name, f"--{flag}", "7"])
+            assert getattr(found, f"setting {key.name}") in ("7", ["7"])
+    found = parser().parse_args([name, "--on-bad-line", "skip"])
+    assert getattr(found, "setting data.on_bad_line") == "skip"
 
 
 @pytest.mark.parametrize("name", [None, *COMMANDS])

@@ -194,6 +194,35 @@ def test_texts_epochs_and_mixtures(base, tmp_path, capsys):
     assert "perplexity" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("kind", ["chats", "texts"])
+def test_samples_are_asked_for_as_the_data_are(base, tmp_path, capsys, monkeypatch, kind):
+    from transformers import PreTrainedTokenizerFast
+
+    from genesis_fn.training import sampling
+
+    asked = []
+
+    def generating(params, tokens, config, **options):
+        asked.append(tokens[0].tolist())
+        return models.generate(params, tokens, config, **options)
+
+    monkeypatch.setattr(sampling, "generate", generating)
+    out = tmp_path / "out"
+    more = "--steps", "2", "--sample.every", "2", "--sample.prompts", "what is red?", "what?"
+    more += ("--data.train", str(base / f"{kind}.jsonl"))
+    assert main(sft(base, out, *more)) == 0
+    theirs = PreTrainedTokenizerFast(tokenizer_file=str(base / "tokenizer.json"))
+    for prompt, tokens in zip(("what is red?", "what?"), asked, strict=True):
+        if kind == "chats":
+            said = [{"role": "user", "content": prompt}]
+            prompt = theirs.apply_chat_template(
+                said, chat_template=TEMPLATE, add_generation_prompt=True, tokenize=False
+            )
+        assert tokens == theirs.encode(prompt, add_special_tokens=False)
+    (row,) = [r for r in rows(out) if r.get("event") == "samples"]
+    assert len(row["texts"]) == 2
+
+
 def test_a_dry_run_says_what_a_run_takes_and_does_nothing(base, tmp_path, capsys):
     out = tmp_path / "out"
     assert main(sft(base, out, "--ema", "0.5", "--dry-run")) == 0

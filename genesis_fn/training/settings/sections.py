@@ -28,7 +28,7 @@ class Model:
     tokenizer: str | None = setting(None, "folder with a tokenizer.json; that of the model")
     template: str | None = setting(None, "file with a chat template; that of the tokenizer")
     dtype: Dtype = setting("float32", "dtype in which the trained parameters are kept")
-    base_dtype: Dtype | None = setting(None, "dtype of the frozen weights below adapters; dtype's")
+    base_dtype: Dtype | None = setting(None, "dtype of the weights below adapters; that of compute")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,7 +124,7 @@ class Sample:
 
     every: int = setting(0, "steps between samples; 0 takes none", fixed=False)
     prompts: tuple[str, ...] = setting(
-        (), "what is continued; of chats, what a user asks", fixed=False
+        (), "what is written on; where the data are chats, what a user says", fixed=False
     )
     max_new_tokens: int = setting(64, "tokens of a sample", fixed=False)
     temperature: float = setting(0.8, "of the samples; 0 takes the likeliest token", fixed=False)
