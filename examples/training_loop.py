@@ -29,25 +29,23 @@ def write_texts(path: pathlib.Path, count: int = 200) -> list[str]:
     return texts
 
 
-def train(
-    path: pathlib.Path, tokenizer: Any, root: pathlib.Path, steps: int, batch: int, seed: int
-) -> list[float]:
-    """Train to a step, from the newest checkpoint of `root` if there is one. Returns the losses."""
-    config = models.DecoderConfig(
-        vocab_size=tokenizer.get_vocab_size(), hidden_size=64, intermediate_size=128,
-        num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, head_dim=16,
-    )  # fmt: skip
+def batches_of(path: pathlib.Path, tokenizer: Any, batch: int, seed: int) -> data.Stream[Any]:
+    """Batches of rows of 64 tokens, again and again in orders that the seed decides."""
     end = tokenizer.token_to_id(data.END)
     records = data.Shuffled(data.RecordFiles([path], epochs=None, seed=seed), 64, seed)
     examples = data.Mapped(records, data.Examples(tokenizer, end))
-    batches = data.BatchedRows(data.Packed(examples, 64, packing="cut", pad=end), batch)
+    return data.BatchedRows(data.Packed(examples, 64, packing="cut", pad=end), batch)
+
+
+def train(
+    config: Any, batches: data.Stream[Any], root: pathlib.Path, steps: int, seed: int
+) -> list[float]:
+    """Train to a step, from the newest checkpoint of `root` if there is one. Returns the losses."""
     optimizer = optim.chain(optim.clip_by_global_norm(1.0), optim.adamw(3e-3, weight_decay=0.1))
 
     def loss(params: Any, batch: Any) -> Any:
-        return decoder.loss(
-            params, batch["tokens"], batch["labels"], config,
-            ignore_index=-100, segment_ids=batch["segment_ids"],
-        )  # fmt: skip
+        options = {"ignore_index": -100, "segment_ids": batch["segment_ids"]}
+        return decoder.loss(params, batch["tokens"], batch["labels"], config, **options)
 
     def step(state: dict[str, Any], batch: Any) -> tuple[dict[str, Any], Any]:
         value, grads = gf.value_and_grad(loss)(state["params"], batch)
@@ -60,7 +58,6 @@ def train(
     if io.steps(root):
         state, done, values = io.restore(root, state)
         batches.set_state(values["data"])
-        print(f"going on from step {done}")
     while done < steps:
         state, value = step(state, next(batches))
         done += 1
@@ -77,9 +74,16 @@ def main(steps: int = 80, batch: int = 8, seed: int = 0) -> tuple[float, float, 
         folder = pathlib.Path(name)
         path = folder / "texts.jsonl"
         tokenizer = data.train_tokenizer(write_texts(path), vocab_size=300)
-        whole = train(path, tokenizer, folder / "whole", steps, batch, seed)
-        train(path, tokenizer, folder / "parts", steps // 2, batch, seed)
-        parts = train(path, tokenizer, folder / "parts", steps, batch, seed)
+        config = models.DecoderConfig(
+            vocab_size=tokenizer.get_vocab_size(), hidden_size=64, intermediate_size=128,
+            num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, head_dim=16,
+        )  # fmt: skip
+        run = lambda root, steps: train(
+            config, batches_of(path, tokenizer, batch, seed), folder / root, steps, seed
+        )
+        whole = run("whole", steps)
+        run("parts", steps // 2)
+        parts = run("parts", steps)  # which goes on from the checkpoint
         print(f"in one part {whole[-1]!r}, in two {parts[-1]!r}")
         return whole[0], whole[-1], parts[-1]
 
