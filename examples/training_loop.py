@@ -44,7 +44,7 @@ def train(
     optimizer = optim.chain(optim.clip_by_global_norm(1.0), optim.adamw(3e-3, weight_decay=0.1))
 
     def loss(params: Any, batch: Any) -> Any:
-        options = {"ignore_index": -100, "segment_ids": batch["segment_ids"]}
+        options: dict[str, Any] = {"ignore_index": -100, "segment_ids": batch["segment_ids"]}
         return decoder.loss(params, batch["tokens"], batch["labels"], config, **options)
 
     def step(state: dict[str, Any], batch: Any) -> tuple[dict[str, Any], Any]:

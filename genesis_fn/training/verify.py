@@ -14,8 +14,10 @@ from genesis_fn.core.errors import FileError
 from genesis_fn.core.types.annotations import PyTree
 from genesis_fn.io.lock import exclusive
 from genesis_fn.random import Key, key_data
+from genesis_fn.training.memory.shortage import telling_what_fits
 from genesis_fn.training.monitoring.log import Log
 from genesis_fn.training.run import prepare, settings_of
+from genesis_fn.training.settings.sections import TrainingSettings
 from genesis_fn.training.step import leaf_names, metrics_of, norms_by_group
 from genesis_fn.transforms.staging.shape_dtype_struct import ShapeDtypeStruct
 
@@ -53,8 +55,13 @@ def verify(folder: str, steps: int) -> Verification:
     Raises:
         FileError: there is no run, no checkpoint, or nothing behind one to compare with.
         BlockingIOError: a run uses the folder.
+        RunOutOfMemory: the memory ran out.
     """
     settings = settings_of(folder)
+    return telling_what_fits(settings, lambda: _verify(settings, folder, steps))
+
+
+def _verify(settings: TrainingSettings, folder: str, steps: int) -> Verification:
     root = os.path.join(folder, "checkpoints")
     with exclusive(folder):
         prepared = prepare(settings, lambda _: None)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -270,6 +272,8 @@ def test_out_of_memory_is_one_message(base, tmp_path, capsys, monkeypatch, kind,
                  "and there are 2.00 MiB", "what fits: --"):  # fmt: skip
         assert text in said, text
     assert str(no_memory(kind)).partition("\n")[0] in said
+    # A folder with a checkpoint keeps the settings that its run began with.
+    assert ("by another --out" in said) == (where == "later step")
     # What is proposed is what fits, by an enumeration.
     settings = settings_of(base, tmp_path, ema=0.9)
     limit = min(2 << 20, footprint(settings).peak - 1)
@@ -305,3 +309,42 @@ def test_memory_that_is_too_little_to_plan_is_said(base, tmp_path, monkeypatch):
     monkeypatch.setattr(shortage, "footprint", failing)
     with pytest.raises(shortage.RunOutOfMemory, match="^out of memory: no room$"):
         shortage.telling_what_fits(settings_of(base, tmp_path), failing)
+
+
+def test_steps_that_are_taken_again_may_run_out_of_memory_too(base, tmp_path, capsys, monkeypatch):
+    from genesis_fn.training import verify
+
+    out = tmp_path / "out"
+    assert main(command(base, out, "--quiet")) == 0
+
+    def failing(numbers):
+        raise no_memory("torch")
+
+    monkeypatch.setattr(verify, "metrics_of", failing)
+    assert main(["resume", "--out", str(out), "--verify", "2"]) == 1
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and "out of memory: a step of 8 rows" in said
+
+
+STARVED = """
+import resource, sys
+from genesis_fn.cli.main import main
+
+assert main(sys.argv[2:]) == 0  # which loads and compiles what a run needs
+used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used + (96 << 20), resource.RLIM_INFINITY))
+more = ["--batch", "8192", "--steps", "6", "--out", sys.argv[1], "--data.prefetch", "0"]
+sys.exit(main([*sys.argv[2:], *more]))
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+def test_a_process_without_memory_says_what_fits_and_keeps_its_checkpoints(base, tmp_path):
+    small, large = tmp_path / "small", tmp_path / "large"
+    argv = [sys.executable, "-c", STARVED, str(large), *command(base, small, "--quiet")]
+    found = subprocess.run(argv, capture_output=True, text=True)
+    assert found.returncode == 1, found.stderr[-2000:]
+    (said,) = [line for line in found.stderr.splitlines() if "out of memory" in line]
+    for text in ("a step of 8192 rows takes", "the largest: ", "what fits: --"):
+        assert text in said, text
+    assert main(["resume", "--out", str(small), "--verify", "2"]) == 0

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import errno
+import os
 from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
+from genesis_fn import io
 from genesis_fn.backends.cuda.driver.errors import OutOfMemory
 from genesis_fn.core.errors import OutOfMemoryError
 from genesis_fn.training.memory.available import available
@@ -96,6 +98,8 @@ def shortage_text(
     fits = ", or ".join(
         f"{options(settings, found)} ({size_text(peak)})" for found, peak in proposals
     )
+    if fits and io.steps(os.path.join(settings.out, "checkpoints")):
+        fits += f"; by another --out, as the run in {settings.out} keeps the settings it began with"
     return (
         f"out of memory: a step of {settings.batch} rows takes {size_text(given.peak)} at its peak "
         f"({', '.join(parts)}), and there are {size_text(size)}\n"
