@@ -148,8 +148,8 @@ def train(
         del state, params
         run.to_end()
     plot(log.rows, os.path.join(folder, "loss.png"))
-    losses = [r["validation_loss"] for r in log.rows if "validation_loss" in r]
-    rates = [r["tokens_per_s"] for r in log.rows if "tokens_per_s" in r]
+    losses = [r["validation_loss"] for r in log.rows if r.get("validation_loss") is not None]
+    rates = [r["tokens_per_s"] for r in log.rows if r.get("tokens_per_s") is not None]
     return TrainingSummary(
         run.done,
         # Of a finished run, the log may be gone.

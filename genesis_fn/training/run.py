@@ -336,12 +336,12 @@ def _evaluation(
 
 
 def _summary(run: Run, rows: list[dict[str, Any]], model: str) -> RunSummary:
-    losses = [r["validation_loss"] for r in rows if "validation_loss" in r]
-    rates = [r["tokens_per_s"] for r in rows if "tokens_per_s" in r]
+    losses = [r["validation_loss"] for r in rows if "validation_loss" in r]  # None: not finite
+    rates = [r["tokens_per_s"] for r in rows if r.get("tokens_per_s") is not None]
     return RunSummary(
         run.done,
         run.ended_by,
-        losses[-1] if losses else math.nan,
+        math.nan if not losses or losses[-1] is None else losses[-1],
         run.standing.best,
         run.standing.best_step,
         rates[-1] if rates else math.nan,

@@ -15,7 +15,7 @@ from genesis_fn.core.types.annotations import PyTree
 from genesis_fn.io.lock import exclusive
 from genesis_fn.random import Key, key_data
 from genesis_fn.training.memory.shortage import telling_what_fits
-from genesis_fn.training.monitoring.log import Log
+from genesis_fn.training.monitoring.log import Log, as_logged
 from genesis_fn.training.run import prepare, settings_of
 from genesis_fn.training.settings.sections import TrainingSettings
 from genesis_fn.training.step import leaf_names, metrics_of, norms_by_group
@@ -65,7 +65,8 @@ def _verify(settings: TrainingSettings, folder: str, steps: int) -> Verification
     root = os.path.join(folder, "checkpoints")
     with exclusive(folder):
         prepared = prepare(settings, lambda _: None)
-        rows = {r["step"]: r for r in Log.read(os.path.join(folder, "log.jsonl")) if "loss" in r}
+        log = Log.read(os.path.join(folder, "log.jsonl"))
+        rows = {r["step"]: r for r in log if "grad_norm" in r}
         saved = io.steps(root)
         starts = [s for s in saved if s + 1 in rows]
         if not starts:
@@ -93,7 +94,7 @@ def _verify(settings: TrainingSettings, folder: str, steps: int) -> Verification
                 found += [
                     f"step {number}: {name} is {value!r}, and was {rows[number].get(name)!r}"
                     for name, value in ours.items()
-                    if rows[number].get(name) != value
+                    if rows[number].get(name) != as_logged(value)
                 ]
             if number in saved:
                 reached = number

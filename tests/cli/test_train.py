@@ -134,6 +134,40 @@ def test_a_run_that_is_stopped_goes_on_bit_for_bit(base, tmp_path, capsys, monke
     assert "step 8: loss is" in capsys.readouterr().out
 
 
+def test_steps_that_are_not_taken_stay_in_the_log_of_a_run_that_goes_on(
+    base, tmp_path, capsys, monkeypatch
+):
+    from genesis_fn.training import program
+
+    real = program.make_loss
+
+    def steep(*args, **options):
+        loss = real(*args, **options)
+        return lambda *given: loss(*given) * 256.0  # whose gradients overflow at the first scales
+
+    monkeypatch.setattr(program, "make_loss", steep)
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    options = "--compute", "float16", "--log.every", "3", "--optim.clip", "0"
+    assert main(sft(base, whole, *options)) == 0
+    skipped = [r for r in rows(whole) if r.get("skipped")]
+    assert len(skipped) > 2 and all(r["grad_norm"] is None for r in skipped)
+    taken = []
+
+    def failing(numbers):
+        taken.append(1)
+        if len(taken) == 5:
+            raise OSError("the machine is gone")
+        return steps.metrics_of(numbers)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("genesis_fn.training.loop.metrics_of", failing)
+        assert main(sft(base, parts, *options)) == 1
+    assert newest(parts)[0] == "step-00000003"
+    assert main(["resume", "--out", str(parts), "--quiet"]) == 0
+    assert rows(parts) == rows(whole) and newest(parts) == newest(whole)
+    assert main(["resume", "--out", str(whole), "--verify", "3"]) == 0
+
+
 def test_what_was_trained_opens_elsewhere(base, tmp_path, capsys):
     import torch
     from peft import PeftModel

@@ -54,7 +54,7 @@ class Log:
 
         Raises OSError naming the file.
         """
-        row = {name: _finite(value) for name, value in row.items()}
+        row = {name: as_logged(value) for name, value in row.items()}
         self.rows.append(row)
         try:
             self.file.write(json.dumps(row) + "\n")
@@ -73,7 +73,8 @@ class Log:
             self.file.close()
 
 
-def _finite(value: Any) -> Any:
+def as_logged(value: Any) -> Any:
+    """The value that a row has: None for a number that is not finite."""
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
@@ -91,4 +92,4 @@ def _rows(path: str) -> Iterator[dict[str, Any]]:
 
 
 def _plottable(x: Any) -> bool:
-    return type(x) is float or type(x) is int and abs(x) < 2**53
+    return x is None or type(x) is float or type(x) is int and abs(x) < 2**53
