@@ -208,6 +208,26 @@ def test_a_changed_file_is_refused(tmp_path, monkeypatch):
 # ---- order ----
 
 
+@pytest.mark.parametrize("size", [1, 3, 7, 8, 50, 10**12])
+def test_each_epoch_has_every_value_once_however_large_the_buffer_is(tmp_path, size):
+    path = tmp_path / "a.jsonl"
+    path.write_text("".join(f'{{"text": "{i}"}}\n' for i in range(7)))
+    endless = Shuffled(RecordFiles([path], epochs=None), size, seed=3)
+    found = [next(endless)["text"] for _ in range(28)]
+    epochs = [found[i : i + 7] for i in range(0, 28, 7)]
+    assert all(sorted(epoch) == list("0123456") for epoch in epochs)
+    assert (len(set(map(tuple, epochs))) > 1) == (size > 1)
+    assert len(endless.get_state()["buffer"]) <= 7
+    # From any place, also between two epochs.
+    whole = [r["text"] for r in Shuffled(RecordFiles([path], epochs=3), size, seed=3)]
+    assert whole == found[:21]
+    for taken in range(21):
+        first, second = [Shuffled(RecordFiles([path], epochs=3), size, seed=3) for _ in range(2)]
+        begun = [next(first)["text"] for _ in range(taken)]
+        second.set_state(json.loads(json.dumps(first.get_state())))
+        assert begun + [r["text"] for r in second] == whole
+
+
 def test_a_buffer_shuffles_and_loses_nothing(tmp_path):
     path = write_lines(tmp_path / "a.jsonl", 200)
     texts = lambda size, seed: [r["text"] for r in Shuffled(RecordFiles([path]), size, seed)]

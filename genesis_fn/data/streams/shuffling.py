@@ -16,10 +16,12 @@ _NOT_MADE: Any = object()
 
 
 class Shuffled(Stage[T]):
-    """A stream in an order that a buffer shuffles: each value is drawn from the next `buffer_size`.
+    """A stream in an order that a buffer shuffles: each value is drawn from the next `buffer_size`
+    of its epoch.
 
-    A value moves forward by at most `buffer_size` and backward without a bound. The state has the
-    origins of the buffer's values, not the values.
+    A value moves forward by at most `buffer_size` and backward without a bound. Epochs do not mix:
+    each has every value once, in an order of its own, however large the buffer is. The state has
+    the origins of the buffer's values, not the values.
 
     Args:
         upstream: stream.
@@ -43,15 +45,15 @@ class Shuffled(Stage[T]):
             raise ArgumentError(f"Shuffled: buffer_size must be positive, got {buffer_size}")
         self.buffer_size, self.seed = buffer_size, seed
         self._buffer: list[Item[T]] = []
+        self._first: Item[T] | None = None  # of the next epoch, which begins when this one is out
         self._drawn = 0
         self._ended = False
 
     def next_item(self) -> Item[T]:
-        while not self._ended and len(self._buffer) < self.buffer_size:
-            try:
-                self._buffer.append(self.upstream.next_item())
-            except StopIteration:
-                self._ended = True
+        if not self._buffer and self._first is not None:
+            self._buffer, self._first = [self._first], None
+        while self._first is None and not self._ended and len(self._buffer) < self.buffer_size:
+            self._read()
         if not self._buffer:
             raise StopIteration
         chosen = below(len(self._buffer), self.seed, self._drawn)
@@ -65,6 +67,19 @@ class Shuffled(Stage[T]):
             found = Item(self.upstream.at(found.origin), found.origin)
         return found
 
+    def _read(self) -> None:
+        """Take one more value."""
+        epoch = self.upstream.epoch
+        try:
+            item = self.upstream.next_item()
+        except StopIteration:
+            self._ended = True
+            return
+        if self._buffer and self.upstream.epoch != epoch:
+            self._first = item
+        else:
+            self._buffer.append(item)
+
     def at(self, origin: Origin) -> T:
         return self.upstream.at(origin)
 
@@ -74,6 +89,7 @@ class Shuffled(Stage[T]):
             "drawn": self._drawn,
             "ended": self._ended,
             "buffer": [item.origin for item in self._buffer],
+            "first": None if self._first is None else self._first.origin,
         }
 
     def set_state(self, state: dict[str, Any]) -> None:
@@ -81,6 +97,8 @@ class Shuffled(Stage[T]):
         self._drawn, self._ended = state["drawn"], state["ended"]
         # Made when they are drawn: a buffer of ten thousand is not read again at once.
         self._buffer = [Item(_NOT_MADE, origin) for origin in state["buffer"]]
+        first = state["first"]
+        self._first = None if first is None else Item(_NOT_MADE, first)
 
 
 class Mixture(Stream[T]):
