@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from genesis_fn.core.configuration import environment
-from genesis_fn.core.errors import GenesisError
+from genesis_fn.core.errors import GenesisError, said
 
 # Files, settings, memory and the machine. Anything else is a defect.
 EXPECTED = (OSError, ValueError, MemoryError, GenesisError)
@@ -14,7 +14,7 @@ def line_of(error: BaseException) -> str:
     """The message of an error, as one line; that of a defect says how to see its traceback."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror if error.filename is None else f"{error.filename}: {error.strerror}"
-    lines = [line.strip() for line in str(error).splitlines()]
+    lines = [line.strip() for line in said(error).splitlines()]
     text = "; ".join(filter(None, lines))
     if isinstance(error, (*EXPECTED, ImportError)):
         return text or type(error).__name__

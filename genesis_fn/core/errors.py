@@ -21,9 +21,16 @@ class WithLine(GenesisError):
     in it."""
 
     def __init__(self, message: str = "") -> None:
+        self.said = message
         if user_line is not None and message and "\n  at " not in message:
             message += f"\n  at {user_line()}"
         super().__init__(message)
+
+
+def said(error: BaseException) -> str:
+    """The message of an error without the line that it was raised at, for who called no function:
+    the user of a command, whose data are what is wrong."""
+    return error.said if isinstance(error, WithLine) else str(error)
 
 
 class ShapeError(WithLine, TypeError, ValueError):

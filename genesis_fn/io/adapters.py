@@ -14,7 +14,7 @@ import numpy as np
 
 from genesis_fn.core import dtypes
 from genesis_fn.core.array import from_numpy
-from genesis_fn.core.errors import ArgumentError, FileError
+from genesis_fn.core.errors import ArgumentError, FileError, said
 from genesis_fn.core.files import brief, read_json
 from genesis_fn.core.types.annotations import Array, DTypeLike, PyTree
 from genesis_fn.io.huggingface import WEIGHT_DTYPES, hf_name
@@ -258,4 +258,4 @@ def config_of(fields: dict[str, Any], path: str) -> lora.LoraConfig:
     try:
         return lora.LoraConfig(**{k: v for k, v in given.items() if v is not None})
     except (ArgumentError, TypeError, re.error) as error:
-        raise FileError(f"{path}: {error}") from None
+        raise FileError(f"{path}: {said(error)}") from None

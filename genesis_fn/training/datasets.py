@@ -128,7 +128,10 @@ def validation_batches(settings: TrainingSettings, model: TrainedModel) -> list[
     limit = settings.evaluate.batches or None
     found = list(itertools.islice(evaluation_stream(settings, model), limit))
     if not found:
-        raise FileError(f"{settings.data.valid[0]}: there is nothing to evaluate on")
+        raise FileError(
+            f"{settings.data.valid[0]}: there is nothing to evaluate on: in rows of "
+            f"{settings.data.length} (data.length) no token is learned"
+        )
     return found
 
 

@@ -334,7 +334,7 @@ def test_wrong_settings_are_one_line(base, tmp_path, capsys, change, message):
     out = tmp_path / "out"
     assert main(sft(base, out, *change)) == 1
     said = capsys.readouterr().err
-    assert message in said and said.count("\n") == 1
+    assert message in said and said.count("\n") == 1 and ".py" not in said
     assert not (out / "config.yaml").exists()
 
 
@@ -353,6 +353,12 @@ def test_a_bad_line_stops_or_is_skipped(base, tmp_path, capsys):
     train = ["--data.train", str(bad), "--data.shuffle", "0"]
     assert main(sft(base, tmp_path / "a", *train)) == 1
     assert f"{bad}: line 4 is not JSON" in capsys.readouterr().err
+    other = ["--data.train", str(base / "questions.jsonl"), "--data.shuffle", "0"]
+    assert main(sft(base, tmp_path / "c", *other)) == 1
+    said = capsys.readouterr().err
+    assert "questions.jsonl: line 1: a record has one of messages" in said and ".py" not in said
+    assert main(sft(base, tmp_path / "d", "--data.length", "2")) == 1
+    assert "in rows of 2 (data.length) no token is learned" in capsys.readouterr().err
     assert main(sft(base, tmp_path / "b", *train, "--data.on_bad_line", "skip")) == 0
     said = capsys.readouterr().out
     assert f"skipped: {bad}: line 4 is not JSON" in said and f"skipped: {bad}: line 5: " in said

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
+import types
 import typing
 
 import pytest
@@ -84,14 +85,16 @@ def drawn(chance, key):
     if typing.get_origin(kind) is tuple:
         inner = typing.get_args(kind)[0]
         values = [0.5, 2.0] if inner is float else ["a b", "no", "x: y # z", "é\n\"'\\", "~", ""]
-        return tuple(chance.sample(values, chance.randint(0, 2)))
+        empty = inner is str and key.name != "sample.prompts"
+        return tuple(chance.sample(values[: -1 if empty else None], chance.randint(0, 2)))
     if kind is bool:
         return chance.random() < 0.5
     if kind is str:
         return chance.choice(["a", "yes", "1e3", "nil", "a: b", "# c", " é\n", "[x]", "{}", "&a"])
     if key.name in ("ema", "lora.dropout", "optim.b1", "optim.b2"):
         return chance.random()
-    return chance.randint(1, 10**9) if kind is int else chance.uniform(0, 1e-3)
+    most = 1024 if key.name == "data.prefetch" else 10**9
+    return chance.randint(1, most) if kind is int else chance.uniform(0, 1e-3)
 
 
 def test_what_is_written_is_read_again(tmp_path):
@@ -109,6 +112,36 @@ def test_what_is_written_is_read_again(tmp_path):
         assert read_settings(path, {}) == settings
         for key in KEYS.values():
             assert value_of(settings, key.name) == given[key.name]
+
+
+def wrong(kind):
+    """Texts that no setting of a type accepts."""
+    if typing.get_origin(kind) in (typing.Union, types.UnionType):
+        (kind,) = [a for a in typing.get_args(kind) if a is not type(None)]
+    if typing.get_origin(kind) is tuple:
+        kind = typing.get_args(kind)[0]
+    if typing.get_origin(kind) is typing.Literal:
+        return ["", "X", "1"]
+    return {
+        bool: ["", "maybe", "2"],
+        int: ["", "x", "1.5", "nan", "1e3", "0x10"],
+        float: ["", "x", "nan", "inf", "-inf", "1e400"],
+        str: [""],
+    }[kind]
+
+
+def test_no_setting_takes_what_it_cannot_mean():
+    for key in KEYS.values():
+        texts = wrong(key.kind)
+        if "nan" in texts:
+            texts = [*texts, "-1", "-999999999999"]
+        for text in texts:
+            if (key.name, text) == ("sample.prompts", ""):
+                continue
+            with pytest.raises(ValueError) as found:
+                read_settings(None, {key.name: text})
+            said = str(found.value)
+            assert key.name in said and "\n" not in said and len(said) < 200, said
 
 
 @pytest.mark.parametrize("name, meant", [

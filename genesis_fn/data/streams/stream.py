@@ -12,7 +12,7 @@ import copy
 from collections.abc import Callable, Iterator
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from genesis_fn.core.errors import ArgumentError, FileError, GenesisError
+from genesis_fn.core.errors import ArgumentError, FileError, GenesisError, said
 from genesis_fn.core.files import brief
 
 T = TypeVar("T")
@@ -166,7 +166,7 @@ class Mapped(Stage[T]):
         try:
             found = self.function(item.value)
         except (GenesisError, ValueError, TypeError, KeyError) as error:
-            text = f"no {error}" if isinstance(error, KeyError) else str(error)
+            text = f"no {error}" if isinstance(error, KeyError) else said(error)
             raise FileError(f"{self.upstream.where(item.origin)}: {text}") from error
         if found is None:
             return []

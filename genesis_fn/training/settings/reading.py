@@ -19,6 +19,7 @@ from genesis_fn.training.monitoring.amounts import read_size
 from genesis_fn.training.settings.sections import TrainingSettings
 
 _LARGEST = 1 << 20  # bytes of a file
+_MOST_AHEAD = 1024  # batches that wait for the device
 _MOST_ALIASES = 100  # of a YAML file, whose anchors can make thousands of values of a line
 
 
@@ -328,6 +329,10 @@ def _nearest(name: str) -> str:
 def check(settings: TrainingSettings) -> None:
     """Raise ValueError for settings that no run can have; it names them."""
     s = settings
+    for name in KEYS:
+        value = value_of(s, name)
+        if "" in (value if isinstance(value, tuple) else [value]) and name != "sample.prompts":
+            raise ValueError(f"{name} is an empty text")
     at_least = {
         1: ["steps", "epochs", "batch", "accumulate", "data.length", "lora.r", "checkpoint.keep",
             "log.every", "sample.max_new_tokens", "spike.window"],
@@ -341,6 +346,10 @@ def check(settings: TrainingSettings) -> None:
             value = value_of(s, name)
             if value is not None and value < least:
                 raise ValueError(f"{name} is {value}, expected {least} or more")
+    if s.data.prefetch > _MOST_AHEAD:
+        raise ValueError(f"data.prefetch is {s.data.prefetch}, expected {_MOST_AHEAD} at most")
+    if s.lora.alpha <= 0:
+        raise ValueError(f"lora.alpha is {s.lora.alpha}, expected a number above 0")
     for name in ("ema", "lora.dropout", "optim.b1", "optim.b2"):
         value = value_of(s, name)
         if not 0 <= value < 1:
