@@ -190,6 +190,8 @@ class Run:
         self.whole = False
         data = self.batches.get_state()
         self.state, numbers = self.step(self.state, self.frozen, batch)
+        for x in numbers:
+            x.copy_to_host_async()  # now: a read would wait for the next step, which is ahead of it
         return _Launched(numbers, batch["tokens"].size, data)
 
     def _finish(self, taken: _Launched) -> StepMetrics:

@@ -50,6 +50,37 @@ def test_large_transfers_go_in_pieces(gpu):
     np.testing.assert_array_equal(np.asarray(y), np.arange(5_000_000, dtype=np.int32))
 
 
+def test_a_read_that_was_begun_is_of_the_values_then_and_waits_for_nothing_behind(gpu, monkeypatch):
+    step = gf.jit(lambda state: (state + 1, state[0] * 2), donate_argnums=0)
+    state, losses = jnp.zeros(300), []
+    for _ in range(6):
+        state, loss = step(state)
+        loss.copy_to_host_async()
+        losses.append(loss)
+    state.copy_to_host_async()
+    after = state + 1
+
+    def failing(*_):
+        raise AssertionError("a read behind all that was queued")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(device_runtime(0).staging), "to_host", failing)
+        assert [float(x) for x in losses] == [0, 2, 4, 6, 8, 10]
+        for _ in range(2):  # and again, each time a copy of its own
+            found = np.array(state)
+            np.testing.assert_array_equal(found, np.full(300, 6, np.float32))
+            found[:] = 7
+    assert float(after[0]) == 7
+    step(state)  # which takes the memory
+    with pytest.raises(gf.errors.DonatedError):
+        np.asarray(state)
+    with pytest.raises(gf.errors.DonatedError):
+        state.copy_to_host_async()
+    empty = jnp.zeros((0, 3))
+    empty.copy_to_host_async()
+    assert np.asarray(empty).shape == (0, 3)
+
+
 def test_strided_and_transposed_values_arrive(gpu):
     x = np.arange(24.0, dtype=np.float32).reshape(4, 6)[::2, ::-1].T
     np.testing.assert_array_equal(np.asarray(from_numpy(x, gpu)), x)

@@ -162,6 +162,9 @@ class CpuBackend(Backend):
     def to_numpy(self, array: ArrayImpl) -> np.ndarray:
         return host_view(array.data, array.dtype)
 
+    def start_read(self, array: ArrayImpl) -> None:
+        """Nothing: the values are on the host."""
+
     def wait(self, array: ArrayImpl) -> None:
         """Nothing to wait for: torch on the CPU is synchronous."""
 

@@ -18,6 +18,7 @@ from genesis_fn.backends.cuda.memory.dlpack import (
     to_dlpack,
 )
 from genesis_fn.backends.cuda.memory.pool import Buffer
+from genesis_fn.backends.cuda.memory.staging import PendingRead
 from genesis_fn.backends.cuda.run.runtime import Runtime, device_runtime
 from genesis_fn.core import dtypes
 from genesis_fn.core.array import ArrayImpl
@@ -112,7 +113,15 @@ class CudaBackend(Backend):
 
     def to_numpy(self, array: ArrayImpl) -> np.ndarray:
         """The array's values on the host; raises the errors that queued work reported."""
-        return eager.read(_runtime_of(array), array.data, array.sig.aval)
+        reading = getattr(array, "_reading", None)
+        if reading is None:
+            return eager.read(_runtime_of(array), array.data, array.sig.aval)
+        return eager.finish_read(_runtime_of(array), reading, array.sig.aval)
+
+    def start_read(self, array: ArrayImpl) -> PendingRead | None:
+        """A copy to pinned memory behind the work that is queued now; None of no bytes."""
+        size = array.sig.aval.nbytes
+        return _runtime_of(array).staging.read(array.data.address, size) if size else None
 
     def wait(self, array: ArrayImpl) -> None:
         """Return when all queued work is done; raises the errors it reported."""

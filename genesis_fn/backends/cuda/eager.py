@@ -18,6 +18,7 @@ import numpy as np
 from genesis_fn.backends.cpu.storage import host_tensor, host_view
 from genesis_fn.backends.cuda.lowerings import HostCall, Views, check_error, checks, plan_for
 from genesis_fn.backends.cuda.memory.pool import Buffer
+from genesis_fn.backends.cuda.memory.staging import PendingRead
 from genesis_fn.backends.cuda.run.runtime import Runtime
 from genesis_fn.core.array import ArrayImpl
 from genesis_fn.core.aval import Aval, Signature, sig
@@ -280,6 +281,14 @@ def read(runtime: Runtime, data: Buffer, kind: Aval) -> np.ndarray:
         runtime.read(result.ctypes.data, data.address, result.nbytes)
     else:
         runtime.synchronize()
+    return result
+
+
+def finish_read(runtime: Runtime, reading: PendingRead, kind: Aval) -> np.ndarray:
+    """The values of a copy to the host that was begun; raises the errors of work before it."""
+    result = np.empty(kind.shape, kind.dtype)
+    reading.into(result.ctypes.data)
+    runtime.errors.raise_if_set()
     return result
 
 

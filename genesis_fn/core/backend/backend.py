@@ -72,6 +72,11 @@ class Backend(Protocol):
         ...
 
     @abc.abstractmethod
+    def start_read(self, array: ArrayImpl) -> Any:
+        """Begin to copy an array's values to the host, for `to_numpy`, which finds what this
+        returns as the array's `_reading`; None where there is nothing to begin."""
+        ...
+
     def wait(self, array: ArrayImpl) -> None:
         """Return once the array's values are there; raise what its computation raised."""
         ...
