@@ -71,7 +71,9 @@ def add(commands: Any) -> None:
         "config.yaml says, to the same numbers as if it had not been stopped.",
         examples=("genesis-fn resume --out runs/train",),
     )
-    option(parser, "--out", required=True, metavar="FOLDER", help="the run's folder")
+    option(
+        parser, "--out", type=options.path, required=True, metavar="FOLDER", help="the run's folder"
+    )
     option(
         parser,
         "--verify",
@@ -95,6 +97,7 @@ def _add_settings(
     option(
         parser,
         "--config",
+        type=options.path,
         metavar="FILE",
         help="a .toml, .yaml or .yml file of settings",
         shown="none",

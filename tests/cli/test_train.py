@@ -315,6 +315,7 @@ def test_a_loss_that_is_not_finite_ends_the_run_and_saves_it(base, tmp_path, cap
     assert main(sft(base, out)) == 1
     said = capsys.readouterr().err
     assert "step 4: the loss is inf, and the gradient of " in said and said.count("\n") == 1
+    assert "defect" not in said
     assert "is the first that is not finite" in said and newest(out)[0] == "step-00000003"
     assert rows(out)[-1] == {"step": 4, "event": "not finite", "loss": None}
 
@@ -336,6 +337,77 @@ def test_wrong_settings_are_one_line(base, tmp_path, capsys, change, message):
     said = capsys.readouterr().err
     assert message in said and said.count("\n") == 1 and ".py" not in said
     assert not (out / "config.yaml").exists()
+
+
+def contents(folder):
+    """The bytes of every file of a folder."""
+    files = [path for path in folder.rglob("*") if path.is_file() and path.name != ".lock"]
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+
+
+BAD = {
+    "nothing": ("", "there is no record that can be used"),
+    "blank lines": ("\n\n", "there is no record that can be used"),
+    "no JSON": ('{"messages"\n', "line 1 is not JSON"),
+    "no object": ("[1, 2]\n", "line 1 is not a JSON object"),
+    "another record": ('{"a": "b"}\n', "line 1: a record has one of messages"),
+    "no text": ('{"text": 3}\n', "line 1: text is 3, expected a text"),
+    "an empty text": ('{"text": ""}\n', "no token is learned|no record of the data can be used"),
+    "an answer behind the row": (
+        '{"prompt": "' + "what " * 99 + '", "completion": "it"}\n',
+        "no token is learned|no record of the data can be used",
+    ),
+}
+
+
+@pytest.mark.parametrize("which", ["train", "valid", "epochs", "eval"])
+@pytest.mark.parametrize("kind", BAD)
+def test_data_that_make_no_batch_are_one_line_and_nothing_is_written(
+    base, tmp_path, capsys, which, kind
+):
+    content, message = BAD[kind]
+    bad, out = tmp_path / "bad.jsonl", tmp_path / "out"
+    bad.write_text(content)
+    # A run that has no checkpoint is begun again, and keeps its files until another one trains.
+    out.mkdir()
+    for name in ("config.yaml", "log.jsonl", "metrics.csv"):
+        (out / name).write_text(f"# {name}\n")
+    before = contents(out)
+    argv = sft(base, out, "--data.valid" if which == "valid" else "--data.train", str(bad))
+    if which == "epochs":
+        argv += ["--steps", "none", "--epochs", "1"]
+    if which == "eval":
+        argv = ["eval", "--model", str(base), "--data", str(bad), "--length", "48"]
+    assert main(argv) == 1
+    said = capsys.readouterr().err
+    assert re.search(message, said) and said.count("\n") == 1 and str(bad) in said
+    assert "defect" not in said and contents(out) == before
+
+
+@pytest.mark.parametrize("what", ["valid", "template", "text", "out", "length", "model", "file"])
+def test_a_command_that_cannot_run_leaves_its_folder_alone(base, tmp_path, capsys, what):
+    out = tmp_path / "out"
+    assert main(sft(base, out, "--steps", "3")) == 0
+    model = str(out / "model")
+    template = tmp_path / "bad.jinja"
+    template.write_text("{% for")
+    other = tmp_path / "other"  # which the command begins
+    wrong, argv, message = {
+        "valid": (other, ["--data.valid", "nowhere.jsonl"], "nowhere.jsonl: there is no such data"),
+        "template": (other, ["--model.template", str(template)], "bad.jinja: line 1: the chat"),
+        "text": (other, ["--data.text_field", "a", "--data.train", str(base / "texts.jsonl")],
+                 "this one has text"),
+        "length": (other, ["--data.length", "512"], "data.length is 512, and the model reads 256"),
+        "out": (out / "config.yaml", [], "where a file is, expected a folder"),
+        "model": (out, ["--model.path", model], "the run would write its own model over"),
+        "file": (other, ["--model.path", str(base / "config.json")], "there is no such folder"),
+    }[what]  # fmt: skip
+    before = contents(out)
+    capsys.readouterr()
+    assert main(sft(base, wrong, *argv)) == 1
+    said = capsys.readouterr().err
+    assert message in said and said.count("\n") == 1 and "defect" not in said
+    assert contents(out) == before and not contents(other)
 
 
 def test_an_unknown_option_names_the_nearest(base, tmp_path, capsys):
