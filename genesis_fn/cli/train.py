@@ -79,8 +79,8 @@ def add(commands: Any) -> None:
         "--verify",
         type=options.count,
         metavar="K",
-        help="take K steps of the run again instead, from a checkpoint, and compare every bit with "
-        "what the run came to; ends with 1 where one differs",
+        help="take K steps of the run again instead, from a checkpoint or the beginning, and "
+        "compare every bit with what the run came to; ends with 1 where one differs",
         shown="off",
     )
     options.add_device(parser)

@@ -16,52 +16,19 @@ import pytest
 
 import genesis_fn.io
 from genesis_fn import data, models
-from genesis_fn.cli.language_model.exporting import export
 from genesis_fn.cli.main import main
 from genesis_fn.models import decoder
 from genesis_fn.training import step as steps
-
-TEMPLATE = (
-    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
-CONFIG = models.QwenConfig(
-    vocab_size=320, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
-    num_attention_heads=2, num_key_value_heads=1, head_dim=16, max_position_embeddings=256,
-    initializer_range=0.1,
-)  # fmt: skip
+from tests.support.chat_folder import CONFIG, TEMPLATE, write_data, write_model
 
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory):
     """A folder with a tiny model, chats, texts and questions."""
-    from tokenizers import AddedToken
-
     folder = tmp_path_factory.mktemp("base")
-    tokenizer = data.train_tokenizer(["what is red blue green? it is end user assistant " * 9], 300)
-    names = ("<|im_start|>", "<|im_end|>")
-    tokenizer.add_special_tokens([AddedToken(name, special=True) for name in names])
-    data.save_tokenizer(tokenizer, folder / "tokenizer.json")
-    end = tokenizer.token_to_id(data.END)
-    params = decoder.init(genesis_fn.random.key(3), CONFIG)
-    export(str(folder), params, CONFIG, models.GenerationConfig(eos_token_id=end), TEMPLATE)
-    chance = random.Random(0)
-    words = [chance.choice(["red", "blue", "green"]) for _ in range(60)]
-    rows = [[("user", f"what is {w}?"), ("assistant", f"it is {w}")] * (1 + i % 3)
-            for i, w in enumerate(words)]  # fmt: skip
-    write(folder / "chats.jsonl", [
-        {"messages": [{"role": r, "content": c} for r, c in row]} for row in rows
-    ])  # fmt: skip
-    write(folder / "texts.jsonl", [{"text": f"it is {w} and " * 5} for w in words])
-    write(folder / "questions.jsonl", [
-        {"question": f"what is {w}?", "choices": ["it is red", "it is blue"], "answer": i % 2}
-        for i, w in enumerate(words[:5])
-    ])  # fmt: skip
+    write_model(folder)
+    write_data(folder)
     return folder
-
-
-def write(path, records):
-    path.write_text("".join(json.dumps(r) + "\n" for r in records))
 
 
 def sft(base, out, *more):
@@ -166,6 +133,25 @@ def test_steps_that_are_not_taken_stay_in_the_log_of_a_run_that_goes_on(
     assert main(["resume", "--out", str(parts), "--quiet"]) == 0
     assert rows(parts) == rows(whole) and newest(parts) == newest(whole)
     assert main(["resume", "--out", str(whole), "--verify", "3"]) == 0
+
+
+def test_a_run_without_a_checkpoint_before_its_end_is_verified_from_its_beginning(
+    base, tmp_path, capsys
+):
+    out = tmp_path / "out"
+    more = "--steps", "5", "--checkpoint.every", "0", "--evaluate.every", "0", "--log.every", "4"
+    assert main(sft(base, out, *more, "--method", "lora", "--lora.dropout", "0.1")) == 0
+    capsys.readouterr()
+    assert main(["resume", "--out", str(out), "--verify", "20"]) == 0
+    said = capsys.readouterr().out
+    assert "5 steps behind step 0 were taken again, and compared with 2 rows" in said
+    assert "and the state of step 5" in said
+    assert main(["resume", "--out", str(out), "--verify", "3"]) == 1
+    said = capsys.readouterr().err
+    assert "steps 1 to 3 are not in log.jsonl (log.every is 4)" in said and said.count("\n") == 1
+    (out / "log.jsonl").unlink()
+    assert main(["resume", "--out", str(out), "--verify", "3"]) == 1
+    assert "log.jsonl has no step" in capsys.readouterr().err
 
 
 def test_what_was_trained_opens_elsewhere(base, tmp_path, capsys):
