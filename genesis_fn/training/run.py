@@ -30,9 +30,9 @@ from genesis_fn.training.monitoring.log import Log
 from genesis_fn.training.monitoring.meter import Meter, peak_of, training_flops
 from genesis_fn.training.monitoring.plots import plot, plot_curves
 from genesis_fn.training.monitoring.progress import Progress, say
+from genesis_fn.training.monitoring.sampling import make_sampler
 from genesis_fn.training.monitoring.table import MetricsTable
 from genesis_fn.training.program import make_program
-from genesis_fn.training.sampling import make_sampler
 from genesis_fn.training.settings.reading import (
     KEYS,
     changed,

@@ -218,7 +218,7 @@ def test_texts_epochs_and_mixtures(base, tmp_path, capsys):
 def test_samples_are_asked_for_as_the_data_are(base, tmp_path, capsys, monkeypatch, kind):
     from transformers import PreTrainedTokenizerFast
 
-    from genesis_fn.training import sampling
+    from genesis_fn.training.monitoring import sampling
 
     asked = []
 
