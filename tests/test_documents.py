@@ -44,8 +44,9 @@ def shown_folder(tmp_path, monkeypatch) -> Path:
     chat_folder.write_data(tmp_path)
     (tmp_path / "texts.jsonl").rename(tmp_path / "texts" / "a.jsonl")
     (tmp_path / "held-out.jsonl").write_bytes((tmp_path / "chats.jsonl").read_bytes())
-    settings = 'model.path = "Qwen3-0.6B"\ndata.train = ["texts"]\nsteps = 2\ndata.length = 64\n'
-    (tmp_path / "train.toml").write_text(settings)
+    (tmp_path / "train.toml").write_text(
+        'out = "runs/budget"\nmodel.path = "Qwen3-0.6B"\ndata.train = ["texts"]\nsteps = 2\n'
+    )
     monkeypatch.setitem(PRESETS, "qwen3-0.6b", config)
     monkeypatch.chdir(tmp_path)
     return tmp_path
