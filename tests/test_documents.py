@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import importlib.util
 import re
 import shlex
@@ -11,8 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from genesis_fn.cli.main import parser
+from genesis_fn.cli.main import main
+from genesis_fn.models import PRESETS
 from genesis_fn.training.settings.reading import KEYS, read_settings
+from tests.support import chat_folder
 from tests.support.documents import DOCS, run
 
 ROOT = DOCS.parent
@@ -24,15 +27,48 @@ def test_the_tour_runs_and_prints_what_it_says(tmp_path, monkeypatch) -> None:
     assert run("tour.md", tmp_path, monkeypatch) >= 4
 
 
+def commands_of(text: str) -> list[list[str]]:
+    """The commands of training that a text shows, in order."""
+    names = "train|sft|resume|eval|merge"
+    return [shlex.split(x) for x in re.findall(rf"^genesis-fn ((?:{names}) .+)$", text, re.M)]
+
+
+@pytest.fixture
+def shown_folder(tmp_path, monkeypatch) -> Path:
+    """The folder that the commands are shown in, with a tiny model by the name of a large one."""
+    config = dataclasses.replace(chat_folder.CONFIG, max_position_embeddings=2048)
+    model = tmp_path / "Qwen3-0.6B"
+    model.mkdir()
+    (tmp_path / "texts").mkdir()
+    chat_folder.write_model(model, config)
+    chat_folder.write_data(tmp_path)
+    (tmp_path / "texts.jsonl").rename(tmp_path / "texts" / "a.jsonl")
+    (tmp_path / "held-out.jsonl").write_bytes((tmp_path / "chats.jsonl").read_bytes())
+    (tmp_path / "train.toml").write_text(
+        'out = "runs/budget"\nmodel.path = "Qwen3-0.6B"\ndata.train = ["texts"]\nsteps = 2\n'
+    )
+    monkeypatch.setitem(PRESETS, "qwen3-0.6b", config)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
 @pytest.mark.cpu
-def test_the_page_of_training_runs_and_names_what_is_there(tmp_path, monkeypatch) -> None:
-    """Its Python runs, its commands parse, its file of settings is one, its settings are there."""
-    assert run("training.md", tmp_path, monkeypatch) >= 2
-    text = (DOCS / "training.md").read_text(encoding="utf-8")
-    commands = re.findall(r"^genesis-fn (.+)$", text, re.M)
+@pytest.mark.parametrize("page", ["docs/training.md", "README.md"])
+def test_the_commands_of_training_run_one_after_the_other(page, shown_folder, monkeypatch) -> None:
+    """And the Python of the page of training, which opens what they wrote."""
+    commands = commands_of((ROOT / page).read_text(encoding="utf-8"))
     assert len(commands) >= 6
-    for command in commands:
-        parser().parse_args(shlex.split(command))
+    for words in commands:
+        shorter = ["--steps", "2"] if "--steps" in words else []
+        assert main([*words, *shorter]) == 0, words
+    if page == "docs/training.md":
+        assert run("training.md", shown_folder, monkeypatch) >= 3
+
+
+@pytest.mark.cpu
+def test_the_page_of_training_names_what_is_there(tmp_path) -> None:
+    """Its file of settings is one, its settings are there."""
+    text = (DOCS / "training.md").read_text(encoding="utf-8")
     (toml,) = re.findall(r"^```toml\n(.*?)^```", text, re.M | re.S)
     path = tmp_path / "settings.toml"
     path.write_text(toml)

@@ -5,18 +5,21 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+from collections.abc import Iterator
 from typing import Any
 
 from genesis_fn import io, nn
 from genesis_fn.cli import options
 from genesis_fn.cli.language_model import opening
 from genesis_fn.cli.options import option
+from genesis_fn.core.errors import FileError
 from genesis_fn.data import Mapped, RecordFiles
 from genesis_fn.data.streams.stream import BadRecords
 from genesis_fn.training import datasets
-from genesis_fn.training.evaluation import multiple_choice, perplexity, question_of
+from genesis_fn.training.evaluation import Question, multiple_choice, perplexity, question_of
 from genesis_fn.training.model import TrainedModel, template_of
 from genesis_fn.training.settings.sections import Data, Evaluate, TrainingSettings
+from genesis_fn.training.step import Batch
 
 _DESCRIPTION = """Evaluate a model: its perplexity on texts or chats, and the share of questions
 that it answers rightly.
@@ -42,22 +45,37 @@ def add(commands: Any) -> None:
     option(
         parser,
         "--model",
+        type=options.path,
         required=True,
         metavar="FOLDER",
         help="a model: config.json, safetensors files, tokenizer.json",
     )
     option(
-        parser, "--adapter", metavar="FOLDER", help="adapters of the model, of PEFT", shown="none"
+        parser,
+        "--adapter",
+        type=options.path,
+        metavar="FOLDER",
+        help="adapters of the model, of PEFT",
+        shown="none",
     )
     option(
         parser,
         "--data",
+        type=options.path,
         nargs="+",
         metavar="FILE",
         help="files, folders or patterns of texts or chats",
         shown="none",
     )
-    option(parser, "--choices", nargs="+", metavar="FILE", help="files of questions", shown="none")
+    option(
+        parser,
+        "--choices",
+        type=options.path,
+        nargs="+",
+        metavar="FILE",
+        help="files of questions",
+        shown="none",
+    )
     option(
         parser, "--length", type=options.count, default=1024, metavar="N", help="tokens of a row"
     )
@@ -105,11 +123,7 @@ def run(arguments: argparse.Namespace) -> int:
         result = perplexity(params, model.config, _batches(arguments, model))
         found |= {"loss": result.loss, "perplexity": result.perplexity, "tokens": result.tokens}
     if arguments.choices:
-        bad = BadRecords(arguments.on_bad_line, datasets.BadLines())
-        records = RecordFiles(
-            arguments.choices, on_bad_line=arguments.on_bad_line, report=datasets.BadLines()
-        )
-        questions = Mapped(records, question_of, bad)
+        questions = _questions(arguments)
         batch = arguments.batch
         answers = multiple_choice(
             params,
@@ -128,7 +142,19 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _batches(arguments: argparse.Namespace, model: opening.LanguageModel) -> Any:
+def _questions(arguments: argparse.Namespace) -> Iterator[Question]:
+    """The questions of --choices. Raises FileError where there is none."""
+    report = datasets.BadLines()
+    records = RecordFiles(arguments.choices, on_bad_line=arguments.on_bad_line, report=report)
+    questions = Mapped(records, question_of, BadRecords(arguments.on_bad_line, report))
+    first = next(questions, None)
+    if first is None:
+        raise FileError(f"{arguments.choices[0]}: no line of it is a question")
+    return itertools.chain([first], questions)
+
+
+def _batches(arguments: argparse.Namespace, model: opening.LanguageModel) -> Iterator[Batch]:
+    """The batches of --data. Raises FileError where there is none."""
     # Chats are whole, texts go on in the next row.
     first = next(RecordFiles(arguments.data, on_bad_line=arguments.on_bad_line))
     settings = TrainingSettings(
@@ -145,7 +171,11 @@ def _batches(arguments: argparse.Namespace, model: opening.LanguageModel) -> Any
     folder = model.folder
     template = template_of(folder, None)
     opened = TrainedModel(model.config, None, None, None, folder, folder, model.tokenizer, template)
-    return itertools.islice(datasets.evaluation_stream(settings, opened), arguments.batches or None)
+    batches = datasets.evaluation_stream(settings, opened)
+    begun = next(batches, None)
+    if begun is None:
+        raise datasets.nothing_in(arguments.data, "evaluate", f"{arguments.length} (--length)")
+    return itertools.islice(itertools.chain([begun], batches), arguments.batches or None)
 
 
 def _table(found: dict[str, Any]) -> str:

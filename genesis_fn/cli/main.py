@@ -15,6 +15,7 @@ import genesis_fn
 from genesis_fn.cli import chat, demo, evaluate, generate, info, merge, options, train
 from genesis_fn.cli.failures import line_of, wants_traceback
 from genesis_fn.training.interrupt import Interrupted
+from genesis_fn.training.settings.reading import KEYS
 
 _COMMANDS = (demo, train, evaluate, merge, chat, generate, info)
 _DESCRIPTION = """Train small language models, chat with them, continue text.
@@ -99,6 +100,8 @@ def _refuse(top: argparse.ArgumentParser, given: argparse.Namespace, unknown: li
     name = unknown[0].partition("=")[0]
     near = difflib.get_close_matches(name, flags, 1) if name.startswith("-") else []
     hint = f"; did you mean {near[0]}?" if near else ""
+    if given.command == "resume" and name.lstrip("-").replace("-", "_") in KEYS:
+        hint = "; the settings of a run are those of its config.yaml"
     top.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
 
 

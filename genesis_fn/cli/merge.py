@@ -27,12 +27,14 @@ def add(commands: Any) -> None:
     option(
         parser,
         "--model",
+        type=options.path,
         required=True,
         metavar="FOLDER",
         help="the model: config.json, safetensors files, tokenizer.json",
     )
-    option(parser, "--adapter", required=True, metavar="FOLDER", help="its adapters, of PEFT")
-    option(parser, "--out", required=True, metavar="FOLDER", help="where the merged model goes")
+    folder: dict[str, Any] = {"type": options.path, "required": True, "metavar": "FOLDER"}
+    option(parser, "--adapter", help="its adapters, of PEFT", **folder)
+    option(parser, "--out", help="where the merged model goes", **folder)
     options.add_device(parser)
     opening.add_dtype(parser)
 

@@ -201,6 +201,13 @@ def stop_string(text: str) -> str:
     return words(text)
 
 
+def path(text: str) -> str:
+    """A path, which is not empty."""
+    if not text:
+        raise argparse.ArgumentTypeError("an empty text is no path")
+    return text
+
+
 def device(text: str) -> str:
     """The name of a device, which may not be there."""
     if not _DEVICE.fullmatch(text):

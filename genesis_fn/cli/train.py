@@ -71,14 +71,16 @@ def add(commands: Any) -> None:
         "config.yaml says, to the same numbers as if it had not been stopped.",
         examples=("genesis-fn resume --out runs/train",),
     )
-    option(parser, "--out", required=True, metavar="FOLDER", help="the run's folder")
+    option(
+        parser, "--out", type=options.path, required=True, metavar="FOLDER", help="the run's folder"
+    )
     option(
         parser,
         "--verify",
         type=options.count,
         metavar="K",
-        help="take K steps of the run again instead, from a checkpoint, and compare every bit with "
-        "what the run came to; ends with 1 where one differs",
+        help="take K steps of the run again instead, from a checkpoint or the beginning, and "
+        "compare every bit with what the run came to; ends with 1 where one differs",
         shown="off",
     )
     options.add_device(parser)
@@ -95,6 +97,7 @@ def _add_settings(
     option(
         parser,
         "--config",
+        type=options.path,
         metavar="FILE",
         help="a .toml, .yaml or .yml file of settings",
         shown="none",

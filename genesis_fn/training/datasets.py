@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from genesis_fn.core.convert import as_array
@@ -128,11 +129,15 @@ def validation_batches(settings: TrainingSettings, model: TrainedModel) -> list[
     limit = settings.evaluate.batches or None
     found = list(itertools.islice(evaluation_stream(settings, model), limit))
     if not found:
-        raise FileError(
-            f"{settings.data.valid[0]}: there is nothing to evaluate on: in rows of "
-            f"{settings.data.length} (data.length) no token is learned"
-        )
+        raise nothing_in(settings.data.valid, "evaluate", f"{settings.data.length} (data.length)")
     return found
+
+
+def nothing_in(paths: Sequence[str], purpose: str, length: str) -> FileError:
+    """The error of data that make no batch."""
+    return FileError(
+        f"{paths[0]}: there is nothing to {purpose} on: in rows of {length} no token is learned"
+    )
 
 
 def evaluation_stream(settings: TrainingSettings, model: TrainedModel) -> Stream[Batch]:
@@ -169,6 +174,30 @@ def _batches(
     mapped = Mapped(records, examples, bad, counts)
     rows = Packed(mapped, d.length, packing=packing, separate=d.separate, pad=end)
     return BatchedRows(rows, settings.batch)
+
+
+class Begun:
+    """Batches, the first of which is made at once: what is wrong with the data is said before the
+    run's folder is written. `first` is None where there is none, or when it was taken."""
+
+    def __init__(self, stream: Stream[Batch]) -> None:
+        self.stream, self._state = stream, stream.get_state()
+        self.first = next(stream, None)
+
+    def __next__(self) -> Batch:
+        if self.first is None:
+            return next(self.stream)
+        first, self.first = self.first, None
+        return first
+
+    def get_state(self) -> dict[str, Any]:
+        """The state behind the last batch that was taken."""
+        return self.stream.get_state() if self.first is None else self._state
+
+    def close(self) -> None:
+        """End the thread that makes batches ahead, where there is one."""
+        if isinstance(self.stream, Prefetch):
+            self.stream.close()
 
 
 def ahead(stream: Stream[Batch], depth: int) -> Stream[Batch]:

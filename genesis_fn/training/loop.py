@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 from genesis_fn.core.convert import as_array
+from genesis_fn.core.errors import GenesisError
 from genesis_fn.core.train_state import TrainState
 from genesis_fn.core.types.annotations import PyTree
 from genesis_fn.training.checkpoints import RunCheckpoints
@@ -32,7 +33,7 @@ class Batches(Protocol):
         ...
 
 
-class NotFinite(FloatingPointError):
+class NotFinite(GenesisError, FloatingPointError):
     """A loss or a gradient that is not finite ended a run, whose state is that before the step."""
 
 

@@ -130,10 +130,20 @@ def open_model(settings: TrainingSettings) -> TrainedModel:
         )
     adapted, dtype = settings.method != "full", _weights_dtype(settings)
     if m.path is not None:
+        if not os.path.isdir(m.path):
+            raise FileError(
+                f"model.path is {m.path!r}, and there is no such folder: give one with "
+                "config.json, safetensors files and tokenizer.json"
+            )
         params, config = io.load_model(m.path, dtype=dtype)
     else:
         config = _config(str(m.config))
         params = decoder.init(random.key(settings.seed), config, dtype)
+    if settings.data.length > config.max_position_embeddings:
+        raise ValueError(
+            f"data.length is {settings.data.length}, and the model reads "
+            f"{config.max_position_embeddings} tokens, max_position_embeddings of its config.json"
+        )
     tokenizer = load_tokenizer(folder)
     if (size := tokenizer.get_vocab_size()) > config.vocab_size:
         raise FileError(

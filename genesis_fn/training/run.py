@@ -30,9 +30,9 @@ from genesis_fn.training.monitoring.log import Log
 from genesis_fn.training.monitoring.meter import Meter, peak_of, training_flops
 from genesis_fn.training.monitoring.plots import plot, plot_curves
 from genesis_fn.training.monitoring.progress import Progress, say
+from genesis_fn.training.monitoring.sampling import make_sampler
 from genesis_fn.training.monitoring.table import MetricsTable
 from genesis_fn.training.program import make_program
-from genesis_fn.training.sampling import make_sampler
 from genesis_fn.training.settings.reading import (
     KEYS,
     changed,
@@ -85,7 +85,7 @@ def train(settings: TrainingSettings, *, quiet: bool = False) -> RunSummary:
     tell: Callable[[str], None] = (lambda _: None) if quiet else say
     if settings.log.tensorboard:
         require_tensorboard()
-    os.makedirs(settings.out, exist_ok=True)
+    _make_folder(settings)
     with exclusive(settings.out):
         chosen = _of_folder(settings, tell)
         return telling_what_fits(chosen, lambda: _train(chosen, tell, quiet))
@@ -116,6 +116,8 @@ def prepare(settings: TrainingSettings, tell: Callable[[str], None]) -> Prepared
     """
     if not settings.data.train:
         raise ValueError("data.train is empty: name files, folders or patterns to train on")
+    if settings.steps is None and settings.epochs is None:
+        raise ValueError("give steps or epochs: how long to train")
     model = open_model(settings)
     tell(_about(model))
     if settings.steps is None:
@@ -139,7 +141,6 @@ def prepare(settings: TrainingSettings, tell: Callable[[str], None]) -> Prepared
 def _train(settings: TrainingSettings, tell: Callable[[str], None], quiet: bool) -> RunSummary:
     prepared = prepare(settings, tell)
     settings, model, state = prepared.settings, prepared.model, prepared.state
-    write_settings(os.path.join(settings.out, SETTINGS), settings)
     standing = Standing()
     if (found := prepared.checkpoints.newest(state)) is not None:
         state, values = found
@@ -147,13 +148,18 @@ def _train(settings: TrainingSettings, tell: Callable[[str], None], quiet: bool)
         standing = Standing(**values["standing"])
         tell(f"going on from step {int(state.step)}")
     done, steps = int(state.step), settings.steps or 0
-    batches = datasets.ahead(prepared.stream, settings.data.prefetch)
     evaluate = None
     if settings.data.valid:
         evaluate = _evaluation(settings, model, datasets.validation_batches(settings, model))
+    sample = make_sampler(settings, model)
+    batches = datasets.Begun(datasets.ahead(prepared.stream, settings.data.prefetch))
+    if not done and batches.first is None:
+        raise _nothing_to_train_on(settings)
+    # What may be wrong has been opened; from here on the folder is the run's.
+    write_settings(os.path.join(settings.out, SETTINGS), settings)
     with (
         contextlib.closing(prepared.checkpoints),
-        _closing(batches),
+        contextlib.closing(batches),
         contextlib.closing(Progress(steps, done, quiet=quiet)) as progress,
         contextlib.closing(_log(settings, done)) as log,
     ):
@@ -169,7 +175,7 @@ def _train(settings: TrainingSettings, tell: Callable[[str], None], quiet: bool)
             log,
             progress,
             evaluate,
-            make_sampler(settings, model),
+            sample,
             standing,
             settings.evaluate.patience,
             settings.evaluate.min_delta,
@@ -205,15 +211,6 @@ def _meter(settings: TrainingSettings, model: TrainedModel, trained: PyTree) -> 
     return Meter(device, flops, peak_of(device, settings.compute))
 
 
-@contextlib.contextmanager
-def _closing(stream: Any) -> Any:
-    try:
-        yield
-    finally:
-        if hasattr(stream, "close"):
-            stream.close()
-
-
 def _about(model: TrainedModel) -> str:
     count = lambda params: sum(x.size for x in tree.leaves(params))
     trained, frozen = count(model.trained), count(model.frozen)
@@ -224,6 +221,24 @@ def _about(model: TrainedModel) -> str:
 
 
 # ---- the folder ----
+
+
+def _make_folder(settings: TrainingSettings) -> None:
+    """Make the run's folder. Raises OSError, and ValueError where it is no place for the run."""
+    out, begins = settings.out, settings.model.path
+    try:
+        os.makedirs(out, exist_ok=True)
+    except (FileExistsError, NotADirectoryError):
+        raise ValueError(f"out is {out!r}, where a file is, expected a folder") from None
+    if begins is not None and os.path.realpath(begins) == os.path.realpath(_model_path(settings)):
+        raise ValueError(
+            f"model.path is {begins!r}, which the run would write its own model over: choose "
+            "another folder by --out"
+        )
+
+
+def _model_path(settings: TrainingSettings) -> str:
+    return os.path.join(settings.out, "model" if settings.method == "full" else "adapter")
 
 
 def _of_folder(settings: TrainingSettings, tell: Callable[[str], None]) -> TrainingSettings:
@@ -275,14 +290,12 @@ def _counted(
     settings: TrainingSettings, model: TrainedModel, tell: Callable[[str], None]
 ) -> TrainingSettings:
     """The settings with the steps that the data of their epochs makes."""
-    if settings.epochs is None:
-        raise ValueError("give steps or epochs: how long to train")
     began = time.perf_counter()
     counts = ExampleCounts()
     stream = datasets.training_batches(settings, model, counts)
     steps = sum(1 for _ in stream)
     if not steps:
-        raise FileError(f"{settings.data.train[0]}: the data makes no batch")
+        raise _nothing_to_train_on(settings)
     tell(
         f"{counts}; {steps:,} steps of {settings.batch} rows make {settings.epochs} epochs "
         f"(counted in {time.perf_counter() - began:.0f} s)"
@@ -290,13 +303,17 @@ def _counted(
     return dataclasses.replace(settings, steps=steps)
 
 
+def _nothing_to_train_on(settings: TrainingSettings) -> FileError:
+    d = settings.data
+    return datasets.nothing_in(d.train, "train", f"{d.length} (data.length)")
+
+
 def export(settings: TrainingSettings, model: TrainedModel, trained: PyTree) -> str:
     """Write what was trained as the folder that other programs open. Returns its path."""
+    path = _model_path(settings)
     if model.lora is not None:
-        path = os.path.join(settings.out, "adapter")
         io.save_adapter(path, trained, model.lora, base_model=model.folder)
         return path
-    path = os.path.join(settings.out, "model")
     trained = tree.map(lambda x: x.astype(settings.model.dtype), trained)
     io.save_model(path, trained, model.config, source=_source(model))
     return path

@@ -27,7 +27,7 @@ class Verification:
     """Steps that were taken again.
 
     Args:
-        start: the step of the checkpoint that they began with.
+        start: the step of the checkpoint that they began with; 0: that of no checkpoint.
         steps: their number.
         compared: rows of the log that they were compared with.
         state: the step of the checkpoint whose whole state was compared with theirs; None: none was
@@ -43,17 +43,18 @@ class Verification:
 
 
 def verify(folder: str, steps: int) -> Verification:
-    """Take steps of a run again, from one of its checkpoints, and compare bits.
+    """Take steps of a run again, from one of its checkpoints or from its beginning, and compare
+    bits.
 
     The losses and gradient norms of the steps are compared with the log's, and the state with that
     of a later checkpoint where the steps reach one. Nothing of the folder changes.
 
     Args:
         folder: the run's folder.
-        steps: how many steps; fewer where the run has no more behind its earliest checkpoint.
+        steps: how many steps; fewer where the run has no more.
 
     Raises:
-        FileError: there is no run, no checkpoint, or nothing behind one to compare with.
+        FileError: there is no run, or nothing of the steps to compare with.
         BlockingIOError: a run uses the folder.
         RunOutOfMemory: the memory ran out.
     """
@@ -67,19 +68,15 @@ def _verify(settings: TrainingSettings, folder: str, steps: int) -> Verification
         prepared = prepare(settings, lambda _: None)
         log = Log.read(os.path.join(folder, "log.jsonl"))
         rows = {r["step"]: r for r in log if "grad_norm" in r}
-        saved = io.steps(root)
-        starts = [s for s in saved if s + 1 in rows]
-        if not starts:
-            raise FileError(
-                f"{folder}: no step follows a checkpoint, of {saved or 'none'}: there is nothing "
-                "to compare with"
-            )
-        # The newest one behind which so many steps follow, else the one that the most follow.
-        last = max(rows)
-        start = max([s for s in starts if s + steps <= last], default=starts[0])
-        state, _, values = io.restore(root, prepared.state, start)
-        prepared.stream.set_state(values["data"])
-        template = tree.map(_shape, prepared.state)
+        if not rows:
+            raise FileError(f"{folder}: log.jsonl has no step: there is nothing to compare with")
+        saved, last = io.steps(root), max(rows)
+        # The newest one behind which so many steps follow, else the beginning of the run.
+        start = max([s for s in saved if s + steps <= last], default=0)
+        state, template = prepared.state, tree.map(_shape, prepared.state)
+        if start:
+            state, _, values = io.restore(root, state, start)
+            prepared.stream.set_state(values["data"])
         found: list[str] = []
         names, compared, reached = leaf_names(state.params), 0, None
         end = min(start + steps, last)
@@ -100,6 +97,11 @@ def _verify(settings: TrainingSettings, folder: str, steps: int) -> Verification
                 reached = number
                 before, _, _ = io.restore(root, template, number)
                 found += [f"step {number}: {name} differs" for name in differences(state, before)]
+    if not compared and reached is None:
+        raise FileError(
+            f"{folder}: steps {start + 1} to {end} are not in log.jsonl (log.every is "
+            f"{settings.log.every}), and no checkpoint is of one: take more steps"
+        )
     return Verification(start, end - start, compared, reached, tuple(found))
 
 

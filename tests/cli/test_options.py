@@ -128,6 +128,10 @@ def test_version(name, capsys):
     (["chat", "--mod", "m"], "--model"), (["info", "--device", "cpu:1"], "'cpu:1' is none of"),
     (["demo", "--steps", "1e3"], "argument --steps: '1e3' is no integer"),
     (["demo", "--seconds", "-1"], "argument --seconds: -1 is no number of seconds"),
+    (["eval", "--model", "", "--data", "a"], "argument --model: an empty text is no path"),
+    (["eval", "--model", "m", "--adapter", ""], "argument --adapter: an empty text is no path"),
+    (["resume", "--out", ""], "argument --out: an empty text is no path"),
+    (["resume", "--out", "a", "--steps", "9"], "of a run are those of its config.yaml"),
     (["demo", "--seed", "-1"], "argument --seed: -1 does not lie in 0 to"),
 ])  # fmt: skip
 def test_errors_of_usage_end_with_2(argv, message, capsys):

@@ -16,52 +16,19 @@ import pytest
 
 import genesis_fn.io
 from genesis_fn import data, models
-from genesis_fn.cli.language_model.exporting import export
 from genesis_fn.cli.main import main
 from genesis_fn.models import decoder
 from genesis_fn.training import step as steps
-
-TEMPLATE = (
-    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
-CONFIG = models.QwenConfig(
-    vocab_size=320, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
-    num_attention_heads=2, num_key_value_heads=1, head_dim=16, max_position_embeddings=256,
-    initializer_range=0.1,
-)  # fmt: skip
+from tests.support.chat_folder import CONFIG, TEMPLATE, write_data, write_model
 
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory):
     """A folder with a tiny model, chats, texts and questions."""
-    from tokenizers import AddedToken
-
     folder = tmp_path_factory.mktemp("base")
-    tokenizer = data.train_tokenizer(["what is red blue green? it is end user assistant " * 9], 300)
-    names = ("<|im_start|>", "<|im_end|>")
-    tokenizer.add_special_tokens([AddedToken(name, special=True) for name in names])
-    data.save_tokenizer(tokenizer, folder / "tokenizer.json")
-    end = tokenizer.token_to_id(data.END)
-    params = decoder.init(genesis_fn.random.key(3), CONFIG)
-    export(str(folder), params, CONFIG, models.GenerationConfig(eos_token_id=end), TEMPLATE)
-    chance = random.Random(0)
-    words = [chance.choice(["red", "blue", "green"]) for _ in range(60)]
-    rows = [[("user", f"what is {w}?"), ("assistant", f"it is {w}")] * (1 + i % 3)
-            for i, w in enumerate(words)]  # fmt: skip
-    write(folder / "chats.jsonl", [
-        {"messages": [{"role": r, "content": c} for r, c in row]} for row in rows
-    ])  # fmt: skip
-    write(folder / "texts.jsonl", [{"text": f"it is {w} and " * 5} for w in words])
-    write(folder / "questions.jsonl", [
-        {"question": f"what is {w}?", "choices": ["it is red", "it is blue"], "answer": i % 2}
-        for i, w in enumerate(words[:5])
-    ])  # fmt: skip
+    write_model(folder)
+    write_data(folder)
     return folder
-
-
-def write(path, records):
-    path.write_text("".join(json.dumps(r) + "\n" for r in records))
 
 
 def sft(base, out, *more):
@@ -168,6 +135,25 @@ def test_steps_that_are_not_taken_stay_in_the_log_of_a_run_that_goes_on(
     assert main(["resume", "--out", str(whole), "--verify", "3"]) == 0
 
 
+def test_a_run_without_a_checkpoint_before_its_end_is_verified_from_its_beginning(
+    base, tmp_path, capsys
+):
+    out = tmp_path / "out"
+    more = "--steps", "5", "--checkpoint.every", "0", "--evaluate.every", "0", "--log.every", "4"
+    assert main(sft(base, out, *more, "--method", "lora", "--lora.dropout", "0.1")) == 0
+    capsys.readouterr()
+    assert main(["resume", "--out", str(out), "--verify", "20"]) == 0
+    said = capsys.readouterr().out
+    assert "5 steps behind step 0 were taken again, and compared with 2 rows" in said
+    assert "and the state of step 5" in said
+    assert main(["resume", "--out", str(out), "--verify", "3"]) == 1
+    said = capsys.readouterr().err
+    assert "steps 1 to 3 are not in log.jsonl (log.every is 4)" in said and said.count("\n") == 1
+    (out / "log.jsonl").unlink()
+    assert main(["resume", "--out", str(out), "--verify", "3"]) == 1
+    assert "log.jsonl has no step" in capsys.readouterr().err
+
+
 def test_what_was_trained_opens_elsewhere(base, tmp_path, capsys):
     import torch
     from peft import PeftModel
@@ -232,7 +218,7 @@ def test_texts_epochs_and_mixtures(base, tmp_path, capsys):
 def test_samples_are_asked_for_as_the_data_are(base, tmp_path, capsys, monkeypatch, kind):
     from transformers import PreTrainedTokenizerFast
 
-    from genesis_fn.training import sampling
+    from genesis_fn.training.monitoring import sampling
 
     asked = []
 
@@ -315,6 +301,7 @@ def test_a_loss_that_is_not_finite_ends_the_run_and_saves_it(base, tmp_path, cap
     assert main(sft(base, out)) == 1
     said = capsys.readouterr().err
     assert "step 4: the loss is inf, and the gradient of " in said and said.count("\n") == 1
+    assert "defect" not in said
     assert "is the first that is not finite" in said and newest(out)[0] == "step-00000003"
     assert rows(out)[-1] == {"step": 4, "event": "not finite", "loss": None}
 
@@ -336,6 +323,77 @@ def test_wrong_settings_are_one_line(base, tmp_path, capsys, change, message):
     said = capsys.readouterr().err
     assert message in said and said.count("\n") == 1 and ".py" not in said
     assert not (out / "config.yaml").exists()
+
+
+def contents(folder):
+    """The bytes of every file of a folder."""
+    files = [path for path in folder.rglob("*") if path.is_file() and path.name != ".lock"]
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+
+
+BAD = {
+    "nothing": ("", "there is no record that can be used"),
+    "blank lines": ("\n\n", "there is no record that can be used"),
+    "no JSON": ('{"messages"\n', "line 1 is not JSON"),
+    "no object": ("[1, 2]\n", "line 1 is not a JSON object"),
+    "another record": ('{"a": "b"}\n', "line 1: a record has one of messages"),
+    "no text": ('{"text": 3}\n', "line 1: text is 3, expected a text"),
+    "an empty text": ('{"text": ""}\n', "no token is learned|no record of the data can be used"),
+    "an answer behind the row": (
+        '{"prompt": "' + "what " * 99 + '", "completion": "it"}\n',
+        "no token is learned|no record of the data can be used",
+    ),
+}
+
+
+@pytest.mark.parametrize("which", ["train", "valid", "epochs", "eval"])
+@pytest.mark.parametrize("kind", BAD)
+def test_data_that_make_no_batch_are_one_line_and_nothing_is_written(
+    base, tmp_path, capsys, which, kind
+):
+    content, message = BAD[kind]
+    bad, out = tmp_path / "bad.jsonl", tmp_path / "out"
+    bad.write_text(content)
+    # A run that has no checkpoint is begun again, and keeps its files until another one trains.
+    out.mkdir()
+    for name in ("config.yaml", "log.jsonl", "metrics.csv"):
+        (out / name).write_text(f"# {name}\n")
+    before = contents(out)
+    argv = sft(base, out, "--data.valid" if which == "valid" else "--data.train", str(bad))
+    if which == "epochs":
+        argv += ["--steps", "none", "--epochs", "1"]
+    if which == "eval":
+        argv = ["eval", "--model", str(base), "--data", str(bad), "--length", "48"]
+    assert main(argv) == 1
+    said = capsys.readouterr().err
+    assert re.search(message, said) and said.count("\n") == 1 and str(bad) in said
+    assert "defect" not in said and contents(out) == before
+
+
+@pytest.mark.parametrize("what", ["valid", "template", "text", "out", "length", "model", "file"])
+def test_a_command_that_cannot_run_leaves_its_folder_alone(base, tmp_path, capsys, what):
+    out = tmp_path / "out"
+    assert main(sft(base, out, "--steps", "3")) == 0
+    model = str(out / "model")
+    template = tmp_path / "bad.jinja"
+    template.write_text("{% for")
+    other = tmp_path / "other"  # which the command begins
+    wrong, argv, message = {
+        "valid": (other, ["--data.valid", "nowhere.jsonl"], "nowhere.jsonl: there is no such data"),
+        "template": (other, ["--model.template", str(template)], "bad.jinja: line 1: the chat"),
+        "text": (other, ["--data.text_field", "a", "--data.train", str(base / "texts.jsonl")],
+                 "this one has text"),
+        "length": (other, ["--data.length", "512"], "data.length is 512, and the model reads 256"),
+        "out": (out / "config.yaml", [], "where a file is, expected a folder"),
+        "model": (out, ["--model.path", model], "the run would write its own model over"),
+        "file": (other, ["--model.path", str(base / "config.json")], "there is no such folder"),
+    }[what]  # fmt: skip
+    before = contents(out)
+    capsys.readouterr()
+    assert main(sft(base, wrong, *argv)) == 1
+    said = capsys.readouterr().err
+    assert message in said and said.count("\n") == 1 and "defect" not in said
+    assert contents(out) == before and not contents(other)
 
 
 def test_an_unknown_option_names_the_nearest(base, tmp_path, capsys):

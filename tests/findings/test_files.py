@@ -426,7 +426,7 @@ def test_r20_damaged_logs(tmp_path):
     good = {"step": 1, "loss": 2.5, "grad_norm": 1.0, "tokens_per_s": 9.0}
     lines = [b"[1, 2]", b"3", b"null", b'"x"', b"{", b"\xff\xfe", b"[" * 5000, b"9" * 5000, b""]
     others = [{**good, "step": x} for x in (None, "1", [], 1.0, True, {})]
-    others += [{**good, "loss": x} for x in (None, "1", [], True, HUGE)] + [{"loss": 1.0}]
+    others += [{**good, "loss": x} for x in ("1", [], True, HUGE)] + [{"loss": 1.0}]
     lines += [json.dumps(other).encode() for other in others]
     lines += [json.dumps(good).encode(), b"x" * 300_000]
     path.write_bytes(b"\n".join(lines))

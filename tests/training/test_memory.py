@@ -83,7 +83,8 @@ def test_what_is_no_size_is_refused(base, tmp_path, capsys, text):
         read_size(text, 1000)
     assert main(command(base, tmp_path / "out", f"--memory-budget={text}")) == 1
     said = capsys.readouterr().err
-    assert f"memory_budget: {text!r} is no size" in said and said.count("\n") == 1
+    wanted = f"memory_budget: {text!r} is no size" if text else "memory_budget is an empty text"
+    assert wanted in said and said.count("\n") == 1
 
 
 # ---- forecasts ----

@@ -332,3 +332,17 @@ def test_a_log_hands_its_rows_to_copies(tmp_path):
     log.write(step=1, loss=float("inf"))
     log.close()
     assert copy.rows == [{"step": 1, "loss": None}] == log.rows and copy.closed
+
+
+def test_a_log_that_goes_on_keeps_every_row_up_to_its_step(tmp_path):
+    path = str(tmp_path / "log.jsonl")
+    log = Log(path)
+    log.write(step=1, loss=float("nan"), grad_norm=float("inf"), skipped=True)
+    log.write(step=2, event="samples", texts=["it is red \u00e9" * 9000] * 2)
+    log.write(step=2, validation_loss=float("nan"), perplexity=float("nan"))
+    wanted = [*log.rows]
+    log.write(step=3, loss=1.0)
+    log.close()
+    again = Log(path, 2)
+    again.close()
+    assert again.rows == wanted == Log.read(path) and len(wanted) == 3

@@ -177,7 +177,10 @@ class Mapped(Stage[T]):
         if self._barren < 0:
             self._barren = self.upstream.epoch
         if self.upstream.epoch > self._barren + 1:
-            raise FileError(f"{self.where([self._origin, 0])}: no record of the data can be used")
+            raise FileError(
+                f"{self.where([self._origin, 0])}: no record of the data can be used: each is "
+                "skipped, empty, or cut off before what counts of it"
+            )
 
     def at(self, origin: Origin) -> T:
         inner, index = origin

@@ -13,7 +13,7 @@ from genesis_fn.core.errors import FileError
 from genesis_fn.core.files import open_plain, parse_json
 from genesis_fn.io.safetensors import atomic_write, name_file
 
-_LONGEST_ROW = 1 << 16  # bytes
+_LONGEST_ROW = 1 << 22  # bytes, of which samples may fill many
 _NUMBERS = ("loss", "lr", "grad_norm", "tokens_per_s", "mfu", "memory", "validation_loss")
 
 

@@ -19,7 +19,6 @@ from genesis_fn.training.monitoring.amounts import read_size
 from genesis_fn.training.settings.sections import TrainingSettings
 
 _LARGEST = 1 << 20  # bytes of a file
-_MOST_AHEAD = 1024  # batches that wait for the device
 _MOST_ALIASES = 100  # of a YAML file, whose anchors can make thousands of values of a line
 
 
@@ -124,8 +123,10 @@ def _read(path: str) -> dict[str, Any]:
     if path.endswith(".toml"):
         try:
             return tomllib.loads(text)
-        except tomllib.TOMLDecodeError as error:
+        except ValueError as error:  # of TOML, or of Python for an integer of many digits
             raise FileError(f"{path}: not TOML: {error}") from None
+        except RecursionError:
+            raise FileError(f"{path}: nested too deeply") from None
     if path.endswith((".yaml", ".yml")):
         return _yaml(text, path)
     raise FileError(f"{path}: settings are read of .toml, .yaml and .yml files")
@@ -141,6 +142,8 @@ def _yaml(text: str, path: str) -> dict[str, Any]:
         def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
             seen: set[Any] = set()
             for key, _ in node.value:
+                if not isinstance(key, yaml.ScalarNode):
+                    raise FileError(f"{path}: line {key.start_mark.line + 1}: expected a name")
                 name = self.construct_object(key, deep=True)
                 if name in seen:
                     line = key.start_mark.line + 1
@@ -156,7 +159,9 @@ def _yaml(text: str, path: str) -> dict[str, Any]:
         raise FileError(f"{path}: more than {_MOST_ALIASES} aliases")
     try:
         found = yaml.load(text, Loader)
-    except yaml.YAMLError as error:
+    except FileError:
+        raise
+    except (yaml.YAMLError, ValueError) as error:
         raise FileError(f"{path}: not YAML: {' '.join(str(error).split())}") from None
     except RecursionError:
         raise FileError(f"{path}: nested too deeply") from None
@@ -171,7 +176,7 @@ def _flat(values: Mapping[Any, Any], prefix: str, path: str) -> Iterator[tuple[s
     """(dotted name, value) of nested sections, which may be written dotted too."""
     for name, value in values.items():
         whole = f"{prefix}{name}"
-        if isinstance(value, Mapping):
+        if isinstance(value, Mapping) and whole not in KEYS:
             if not any(k.startswith(f"{whole}.") for k in KEYS):
                 raise ValueError(f"{path}: there is no section {whole}{_nearest(whole)}")
             yield from _flat(value, f"{whole}.", path)
@@ -277,7 +282,10 @@ def _integer(value: Any) -> int:
 def _number(value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         raise ValueError
-    found = float(value)
+    try:
+        found = float(value)
+    except OverflowError:
+        raise ValueError from None
     if not math.isfinite(found):
         raise ValueError
     return found
@@ -325,6 +333,10 @@ def _nearest(name: str) -> str:
 
 # ---- what is in range ----
 
+# Of others, 10**9 or 1e30, which 32 bits hold; `data.prefetch` are batches in memory.
+_AT_MOST = {"data.prefetch": 1024, "seed": 2**63 - 1}
+_MOST_TOKENS = 1 << 28
+
 
 def check(settings: TrainingSettings) -> None:
     """Raise ValueError for settings that no run can have; it names them."""
@@ -346,8 +358,17 @@ def check(settings: TrainingSettings) -> None:
             value = value_of(s, name)
             if value is not None and value < least:
                 raise ValueError(f"{name} is {value}, expected {least} or more")
-    if s.data.prefetch > _MOST_AHEAD:
-        raise ValueError(f"data.prefetch is {s.data.prefetch}, expected {_MOST_AHEAD} at most")
+    for name in KEYS:
+        value = value_of(s, name)
+        most = _AT_MOST.get(name, 10**9 if isinstance(value, int) else 1e30)
+        for number in value if isinstance(value, tuple) else [value]:
+            if isinstance(number, int | float) and number > most:
+                raise ValueError(f"{name} is {number}, expected {most:g} at most")
+    if s.batch * s.data.length > _MOST_TOKENS:
+        raise ValueError(
+            f"batch is {s.batch} and data.length {s.data.length}: a step has {_MOST_TOKENS:,} "
+            "tokens at most"
+        )
     if s.lora.alpha <= 0:
         raise ValueError(f"lora.alpha is {s.lora.alpha}, expected a number above 0")
     for name in ("ema", "lora.dropout", "optim.b1", "optim.b2"):
