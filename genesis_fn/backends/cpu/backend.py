@@ -162,11 +162,11 @@ class CpuBackend(Backend):
     def to_numpy(self, array: ArrayImpl) -> np.ndarray:
         return host_view(array.data, array.dtype)
 
-    def start_read(self, array: ArrayImpl) -> None:
-        """Nothing: the values are on the host."""
-
     def wait(self, array: ArrayImpl) -> None:
         """Nothing to wait for: torch on the CPU is synchronous."""
+
+    def start_read(self, array: ArrayImpl) -> None:
+        """Nothing to begin: the values are on the host."""
 
     def from_dlpack(self, x: Any, device: Device, copy: bool | None = None) -> ArrayImpl:
         """An array over another library's memory; a copy if the memory is a GPU's."""

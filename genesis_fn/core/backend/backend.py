@@ -72,14 +72,14 @@ class Backend(Protocol):
         ...
 
     @abc.abstractmethod
-    def start_read(self, array: ArrayImpl) -> Any:
-        """Begin to copy an array's values to the host, for `to_numpy`, which finds what this
-        returns as the array's `_reading`; None where there is nothing to begin."""
-        ...
-
     def wait(self, array: ArrayImpl) -> None:
         """Return once the array's values are there; raise what its computation raised."""
         ...
+
+    def start_read(self, array: ArrayImpl) -> Any:
+        """Begin to copy an array's values to the host. What this returns is the array's `_reading`,
+        which `to_numpy` ends; None where there is nothing to begin."""
+        return None
 
     def copy(self, array: ArrayImpl, device: Device) -> ArrayImpl:
         """The array on another device of this kind."""
