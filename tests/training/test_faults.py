@@ -18,10 +18,19 @@ import pytest
 
 import genesis_fn
 from genesis_fn import io
+from genesis_fn.core.device import cpu, using_device
 from genesis_fn.training.monitoring import log
 from tests.training.tiny_run import train
 
 ROOT = Path(genesis_fn.__file__).parent.parent
+
+
+@pytest.fixture(autouse=True)
+def on_the_cpu(monkeypatch):
+    """Files are what is tested, and a process with a GPU is killed before it writes any."""
+    monkeypatch.setenv("GENESIS_DEVICE", "cpu")
+    with using_device(cpu()):
+        yield
 
 
 def outcome(folder):
