@@ -1,9 +1,14 @@
-"""What is known of an array without its values: shape and dtype, and where it lives."""
+"""What is known of an array without its values: shape and dtype, and where it lives.
+
+Within `shard_map` it is also known along which axes of the mesh a value differs between devices:
+`varying`, which is empty everywhere else.
+"""
 
 from __future__ import annotations
 
 import math
 import operator
+from collections.abc import Hashable
 from typing import Any
 
 from genesis_fn.core import dtypes
@@ -17,17 +22,25 @@ class Aval:
     """An abstract value: shape and dtype. Interned, so equality is identity; make one by
     `aval()`."""
 
-    __slots__ = ("shape", "dtype", "__weakref__")
+    __slots__ = ("shape", "dtype", "varying", "__weakref__")
 
-    def __init__(self, shape: tuple[int, ...], dtype: DType) -> None:
-        self.shape, self.dtype = shape, dtype
+    def __init__(
+        self, shape: tuple[int, ...], dtype: DType, varying: frozenset[Hashable] = frozenset()
+    ) -> None:
+        self.shape, self.dtype, self.varying = shape, dtype, varying
 
     def __repr__(self) -> str:
         kind = dtypes.SHORT.get(self.dtype) or self.dtype.name
-        return f"{kind}[{','.join(map(str, self.shape))}]"
+        varying = f"{{V:{','.join(sorted(map(str, self.varying)))}}}" if self.varying else ""
+        return f"{kind}[{','.join(map(str, self.shape))}]{varying}"
 
     def __reduce__(self):
-        return aval, (self.shape, self.dtype)
+        return aval, (self.shape, self.dtype, self.varying)
+
+    @property
+    def vma(self) -> frozenset[Hashable]:
+        """`varying`, by JAX's name."""
+        return self.varying
 
     @property
     def ndim(self) -> int:
@@ -47,11 +60,22 @@ class Aval:
     @property
     def physical(self) -> Aval:
         """The aval of what is in memory: itself, or the words of keys."""
-        return aval((*self.shape, WORDS), dtypes.U32) if is_key(self.dtype) else self
+        if not is_key(self.dtype):
+            return self
+        return aval((*self.shape, WORDS), dtypes.U32, self.varying)
 
-    def update(self, shape: tuple[int, ...] | None = None, dtype: DType | None = None) -> Aval:
-        """The aval with another shape or dtype."""
-        return aval(self.shape if shape is None else shape, self.dtype if dtype is None else dtype)
+    def update(
+        self,
+        shape: tuple[int, ...] | None = None,
+        dtype: DType | None = None,
+        varying: frozenset[Hashable] | None = None,
+    ) -> Aval:
+        """The aval with another shape or dtype, or that varies over other axes."""
+        return aval(
+            self.shape if shape is None else shape,
+            self.dtype if dtype is None else dtype,
+            self.varying if varying is None else varying,
+        )
 
 
 class Described:
@@ -91,17 +115,20 @@ class Described:
 _avals: dict[Any, Aval] = {}
 
 
-def aval(shape: tuple[int, ...], dtype: DType) -> Aval:
+def aval(
+    shape: tuple[int, ...], dtype: DType, varying: frozenset[Hashable] = frozenset()
+) -> Aval:
     """The one Aval of this shape (a tuple of ints) and dtype. Raises ShapeError if a length
     is negative, TypeError if it is no integer."""
-    key = (shape, dtype)
+    key = (shape, dtype, varying) if varying else (shape, dtype)
     found = _avals.get(key)
     if found is None:
         # A plain tuple of plain ints: torch.Size and NumPy integers must not leak into programs.
         shape = tuple([operator.index(n) for n in shape])
         if any(n < 0 for n in shape):
             raise ShapeError(f"a shape cannot have negative lengths: {list(shape)}")
-        found = _avals.setdefault((shape, dtype), Aval(shape, dtype))
+        key = (shape, dtype, varying) if varying else (shape, dtype)
+        found = _avals.setdefault(key, Aval(shape, dtype, varying))
     return found
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from genesis_fn.core.configuration import config, environment
 from genesis_fn.core.errors import BackendError
+from genesis_fn.core.world import world
 
 if TYPE_CHECKING:
     from genesis_fn.core.backend.backend import Backend
@@ -24,7 +25,7 @@ class Device:
         self.sigs: dict[Any, Any] = {}
 
     def __repr__(self) -> str:
-        return f"{self.kind}({self.index})" if self.kind != "cpu" else "cpu()"
+        return f"{self.kind}({self.index})" if self.kind != "cpu" or self.index else "cpu()"
 
     def __reduce__(self):
         return device, (self.kind, self.index)
@@ -36,13 +37,57 @@ class Device:
 
     @property
     def id(self) -> int:
-        """The index among devices of its kind."""
-        return self.index
+        """The index among the devices of its kind, over all processes."""
+        return world().rank if world().size > 1 else self.index
+
+    @property
+    def process_index(self) -> int:
+        """The rank of the process that drives it."""
+        return world().rank
 
     @property
     def backend(self) -> Backend:
         """The backend that runs programs here, loaded at first use."""
         return backend(self.kind)
+
+
+class RemoteDevice(Device):
+    """The device of another process: it has a place in meshes, and nothing runs on it from here."""
+
+    __slots__ = ("rank",)
+
+    def __init__(self, kind: str, rank: int) -> None:
+        super().__init__(kind, rank)
+        self.rank = rank
+
+    def __repr__(self) -> str:
+        return f"{self.kind} of process {self.rank}"
+
+    def __reduce__(self):
+        return remote_device, (self.kind, self.rank)
+
+    @property
+    def id(self) -> int:
+        return self.rank
+
+    @property
+    def process_index(self) -> int:
+        return self.rank
+
+    @property
+    def backend(self) -> Backend:
+        raise BackendError(
+            f"{self} belongs to another process; this one is rank {world().rank} and runs programs "
+            "on devices of its own: gf.local_devices()"
+        )
+
+
+_remote: dict[tuple[str, int], RemoteDevice] = {}
+
+
+def remote_device(kind: str, rank: int) -> RemoteDevice:
+    """The device of the process with this rank."""
+    return _remote.setdefault((kind, rank), RemoteDevice(kind, rank))
 
 
 _loaders: dict[str, Callable[[], Backend]] = {}
@@ -110,11 +155,25 @@ def cuda_usable() -> bool:
         return False
 
 
-def devices(kind: str | None = None) -> list[Device]:
-    """All devices of `kind`, or of the default kind."""
-    kind = kind or default_device().kind
-    kind = {"gpu": "cuda"}.get(kind, kind)
+def local_devices(kind: str | None = None) -> list[Device]:
+    """The devices that this process drives, of `kind` or of the default kind: all that there are,
+    but in a world of several processes one."""
+    here = default_device()
+    kind = {"gpu": "cuda"}.get(kind or here.kind, kind or here.kind)
+    if world().size > 1:
+        return [here if here.kind == kind else device(kind, 0)]
     return [device(kind, i) for i in range(backend(kind).device_count())]
+
+
+def devices(kind: str | None = None) -> list[Device]:
+    """All devices of `kind`, or of the default kind, in the order of the processes that drive
+    them."""
+    local, here = local_devices(kind), world()
+    if here.size == 1:
+        return local
+    return [
+        local[0] if r == here.rank else remote_device(local[0].kind, r) for r in range(here.size)
+    ]
 
 
 _default: Device | None = None

@@ -53,6 +53,14 @@ class DeviceError(GenesisError, ValueError, RuntimeError):
     """Operands live on two devices, or a device is not there."""
 
 
+class MeshError(GenesisError, ValueError, RuntimeError):
+    """A mesh cannot be made of these devices, or this process cannot compute on it."""
+
+
+class ShardingError(WithLine, ValueError):
+    """An array cannot be laid out so, or a value differs between devices where it must not."""
+
+
 class TransferError(GenesisError, RuntimeError):
     """A copy between host and device, or two devices, that `transfer_guard` forbids."""
 

@@ -7,8 +7,8 @@ operation. A tracer belongs to a trace by identity, so nested transforms cannot 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, NamedTuple
 
 from genesis_fn.core import device as devices, dtypes, errors
 from genesis_fn.core.array import Array, ArrayImpl, Deleted
@@ -16,6 +16,17 @@ from genesis_fn.core.aval import Aval, sig
 from genesis_fn.core.backend.lowering import Lowering
 from genesis_fn.core.configuration import config
 from genesis_fn.core.diagnostics.source_info import line_of, where
+from genesis_fn.core.sharding.mesh import MeshAxis
+
+
+class NamedAxis(NamedTuple):
+    """A name that collectives may refer to. `axis` is what their `axis_name` is then: the name, for
+    an axis of `vmap`; a `MeshAxis`, whose values are typed by it if `checked`."""
+
+    name: Hashable
+    size: int
+    axis: Hashable
+    checked: bool = True
 
 
 class Context(threading.local):
@@ -23,7 +34,8 @@ class Context(threading.local):
 
     trace: Trace | None = None  # None: eager
     backward: bool = False  # equations made now belong to a backward pass
-    axes: tuple[tuple[str, int], ...] = ()  # named axes of enclosing vmaps, with their sizes
+    axes: tuple[NamedAxis, ...] = ()  # those of enclosing vmaps and meshes, by name
+    match: Callable[..., Any] | None = None  # within shard_map: see `bind`
     scope: str = ""  # `named_scope`
     safe_zero: bool = False  # derivatives treat 0 * inf as 0
     apart: bool = False  # in a jvp rule: see `separate_tangents`
@@ -101,7 +113,8 @@ class Primitive:
       `mode` may be "check".
     * `program`: the parameter that holds what a call runs, once, on all of its operands.
     * `effect`: it has a side effect: it is kept, and in order, though nobody uses its results.
-    * `collective`: it runs along an axis that a `vmap` around names.
+    * `collective`: it runs along an axis that a `vmap` or `shard_map` around names. `reduces`: its
+      results are equal for all along the axis.
     * `weak`: which operands decide whether the result is weak (all of them); None: it never is.
     * `bounded`: its derivatives are bounded whatever the operands are.
     * `flops(ins, outs, **params)`: the floating-point operations of a call by its avals; None: one
@@ -111,6 +124,8 @@ class Primitive:
     Rules of primitives that run programs (loops, branches, calls), each for one transform:
 
     * `plain`: it only runs `jaxpr` on its operands, so that the call may be inlined.
+    * `takes(**params)`: the avals of its operands as its programs have them; what varies between
+      devices in its results is what these say. None: an operation like any other.
     * `depends(ins, **params)`: which outputs depend on the operands marked in `ins`.
     * `key_uses(**params)`: how it uses the random keys among its operands.
     * `guard(ins, active, **params)`: the operands, with `active` in front of those of each program.
@@ -139,11 +154,13 @@ class Primitive:
         "program",
         "effect",
         "collective",
+        "reduces",
         "weak",
         "bounded",
         "flops",
         "transcendental",
         "plain",
+        "takes",
         "depends",
         "key_uses",
         "guard",
@@ -171,6 +188,7 @@ class Primitive:
         program: str | None = None,
         effect: bool = False,
         collective: bool = False,
+        reduces: bool = False,
         weak: slice | None = slice(None),
         bounded: bool = False,
         flops: Callable[..., Any] | None = None,
@@ -186,10 +204,11 @@ class Primitive:
         self.transpose, self.batch = transpose, batch
         self.precision, self.lowering, self.updates = precision, lowering, updates
         self.visits, self.program = visits, program
-        self.effect, self.collective = effect, collective
+        self.effect, self.collective, self.reduces = effect, collective, reduces
         self.weak = None if multi else weak
         self.bounded, self.flops, self.transcendental = bounded, flops, transcendental
         self.plain = False
+        self.takes: Callable[..., Any] | None = None
         self.depends: Callable[..., Any] | None = None
         self.key_uses: Callable[..., Any] | None = None
         self.guard: Callable[..., Any] | None = None
@@ -215,11 +234,27 @@ class Primitive:
             pass
         if self.words is None:
             self._refuse_keys(avals, params)
-        result = self.shape(*avals, **params)
+        result = self._typed(avals, params)
         if len(self.abstract_cache) >= 8192:  # shapes that vary must not fill the memory
             self.abstract_cache.clear()
         self.abstract_cache[key] = result
         return result
+
+    def _typed(self, avals: tuple[Any, ...], params: dict[str, Any]) -> Any:
+        """The output avals: by the shape rule, varying over the axes that any operand varies over.
+        A collective along an axis of a mesh gives what varies along it, or does not any more."""
+        varying = frozenset().union(*[a.varying for a in avals if type(a) is Aval])
+        axis = params.get("axis_name") if self.collective else None
+        along = type(axis) is MeshAxis
+        if self.takes is not None or not (varying or along):
+            return self.shape(*avals, **params)
+        plain = [a.update(varying=frozenset()) if type(a) is Aval else a for a in avals]
+        outs = self.shape(*plain, **params)
+        if along:
+            varying = varying - {axis.name} if self.reduces else varying | {axis.name}
+        if self.multi:
+            return [a.update(varying=varying) for a in outs]
+        return outs.update(varying=varying)
 
     def _refuse_keys(self, avals: tuple[Any, ...], params: dict[str, Any]) -> None:
         keys = any([type(a) is Aval and dtypes.is_key(a.dtype) for a in avals])
@@ -306,9 +341,14 @@ SCALARS = frozenset((bool, int, float, complex))
 
 
 def bind(prim: Primitive, *args: Any, **params: Any) -> Any:
-    """Apply `prim` to arrays, tracers and Python scalars under the current trace."""
+    """Apply `prim` to arrays, tracers and Python scalars under the current trace.
+
+    Within `shard_map` the operands are made to vary over the same axes first.
+    """
     trace = ctx.trace
     if trace is not None:
+        if ctx.match is not None:
+            args = ctx.match(prim, args, params)
         return trace.process(prim, args, params)
     try:
         return prim.eager(args, params)

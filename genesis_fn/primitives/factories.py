@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any, Protocol, TypeVar, cast
 
 from genesis_fn.core import dtypes, errors
@@ -285,7 +285,20 @@ def full(shape: Sequence[int], value: Scalar, dtype: DType) -> Array:
 
 def zeros(kind: Aval) -> Array:
     """Make zeros of an aval."""
-    return bind(full_p, value=zero(kind.dtype), shape=kind.shape, dtype=kind.dtype)
+    made = bind(full_p, value=zero(kind.dtype), shape=kind.shape, dtype=kind.dtype)
+    return varying_as(made, kind) if kind.varying else made
+
+
+def varying_as(x: Array, kind: Aval) -> Array:
+    """`x` as a value that may differ between devices along the axes along which `kind` varies."""
+    for name in sorted(kind.varying - typeof(x).varying, key=str):
+        x = bind(PRIM["pvary"], x, axis_name=axis_in_scope(name))
+    return x
+
+
+def axis_in_scope(name: Hashable) -> Hashable:
+    """The axis of a name, which a vmap or a mesh around has."""
+    return next(a.axis for a in ctx.axes if a.name == name)
 
 
 def zero(d: DType) -> Scalar:
@@ -302,7 +315,9 @@ def zero_of(x: Array) -> Scalar:
 
 def instantiate(x: Array | None, kind: Aval) -> Array:
     """Return `x`, or zeros of an aval where `x` is None (a symbolic zero)."""
-    return zeros(kind) if x is None else x
+    if x is None:
+        return zeros(kind)
+    return varying_as(x, kind) if kind.varying else x
 
 
 def filled(present: Sequence[bool], xs: Iterable[T]) -> list[T | None]:

@@ -6,11 +6,11 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 from genesis_fn.core import errors
-from genesis_fn.core.aval import aval
 from genesis_fn.core.diagnostics.source_info import where
 from genesis_fn.core.jaxpr import Jaxpr, jaxprs_in, memoized
 from genesis_fn.core.primitive import (
     CallSite,
+    NamedAxis,
     Primitive,
     Trace,
     Tracer,
@@ -36,7 +36,7 @@ class BatchTracer(Tracer):
         # Narrower than a Tracer's: never assigned anew.
         self.owner = trace  # pyright: ignore[reportIncompatibleVariableOverride]
         self.value, self.batch_dim, self.weak = value, dim, value.weak
-        self.aval = aval((*whole.shape[:dim], *whole.shape[dim + 1 :]), whole.dtype)
+        self.aval = whole.update((*whole.shape[:dim], *whole.shape[dim + 1 :]))
 
     def with_weak_type(self, weak: bool) -> BatchTracer:
         return BatchTracer(self.owner, with_weak(self.value, weak), self.batch_dim)
@@ -145,12 +145,13 @@ class named_axis:
     __slots__ = ("entry", "before")
 
     def __init__(self, name: Any, size: int) -> None:
-        self.entry = () if name is None else ((name, size),)
+        self.entry = () if name is None else (NamedAxis(name, size, name),)
 
     def __enter__(self) -> None:
         self.before = ctx.axes
         # An inner axis hides an outer one of the same name.
-        ctx.axes = (*(a for a in self.before if a[0] not in dict(self.entry)), *self.entry)
+        hidden = [a.name for a in self.entry]
+        ctx.axes = (*(a for a in self.before if a.name not in hidden), *self.entry)
 
     def __exit__(self, *exc: Any) -> None:
         ctx.axes = self.before
@@ -223,7 +224,7 @@ def batch_jaxpr(
         out_batched.append(tuple(flags))
         return result
 
-    avals = [aval((size, *a.shape), a.dtype) if b else a for a, b in zip(jaxpr.in_avals, batched)]
+    avals = [a.update((size, *a.shape)) if b else a for a, b in zip(jaxpr.in_avals, batched)]
     program = stage_closed(f, avals, jaxpr.name)
     return program, out_batched[-1]
 

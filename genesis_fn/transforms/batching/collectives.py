@@ -1,29 +1,37 @@
-"""Collectives: operations over a named axis, the batch axis of `vmap(..., axis_name=...)`.
+"""Collectives: operations over a named axis, that of a mesh within `shard_map`, or the batch axis of
+`vmap(..., axis_name=...)`.
 
 The `BatchTrace` of the axis handles a collective whether or not its operand is batched there, as an
 ordinary operation on the batch dimension. To a vmap over another axis it is an operation like any
 other (`over_other`).
+
+Along an axis of a mesh, `axis_name` of the primitive is the `MeshAxis`. There the type of a value
+says whether it varies: a sum does not (`psum_invariant`), and its transpose is the change of a value
+that is equal everywhere to one that may vary (`pvary`), whose transpose is that sum.
 """
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, Literal, TypeAlias, TypeVar
 
 from genesis_fn.core import dtypes, errors, tree
 from genesis_fn.core.aval import Aval, aval
+from genesis_fn.core.backend.lowering import same
 from genesis_fn.core.convert import as_array
 from genesis_fn.core.diagnostics.source_info import where
-from genesis_fn.core.primitive import SCALARS, Primitive, bind, ctx, typeof, with_weak
+from genesis_fn.core.primitive import SCALARS, NamedAxis, Primitive, bind, ctx, typeof, with_weak
+from genesis_fn.core.sharding.mesh import MeshAxis
 from genesis_fn.core.types.annotations import Array
 from genesis_fn.primitives import elementwise as ops
-from genesis_fn.primitives.factories import linear_rule, move_batch, no_tangent, zeros
+from genesis_fn.primitives.factories import PRIM, linear_rule, move_batch, no_tangent, zeros
+from genesis_fn.primitives.indexing.indexing import dynamic_index_in_dim
 from genesis_fn.primitives.reductions.reduce import reduce_max, reduce_min, reduce_sum
 from genesis_fn.primitives.shape import (
     concatenate,
     expand_dims,
+    index_in_dim,
     iota,
     reshape,
     slice_in_dim,
@@ -34,28 +42,35 @@ Tree = TypeVar("Tree")
 AxisName: TypeAlias = Hashable | Sequence[Hashable]
 
 
-def _size_of(axis_name: Hashable) -> int:
-    """The size of a named axis. Raises NameError where no enclosing vmap has the name."""
-    for name, size in ctx.axes:
-        if name == axis_name:
-            return size
-    known = ", ".join(repr(n) for n, _ in ctx.axes) or "none"
+def _axis_of(axis_name: Hashable) -> NamedAxis:
+    """A named axis. Raises NameError where nothing around has the name."""
+    for axis in ctx.axes:
+        if axis.name == axis_name:
+            return axis
+    known = ", ".join(repr(a.name) for a in ctx.axes) or "none"
     raise NameError(
         f"unbound axis name {axis_name!r}; the axes in scope are: {known}\n"
-        f"  at {where(depth=4).describe()}\n  bind it by vmap(f, axis_name={axis_name!r})"
+        f"  at {where(depth=4).describe()}\n  bind it by vmap(f, axis_name={axis_name!r}), or by "
+        "shard_map over a mesh that has it"
     )
 
 
-def _names(axis_name: AxisName) -> tuple[Hashable, ...]:
+def _axes(axis_name: AxisName) -> tuple[NamedAxis, ...]:
     names = tuple(axis_name) if isinstance(axis_name, (tuple, list)) else (axis_name,)
-    for n in names:
-        _size_of(n)
-    return names
+    return tuple([_axis_of(n) for n in names])
 
 
 def _no_groups(groups: object) -> None:
     if groups is not None:
-        raise ValueError("axis_index_groups is not supported over an axis of vmap; pass None")
+        raise ValueError(
+            "axis_index_groups is not supported: give the groups an axis of their own, by a mesh or "
+            "a vmap with two axes in place of this one"
+        )
+
+
+def _unchecked(axis: NamedAxis, y: Any) -> Any:
+    """The result of a reduction as `shard_map(check_vma=False)` types it: like any other value."""
+    return y if axis.checked else bind(pvary_p, y, axis_name=axis.axis)
 
 
 def _on_tree(f: Callable[[Any], Any], x: Any) -> Any:
@@ -68,7 +83,7 @@ def _on_tree(f: Callable[[Any], Any], x: Any) -> Any:
 def _over_axis(name: str, here: Callable[[int, Any, int | None], Any], **rules: Any) -> Primitive:
     """A collective whose result has the type of its operand and is equal for all examples. `here`
     computes it from (axis size, value, batch dimension or None)."""
-    prim = Primitive(name, lambda x, *, axis_name: x, collective=True, **rules)
+    prim = Primitive(name, lambda x, *, axis_name: x, collective=True, reduces=True, **rules)
 
     def batch(
         size: int,
@@ -97,6 +112,53 @@ psum_p.linearize = linear_rule(psum_p)
 # Every example's sum depends on every term, so each term gets the sum of all cotangents.
 psum_p.transpose = lambda ct, x, *, axis_name: [bind(psum_p, ct, axis_name=axis_name)]
 
+# Along an axis of a mesh the sum is one value, with one cotangent.
+psum_invariant_p = _over_axis("psum_invariant", _sum_here)
+psum_invariant_p.linearize = linear_rule(psum_invariant_p)
+psum_invariant_p.transpose = lambda ct, x, *, axis_name: [bind(pvary_p, ct, axis_name=axis_name)]
+
+
+def _itself(size: int, xs: Any, dims: Any, *, axis_name: Any, over_other: bool = False) -> Any:
+    return xs[0], dims[0]
+
+
+pvary_p = Primitive(
+    "pvary", lambda x, *, axis_name: x, collective=True, batch=_itself, lowering=same()
+)
+pvary_p.linearize = linear_rule(pvary_p)
+pvary_p.transpose = lambda ct, x, *, axis_name: [bind(psum_invariant_p, ct, axis_name=axis_name)]
+PRIM["pvary"] = pvary_p
+
+
+def _first_batch(
+    size: int, xs: Any, dims: Any, *, axis_name: Any, over_other: bool = False
+) -> Any:
+    if over_other:
+        return bind(assume_invariant_p, xs[0], axis_name=axis_name), dims[0]
+    if dims[0] is None:
+        return xs[0], None
+    return index_in_dim(xs[0], 0, dims[0], keepdims=False), None
+
+
+# A value of which the user says that it is equal along an axis: the first one counts. What the
+# values are all made of gets the cotangent in equal parts.
+assume_invariant_p = Primitive(
+    "assume_invariant",
+    lambda x, *, axis_name: x,
+    collective=True,
+    reduces=True,
+    batch=_first_batch,
+    lowering=same(),
+)
+assume_invariant_p.linearize = linear_rule(assume_invariant_p)
+assume_invariant_p.transpose = lambda ct, x, *, axis_name: [
+    bind(pvary_p, ops.div(ct, float(axis_name.size)), axis_name=axis_name)
+]
+
+
+def _sum_along(x: Any, axis: Hashable) -> Any:
+    return bind(psum_invariant_p if type(axis) is MeshAxis else psum_p, x, axis_name=axis)
+
 
 def _extreme(name: str, reduce: Callable[..., Any]) -> Primitive:
     prim = _over_axis(name, lambda size, x, d: x if d is None else reduce(x, (d,)))
@@ -107,8 +169,8 @@ def _extreme(name: str, reduce: Callable[..., Any]) -> Primitive:
         def tangent(t: Any) -> Any:
             # Ties share the derivative evenly.
             chosen = ops.convert(ops.eq(x, y), typeof(t).dtype)
-            count = bind(psum_p, chosen, axis_name=axis_name)
-            return bind(psum_p, ops.mul(t, ops.div(chosen, count)), axis_name=axis_name)
+            count = _sum_along(chosen, axis_name)
+            return _sum_along(ops.mul(t, ops.div(chosen, count)), axis_name)
 
         return y, tangent
 
@@ -120,12 +182,12 @@ pmax_p, pmin_p = _extreme("pmax", reduce_max), _extreme("pmin", reduce_min)
 
 
 def _reduced(prim: Primitive, x: Any, axis_name: Any) -> Any:
-    names = _names(axis_name)
+    axes = _axes(axis_name)
 
     def one(leaf: Any) -> Any:
         leaf = as_array(leaf)
-        for n in names:
-            leaf = bind(prim, leaf, axis_name=n)
+        for a in axes:
+            leaf = _unchecked(a, bind(prim, leaf, axis_name=a.axis))
         return leaf
 
     return _on_tree(one, x)
@@ -150,15 +212,15 @@ def psum(x: Tree, axis_name: AxisName, *, axis_index_groups: None = None) -> Tre
     Array([0.25, 0.75], dtype=float32)
     """
     _no_groups(axis_index_groups)
-    names = _names(axis_name)
+    axes = _axes(axis_name)
 
     def one(leaf: Any) -> Any:
         if type(leaf) in SCALARS:
-            return leaf * math.prod(_size_of(n) for n in names)
+            return leaf * math.prod(a.size for a in axes)
         if typeof(leaf).dtype == dtypes.BOOL:
             leaf = ops.convert(leaf, dtypes.I32)
-        for n in names:
-            leaf = bind(psum_p, leaf, axis_name=n)
+        for a in axes:
+            leaf = _unchecked(a, _sum_along(leaf, a.axis))
         return leaf
 
     return _on_tree(one, x)
@@ -182,7 +244,7 @@ def pmean(x: Tree, axis_name: AxisName, *, axis_index_groups: None = None) -> Tr
     Array([-1.,  1.], dtype=float32)
     """
     _no_groups(axis_index_groups)
-    count = math.prod(_size_of(n) for n in _names(axis_name))
+    count = math.prod(a.size for a in _axes(axis_name))
 
     def one(leaf: Any) -> Any:
         leaf = as_array(leaf)
@@ -260,6 +322,33 @@ def _gather_batch(
 all_gather_p = Primitive("all_gather", _gather_shape, collective=True, batch=_gather_batch)
 all_gather_p.linearize = linear_rule(all_gather_p)
 all_gather_p.transpose = lambda ct, x, **params: [bind(psum_scatter_p, ct, **params)]
+
+
+all_gather_invariant_p = Primitive(
+    "all_gather_invariant", _gather_shape, collective=True, reduces=True
+)
+
+
+def _gather_invariant_batch(
+    n: int, xs: Any, dims: Any, *, axis: int, over_other: bool = False, **params: Any
+) -> Any:
+    if over_other:
+        x = move_batch(xs[0], dims[0], 0, n)
+        return bind(all_gather_invariant_p, x, axis=axis + 1, **params), 0
+    return move_batch(xs[0], dims[0], axis, n), None
+
+
+def _gather_invariant_transpose(
+    ct: Any, x: Any, *, axis_name: Any, axis: int, size: int
+) -> list[Any]:
+    """Each device's slice of the one cotangent."""
+    at = bind(axis_index_p, axis_name=axis_name)
+    return [dynamic_index_in_dim(ct, at, axis, keepdims=False)]
+
+
+all_gather_invariant_p.batch = _gather_invariant_batch
+all_gather_invariant_p.linearize = linear_rule(all_gather_invariant_p)
+all_gather_invariant_p.transpose = _gather_invariant_transpose
 
 
 def _scatter_shape(x: Aval, *, axis_name: Any, axis: int, size: int) -> Aval:
@@ -344,18 +433,63 @@ def all_gather(
            [1., 3.]], dtype=float32)
     """
     _no_groups(axis_index_groups)
-    names = _names(axis_name)
+    return _gathered(all_gather_p, x, axis_name, axis, tiled, "all_gather")
+
+
+def _gathered(
+    prim: Primitive, x: Any, axis_name: AxisName, axis: int, tiled: bool, what: str
+) -> Any:
+    axes = _axes(axis_name)
 
     def one(leaf: Any) -> Any:
         leaf = as_array(leaf)
-        at = _axis_in(axis, typeof(leaf).ndim + (not tiled), "all_gather", leaf)
+        at = _axis_in(axis, typeof(leaf).ndim + (not tiled), what, leaf)
         if not tiled:
             leaf = expand_dims(leaf, (at,))
-        for n in reversed(names):
-            leaf = _merged(bind(all_gather_p, leaf, axis_name=n, axis=at, size=_size_of(n)), at)
+        for a in reversed(axes):
+            leaf = _merged(bind(prim, leaf, axis_name=a.axis, axis=at, size=a.size), at)
+            if prim is all_gather_invariant_p:
+                leaf = _unchecked(a, leaf)
         return leaf
 
     return _on_tree(one, x)
+
+
+def all_gather_invariant(
+    x: Tree,
+    axis_name: AxisName,
+    *,
+    axis: int = 0,
+    tiled: bool = False,
+) -> Tree:
+    """Give every device the values of all devices along an axis of a mesh: as `all_gather`, and the
+    type of the result says that it is equal everywhere, so that `shard_map` may return it whole.
+
+    Args:
+        x: pytree of arrays.
+        axis_name: name of the axis of the mesh, or a sequence of names.
+        axis: where the devices go in the result.
+        tiled: whether to concatenate along the existing `axis` instead of stacking along a new one.
+
+    Returns:
+        The values, in the order of the axis.
+
+    Raises:
+        NameError: no enclosing `shard_map` has the axis.
+        ShapeError: `axis` does not exist.
+
+    >>> mesh = gf.make_mesh((1,), ("i",))
+    >>> whole = lambda x: gf.lax.all_gather_invariant(x, "i", tiled=True)
+    >>> gf.shard_map(whole, mesh=mesh, in_specs=gf.P("i"), out_specs=gf.P())(jnp.arange(2))
+    Array([0, 1], dtype=int32)
+    """
+    for a in _axes(axis_name):
+        if type(a.axis) is not MeshAxis:
+            raise ValueError(
+                f"all_gather_invariant: {a.name!r} is an axis of vmap\n  at {where().describe()}\n"
+                "  use all_gather"
+            )
+    return _gathered(all_gather_invariant_p, x, axis_name, axis, tiled, "all_gather_invariant")
 
 
 def psum_scatter(
@@ -389,15 +523,15 @@ def psum_scatter(
     Array([11., 22.], dtype=float32)
     """
     _no_groups(axis_index_groups)
-    names = _names(axis_name)
-    sizes = [_size_of(n) for n in names]
+    axes = _axes(axis_name)
+    sizes = [a.size for a in axes]
 
     def one(leaf: Any) -> Any:
         leaf = as_array(leaf)
         at = _axis_in(scatter_dimension, typeof(leaf).ndim, "psum_scatter", leaf)
         leaf = _split_axis(leaf, at, sizes, tiled, "psum_scatter")
-        for name, size in zip(names, sizes):
-            leaf = bind(psum_scatter_p, leaf, axis_name=name, axis=at, size=size)
+        for a in axes:
+            leaf = bind(psum_scatter_p, leaf, axis_name=a.axis, axis=at, size=a.size)
         return leaf
 
     return _on_tree(one, x)
@@ -473,8 +607,8 @@ def all_to_all(
            [ 2., 20.]], dtype=float32)
     """
     _no_groups(axis_index_groups)
-    names = _names(axis_name)
-    sizes = [_size_of(n) for n in names]
+    axes = _axes(axis_name)
+    sizes = [a.size for a in axes]
 
     def one(leaf: Any) -> Any:
         leaf = as_array(leaf)
@@ -482,12 +616,12 @@ def all_to_all(
         split = _axis_in(split_axis, ndim, "all_to_all", leaf)
         concat = _axis_in(concat_axis, ndim, "all_to_all", leaf)
         leaf = _split_axis(leaf, split, sizes, tiled, "all_to_all")
-        to = concat if len(names) == 1 else 0
-        for k in reversed(range(len(names))):  # several axes come to the front, the last one first
-            at = split + len(names) - 1
-            leaf = bind(all_to_all_p, leaf, axis_name=names[k], split=at, concat=to, size=sizes[k])
-        if len(names) > 1:
-            shape = typeof(leaf).shape[len(names) :]
+        to = concat if len(axes) == 1 else 0
+        for a in reversed(axes):  # several axes come to the front, the last one first
+            at = split + len(axes) - 1
+            leaf = bind(all_to_all_p, leaf, axis_name=a.axis, split=at, concat=to, size=a.size)
+        if len(axes) > 1:
+            shape = typeof(leaf).shape[len(axes) :]
             order = [*range(1, concat + 1), 0, *range(concat + 1, len(shape) + 1)]
             leaf = transpose(reshape(leaf, (math.prod(sizes), *shape)), order)
         return _merged(leaf, concat) if tiled else leaf
@@ -545,14 +679,13 @@ def ppermute(x: Tree, axis_name: AxisName, perm: Sequence[tuple[int, int]]) -> T
     >>> gf.vmap(shift, axis_name="i")(jnp.array([1.0, 2.0, 3.0]))
     Array([0., 1., 2.], dtype=float32)
     """
-    names = _names(axis_name)
-    if len(names) != 1:
+    axes = _axes(axis_name)
+    if len(axes) != 1:
         raise ValueError(
             f"ppermute takes one axis name, got {axis_name!r}\n  at {where().describe()}\n"
             "  permute along one axis after the other"
         )
-    (name,) = names
-    size = _size_of(name)
+    ((_, size, axis, _),) = axes
     pairs = tuple([(int(s), int(d)) for s, d in perm])
     for side in zip(*pairs):
         if len(set(side)) != len(side) or not all(0 <= i < size for i in side):
@@ -560,7 +693,7 @@ def ppermute(x: Tree, axis_name: AxisName, perm: Sequence[tuple[int, int]]) -> T
                 f"ppermute: {list(pairs)} must name each source and each destination at most once, "
                 f"from 0 to {size - 1}\n  at {where().describe()}"
             )
-    return _on_tree(lambda leaf: bind(ppermute_p, as_array(leaf), axis_name=name, perm=pairs), x)
+    return _on_tree(lambda leaf: bind(ppermute_p, as_array(leaf), axis_name=axis, perm=pairs), x)
 
 
 def pshuffle(x: Tree, axis_name: AxisName, perm: Sequence[int]) -> Tree:
@@ -582,10 +715,10 @@ def pshuffle(x: Tree, axis_name: AxisName, perm: Sequence[int]) -> Tree:
     >>> gf.vmap(reverse, axis_name="i")(jnp.array([1.0, 2.0, 3.0]))
     Array([3., 2., 1.], dtype=float32)
     """
-    names, sources = _names(axis_name), [int(s) for s in perm]
-    if len(names) == 1 and sorted(sources) != [*range(_size_of(names[0]))]:
+    axes, sources = _axes(axis_name), [int(s) for s in perm]
+    if len(axes) == 1 and sorted(sources) != [*range(axes[0].size)]:
         raise ValueError(
-            f"pshuffle: {sources} is no permutation of 0 to {_size_of(names[0]) - 1}\n"
+            f"pshuffle: {sources} is no permutation of 0 to {axes[0].size - 1}\n"
             f"  at {where().describe()}"
         )
     return ppermute(x, axis_name, [(s, d) for d, s in enumerate(sources)])
@@ -646,9 +779,9 @@ def axis_index(axis_name: AxisName) -> Array:
     Array([0., 1., 2.], dtype=float32)
     """
     index: Any = None
-    for n in _names(axis_name):
-        here = bind(axis_index_p, axis_name=n)
-        index = here if index is None else ops.add(ops.mul(index, _size_of(n)), here)
+    for a in _axes(axis_name):
+        here = bind(axis_index_p, axis_name=a.axis)
+        index = here if index is None else ops.add(ops.mul(index, a.size), here)
     return index
 
 
@@ -667,4 +800,66 @@ def axis_size(axis_name: AxisName) -> int:
     >>> gf.vmap(lambda x: x / gf.lax.axis_size("i"), axis_name="i")(jnp.ones(2))
     Array([0.5, 0.5], dtype=float32)
     """
-    return functools.reduce(lambda a, n: a * _size_of(n), _names(axis_name), 1)
+    return math.prod(a.size for a in _axes(axis_name))
+
+
+def pvary(x: Tree, axis_name: AxisName) -> Tree:
+    """Take a value that is equal along axes of a mesh as one that may vary along them.
+
+    Operations do this with operands by themselves; it is for where the type must be said before,
+    as for the first carry of a loop. The derivative is the sum over the axes.
+
+    Args:
+        x: pytree of arrays.
+        axis_name: name of an axis of the mesh, or a sequence of names.
+
+    Returns:
+        The same values.
+
+    Raises:
+        NameError: no enclosing `shard_map` has the axis.
+
+    >>> mesh = gf.make_mesh((1,), ("i",))
+    >>> f = gf.shard_map(
+    ...     lambda x: gf.lax.pvary(x, "i"), mesh=mesh, in_specs=gf.P(), out_specs=gf.P("i")
+    ... )
+    >>> f(jnp.ones(2))
+    Array([1., 1.], dtype=float32)
+    """
+    axes = [a for a in _axes(axis_name) if type(a.axis) is MeshAxis]
+
+    def one(leaf: Any) -> Any:
+        leaf = as_array(leaf)
+        for a in axes:
+            if a.name not in typeof(leaf).varying:
+                leaf = bind(pvary_p, leaf, axis_name=a.axis)
+        return leaf
+
+    return _on_tree(one, x)
+
+
+def pcast(x: Tree, axis_name: AxisName, *, to: Literal["varying"]) -> Tree:
+    """`pvary`, by JAX's later name: `pcast(x, "i", to="varying")`.
+
+    Args:
+        x: pytree of arrays.
+        axis_name: name of an axis of the mesh, or a sequence of names.
+        to: "varying".
+
+    Returns:
+        The same values.
+
+    Raises:
+        ValueError: `to` is something else.
+
+    >>> mesh = gf.make_mesh((1,), ("i",))
+    >>> cast = lambda x: gf.lax.pcast(x, "i", to="varying")
+    >>> gf.shard_map(cast, mesh=mesh, in_specs=gf.P(), out_specs=gf.P("i"))(jnp.ones(2))
+    Array([1., 1.], dtype=float32)
+    """
+    if to != "varying":
+        raise ValueError(
+            f'pcast: to={to!r}; values are cast to "varying"; one that varies becomes equal by a '
+            f"reduction: psum, pmean, pmax or all_gather_invariant\n  at {where().describe()}"
+        )
+    return pvary(x, axis_name)

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal, TypeVar
 
 from genesis_fn.core import dtypes, errors, tree
-from genesis_fn.core.aval import Aval, aval
+from genesis_fn.core.aval import Aval
 from genesis_fn.core.convert import as_array, is_value
 from genesis_fn.core.diagnostics.source_info import where
 from genesis_fn.core.jaxpr import Eqn, Jaxpr, Var, dead_code, memoized
@@ -50,12 +50,12 @@ Y = TypeVar("Y")
 
 def sliced(kind: Aval) -> Aval:
     """The aval of one step's slice of `kind`."""
-    return aval(kind.shape[1:], kind.dtype)
+    return kind.update(kind.shape[1:])
 
 
 def stacked(kind: Aval, length: int) -> Aval:
     """The aval of `length` values of `kind`."""
-    return aval((length, *kind.shape), kind.dtype)
+    return kind.update((length, *kind.shape))
 
 
 def _shape(*avals: Aval, jaxpr: Jaxpr, carry: int, length: int, **_: Any) -> list[Aval]:

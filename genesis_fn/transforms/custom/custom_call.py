@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from genesis_fn.core import dtypes, errors
-from genesis_fn.core.aval import Aval, aval
+from genesis_fn.core.aval import Aval
 from genesis_fn.core.diagnostics.source_info import where
 from genesis_fn.core.jaxpr import Jaxpr, Var, dead_code, memoized
 from genesis_fn.core.primitive import Primitive, bind, ctx, is_linear, typeof
@@ -326,7 +326,7 @@ class Batched(Wrapped):
     ) -> None:
         super().__init__(call)
         self.size, self.axis_name, self.dims = trace.batch_size, trace.axis_name, tuple(dims)
-        self.out_avals = [aval((self.size, *a.shape), a.dtype) for a in call.out_avals]
+        self.out_avals = [a.update((self.size, *a.shape)) for a in call.out_avals]
         self.trace = None if closed else trace
         # Whether outputs are batched: if an operand is, or if a run shows that a captured value is.
         self.batched = closed or call.linear is not None or any(d is not None for d in dims)
