@@ -228,3 +228,6 @@ from genesis_fn.transforms.control_flow.loops import (
     while_loop as while_loop,
 )
 from genesis_fn.transforms.control_flow.scanning import scan as scan
+from genesis_fn.transforms.sharding.constraint import (
+    with_sharding_constraint as with_sharding_constraint,
+)

@@ -215,6 +215,11 @@ class NamedSharding(Sharding):
         return devices_.backend("mesh")
 
     @property
+    def home(self) -> Device:
+        """Where new arrays go beside one that is laid out so: this process's device."""
+        return self.mesh.device
+
+    @property
     def platform(self) -> str:
         """The kind of the devices: "cpu" or "cuda"."""
         return self.mesh.device.kind

@@ -18,10 +18,11 @@ from genesis_fn.core import dtypes, tree
 from genesis_fn.core.aval import Aval
 from genesis_fn.core.convert import as_array
 from genesis_fn.core.jaxpr import Jaxpr, memoized
-from genesis_fn.core.primitive import Primitive, bind, trace_context_key, typeof
+from genesis_fn.core.primitive import Primitive, bind, ctx, trace_context_key, typeof
 from genesis_fn.core.static import Frozen, Reader
 from genesis_fn.primitives.factories import instantiate, move_batch
 from genesis_fn.transforms.custom.custom_call import linear_call, push_program
+from genesis_fn.transforms.sharding.varying import matched
 from genesis_fn.transforms.staging.api_util import FlatFunction
 from genesis_fn.transforms.staging.call import batch_call, jvp_call, linearize_call
 from genesis_fn.transforms.staging.stage_trace import stage, stage_closed
@@ -89,6 +90,8 @@ class Fused(Generic[P, R]):
         self, leaves: Sequence[Any], in_tree: tree.PyTreeDef, static: tuple[Any, ...]
     ) -> tuple[list[Any], Any]:
         """Apply the function to flat arrays: (flat outputs, their structure)."""
+        if ctx.match is not None:
+            leaves = matched(leaves)
         jaxpr = self.program(tuple([typeof(x) for x in leaves]), in_tree, static)
         outs = bind(fused_p, *leaves, op=self, static=static, jaxpr=jaxpr)
         return outs, jaxpr.cache["out_tree"]
@@ -262,3 +265,4 @@ fused_p = Primitive(
     batch=_batch,
     jvp=lambda primals, tangents, *, jaxpr, **_: jvp_call(primals, tangents, jaxpr),
 )
+fused_p.takes = lambda *, jaxpr, **_: jaxpr.in_avals

@@ -12,7 +12,7 @@ import functools
 import logging
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Concatenate, Generic, Literal, ParamSpec, Self, TypeVar, overload
+from typing import Any, Concatenate, Generic, Literal, ParamSpec, Self, TypeVar, cast, overload
 
 from genesis_fn.core import device as devices, errors, tree
 from genesis_fn.core.array import ArrayImpl, Deleted, from_numpy, like, stored
@@ -23,6 +23,8 @@ from genesis_fn.core.diagnostics.source_info import warn, where
 from genesis_fn.core.diagnostics.traceback import trimmed
 from genesis_fn.core.jaxpr import Jaxpr
 from genesis_fn.core.primitive import Tracer, ctx, default_device_of
+from genesis_fn.core.sharding.layout import NamedSharding
+from genesis_fn.core.sharding.placement import placement_of
 from genesis_fn.core.static import Fingerprint, Frozen, fingerprint_of
 from genesis_fn.core.types.annotations import PyTree
 from genesis_fn.transforms.jitting.aot import Traced
@@ -42,6 +44,7 @@ from genesis_fn.transforms.jitting.jit_cache import (
 )
 from genesis_fn.transforms.jitting.retrace import RecompilationWarning, difference, show_key
 from genesis_fn.transforms.keys.key_uses import of_arguments, user_call
+from genesis_fn.transforms.sharding.meshes import mesh_of
 from genesis_fn.transforms.staging.api_util import FlatFunction
 from genesis_fn.transforms.staging.call import jit_p
 from genesis_fn.transforms.staging.copies import Copied
@@ -148,7 +151,7 @@ class JitFunction(Copied, Generic[P, R]):
     ) -> Any:
         """Run a generated call; with `debug_nans` and its like, check the values it returns."""
         replay = _replays()
-        inputs = [*program.captured, *bound.arrays(device)] if replay else []
+        inputs = [*program.captured, *bound.arrays(device.home)] if replay else []
         if donated:  # a replay needs them after the call has overwritten them
             inputs = list(map(_copy, inputs))
         result = call(*bound.written)
@@ -184,7 +187,13 @@ class JitFunction(Copied, Generic[P, R]):
             return self._trace(key, bound)
 
     def _device(self, bound: BoundArguments, program: Program) -> devices.Device:
-        """The device that a call runs on: that of its arrays, or else of the captured ones."""
+        """The device that a call runs on: that of its arrays, or else of the captured ones; on a
+        mesh, the places of all."""
+        mesh = mesh_of(program.jaxpr)
+        given = [*program.captured, *(x for x in bound.leaves if type(x) is not Frozen)]
+        places = [x.sig.device if type(x) is ArrayImpl else None for x in given]
+        if mesh is not None or any([type(d) is NamedSharding for d in places]):
+            return cast(devices.Device, placement_of(places, mesh, self.spec.name))
         positions = {x.sig.device: i for i, x in enumerate(bound.leaves) if type(x) is ArrayImpl}
         if len(positions) > 1:
             listed = ", ".join(f"{program.paths[i]} on {d}" for d, i in list(positions.items())[:4])
@@ -300,7 +309,7 @@ class JitFunction(Copied, Generic[P, R]):
         call = program.calls.get(form) if guarded else None
         if call is None:
             executable = self.compile_program(program, device, donated)
-            call = fast_call(self.spec, bound, program, executable, device, donated, guarded)
+            call = fast_call(self.spec, bound, program, executable, device.home, donated, guarded)
             if guarded:
                 program.add_call(form, call)
         return bind_captured(call, program.captured)
