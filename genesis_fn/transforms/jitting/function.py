@@ -44,6 +44,7 @@ from genesis_fn.transforms.jitting.jit_cache import (
 )
 from genesis_fn.transforms.jitting.retrace import RecompilationWarning, difference, show_key
 from genesis_fn.transforms.keys.key_uses import of_arguments, user_call
+from genesis_fn.transforms.jitting.layouts import laid_out, results_laid_out
 from genesis_fn.transforms.sharding.meshes import mesh_of
 from genesis_fn.transforms.staging.api_util import FlatFunction
 from genesis_fn.transforms.staging.call import jit_p
@@ -104,6 +105,8 @@ class JitFunction(Copied, Generic[P, R]):
         # and each returns MISS for arguments that it is not for. A trace, watching for NaNs or a
         # named axis means another program, which only the full path looks up.
         try:
+            if self.options["in_shardings"] is not None:
+                args = laid_out(args, kwargs, self.options["in_shardings"], self.spec)  # pyright: ignore[reportAssignmentType]
             settings = config.current()
             if ctx.trace is None and ctx.watch is None and not ctx.axes:
                 for known, call in self.cache.fast:
@@ -230,13 +233,13 @@ class JitFunction(Copied, Generic[P, R]):
         """The fingerprint of the function with these static values; None where its programs must
         not be shared. Computed anew whenever it would be traced: what it reads may have changed."""
         # The object of a method and the arguments of a partial may change without a new function.
-        owned = any(True for _ in owners(self.fun))
+        owned = any(True for _ in owners(self.fun)) or self.options["out_shardings"] is not None
         if owned or not all(v.fixed and not v.weak for v in bound.frozen()):
             return None
         known = fingerprint_of(self.fun)
         if known is None or known.keeps:
             return None
-        rest = [v for k, v in self.options.items() if "_arg" not in k]
+        rest = [v for k, v in self.options.items() if "_arg" not in k and "shard" not in k]
         key = known.key, self.spec.static, self.spec.donated, *rest
         return Fingerprint(key, known.lent, known.keeps)
 
@@ -258,7 +261,9 @@ class JitFunction(Copied, Generic[P, R]):
 
         def body(*tracers: Any) -> list[Any]:
             remaining = iter(tracers)
-            return flat(*[x.value if type(x) is Frozen else next(remaining) for x in bound.leaves])
+            outs = flat(*[x.value if type(x) is Frozen else next(remaining) for x in bound.leaves])
+            wanted = self.options["out_shardings"]
+            return outs if wanted is None else results_laid_out(outs, flat.out_tree, wanted)
 
         labels = [p for p, x in zip(paths, bound.leaves) if type(x) is not Frozen]
         arrays = bound.arrays()
@@ -446,6 +451,8 @@ def jit(
     on_unusable_donation: Literal["warn", "error", "ignore"] = "warn",
     max_traces: int | None = None,
     compiler: Literal["inductor"] | None = None,
+    in_shardings: Any = None,
+    out_shardings: Any = None,
     inline: bool = False,
     keep_unused: bool = False,
     device: object = None,
@@ -462,6 +469,8 @@ def jit(
     on_unusable_donation: Literal["warn", "error", "ignore"] = "warn",
     max_traces: int | None = None,
     compiler: Literal["inductor"] | None = None,
+    in_shardings: Any = None,
+    out_shardings: Any = None,
     inline: bool = False,
     keep_unused: bool = False,
     device: object = None,
@@ -477,6 +486,8 @@ def jit(
     on_unusable_donation: Literal["warn", "error", "ignore"] = "warn",
     max_traces: int | None = None,
     compiler: Literal["inductor"] | None = None,
+    in_shardings: Any = None,
+    out_shardings: Any = None,
     **ignored: object,
 ) -> Callable[..., Any]:
     """Compile a function: trace it once per signature of its arguments, run the program afterwards.
@@ -500,6 +511,11 @@ def jit(
         on_unusable_donation: "warn", "error" or "ignore" where no output fits a donated array.
         max_traces: how many programs the function may have before tracing raises; None: any number.
         compiler: "inductor" compiles by TorchInductor on CPU; None is the library's own compiler.
+        in_shardings: how arguments are laid out: a sharding for each leaf, as a pytree that is a
+            prefix of the tuple of arguments that are not static; a PartitionSpec is one over the
+            current mesh, None leaves a leaf as it is. Numbers, ndarrays and arrays on one device
+            are laid out so; an array that is laid out otherwise is an error.
+        out_shardings: how the output is laid out: a pytree of shardings that is a prefix of it.
         ignored: `inline`, `keep_unused`, `device`, `backend`, which JAX's jit has; without effect.
 
     Returns:
@@ -510,6 +526,8 @@ def jit(
         ValueError: an option names an argument that `fun` does not have, or
             `on_unusable_donation` is unknown.
         GenesisError: a call would need more than `max_traces` programs.
+        ShardingError: an array is laid out otherwise than `in_shardings` says, or cannot be laid
+            out so.
 
     >>> @gf.jit
     ... def scaled(x, factor):
@@ -528,6 +546,8 @@ def jit(
         "on_unusable_donation": on_unusable_donation,
         "max_traces": max_traces,
         "compiler": compiler,
+        "in_shardings": in_shardings,
+        "out_shardings": out_shardings,
     }
     unknown = set(ignored) - {"inline", "keep_unused", "device", "backend"}
     if unknown:
