@@ -75,10 +75,7 @@ from genesis_fn.core.sharding.arrays import (
     make_array_from_process_local_data as make_array_from_process_local_data,
     make_array_from_single_device_arrays as make_array_from_single_device_arrays,
 )
-from genesis_fn.core.sharding.layout import (
-    NamedSharding as NamedSharding,
-    P as P,
-)
+from genesis_fn.core.sharding.layout import NamedSharding as NamedSharding, P as P
 from genesis_fn.core.sharding.mesh import make_mesh as make_mesh, set_mesh as set_mesh
 from genesis_fn.core.train_state import TrainState as TrainState
 from genesis_fn.core.types.annotations import (

@@ -18,12 +18,7 @@ from genesis_fn.core.sharding.layout import (
     Sharding as Sharding,
     SingleDeviceSharding as SingleDeviceSharding,
 )
-from genesis_fn.core.sharding.mesh import (
-    Mesh as Mesh,
-    current_mesh as get_mesh,
-    make_mesh as make_mesh,
-    set_mesh as set_mesh,
-)
+from genesis_fn.core.sharding.mesh import Mesh as Mesh, make_mesh as make_mesh, set_mesh as set_mesh
 from genesis_fn.transforms.sharding.constraint import (
     reshard as reshard,
     with_sharding_constraint as with_sharding_constraint,

@@ -324,7 +324,6 @@ class Primitive:
             return run
         return lambda *args: with_weak(run(*args), True)
 
-
     def _on_mesh(
         self,
         mesh: Mesh | None,

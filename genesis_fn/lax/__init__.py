@@ -130,7 +130,6 @@ from genesis_fn.lax.programs import (
     dce_sink as dce_sink,
     platform_dependent as platform_dependent,
     stage as stage,
-    with_sharding_constraint as with_sharding_constraint,
 )
 from genesis_fn.lax.promotion import broadcast_shapes as broadcast_shapes
 from genesis_fn.lax.special import (

@@ -33,6 +33,15 @@ from genesis_fn.core.types.extended import is_key
 from genesis_fn.transforms.sharding.constraint import sharding_constraint_p
 from genesis_fn.transforms.sharding.local import batched, untyped
 from genesis_fn.transforms.sharding.partition import partition
+from genesis_fn.transforms.sharding.rules import (  # noqa: F401 # pyright: ignore[reportUnusedImport] - registers rules
+    collectives as _collectives,
+    elementwise as _elementwise,
+    fused as _fused,
+    products as _products,
+    programs as _programs,
+    reductions as _reductions,
+    shape as _shape,
+)
 
 
 class MeshBackend(Backend):

@@ -18,7 +18,9 @@ from genesis_fn.core.sharding.layout import NamedSharding, local_slices, parts
 
 def _named(sharding: Any, what: str) -> NamedSharding:
     if type(sharding) is not NamedSharding:
-        raise TypeError(f"{what} takes a NamedSharding, got {sharding!r}\n  at {where().describe()}")
+        raise TypeError(
+            f"{what} takes a NamedSharding, got {sharding!r}\n  at {where().describe()}"
+        )
     return sharding
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, Generic, ParamSpec, TypeVar
+from typing import Any, Generic, ParamSpec, TypeAlias, TypeVar
 
 from genesis_fn.core import dtypes, tree
 from genesis_fn.core.aval import Aval
@@ -31,6 +31,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 FUSED: dict[str, Fused[..., Any]] = {}
+Dims: TypeAlias = str | Callable[..., str] | None
 
 
 class Fused(Generic[P, R]):
@@ -44,6 +45,11 @@ class Fused(Generic[P, R]):
       (what it returns where `needs` is False is ignored), or one per argument.
     * `precision`: the amp class of the whole; `exact`: positions of operands that keep their
       dtypes.
+    * `dims`: which dimensions of the flat operands and results belong together, in the manner of
+      einsum: "... d, d -> ... d". Those with capital letters, and the leading ones `...`, may be
+      divided among devices; a result that lacks such a letter is a sum over it, or an operand as it
+      is where it is written "=d". Or a function of (operand avals, static parameters) that gives
+      this.
     """
 
     def __init__(
@@ -55,6 +61,7 @@ class Fused(Generic[P, R]):
         precision: str,
         batch: Callable[..., Any] | None,
         exact: Sequence[int] = (),
+        dims: Dims = None,
     ) -> None:
         if name in FUSED:
             raise ValueError(f"fused function {name!r} is defined twice")
@@ -62,7 +69,7 @@ class Fused(Generic[P, R]):
         functools.update_wrapper(self, reference)
         self.name, self.reference, self.static_names = name, reference, frozenset(static)
         self.rows, self.precision, self.batch = rows, precision, batch
-        self.exact = frozenset(exact)
+        self.exact, self.dims = frozenset(exact), dims
         self.vjp: tuple[Fused[..., Any], Fused[..., Any]] | None = None
         self.programs: dict[Any, Jaxpr] = {}
 
@@ -128,6 +135,7 @@ def fused(
     precision: str = "follow",
     batch: Callable[..., Any] | None = None,
     exact: Sequence[int] = (),
+    dims: Dims = None,
 ) -> Callable[[Callable[P, R]], Fused[P, R]]:
     """Decorator that makes one operation of a function, for which backends may have a kernel.
 
@@ -145,6 +153,10 @@ def fused(
             None to leave the case to the others.
         exact: positions of the arrays, in the flattened arguments, that `amp` leaves in their
             dtype whatever the class, such as weights of a sum.
+        dims: which dimensions of the flattened arrays and results belong together, as in einsum:
+            "... d, d -> ... d". Capital letters and leading dimensions `...` may be divided among
+            the devices of a mesh; a result without such a letter is a sum over it, but one written
+            "=d" an operand as it is. None: of arrays that are divided, the reference is run.
 
     Returns:
         The decorator, which gives a `Fused` function of the reference's signature.
@@ -160,7 +172,7 @@ def fused(
     """
 
     def decorate(reference: Callable[P, R]) -> Fused[P, R]:
-        return Fused(name, reference, static, rows, precision, batch, exact)
+        return Fused(name, reference, static, rows, precision, batch, exact, dims)
 
     return decorate
 

@@ -42,9 +42,9 @@ from genesis_fn.transforms.jitting.jit_cache import (
     share,
     shared,
 )
+from genesis_fn.transforms.jitting.layouts import laid_out, results_laid_out
 from genesis_fn.transforms.jitting.retrace import RecompilationWarning, difference, show_key
 from genesis_fn.transforms.keys.key_uses import of_arguments, user_call
-from genesis_fn.transforms.jitting.layouts import laid_out, results_laid_out
 from genesis_fn.transforms.sharding.meshes import mesh_of
 from genesis_fn.transforms.staging.api_util import FlatFunction
 from genesis_fn.transforms.staging.call import jit_p

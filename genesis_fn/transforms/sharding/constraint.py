@@ -49,7 +49,7 @@ def with_sharding_constraint(x: Tree, shardings: Any) -> Tree:
     Args:
         x: pytree of arrays.
         shardings: a NamedSharding for each array, or a PartitionSpec over the current mesh: a
-            pytree of them that is a prefix of `x`.
+            pytree of them that is a prefix of `x`. None leaves arrays as they are.
 
     Returns:
         The same values, laid out so.
@@ -63,12 +63,15 @@ def with_sharding_constraint(x: Tree, shardings: Any) -> Tree:
     >>> gf.lax.with_sharding_constraint(jnp.ones(2), rows).sharding.spec
     PartitionSpec('data')
     """
-    given = tree.broadcast_prefix(shardings, x)
+    kept = tree.map(lambda s: ... if s is None else s, shardings, is_leaf=lambda s: s is None)
+    given = tree.broadcast_prefix(kept, x)
     leaves, treedef = tree.flatten(x)
     return tree.unflatten(treedef, [_constrained(v, s) for v, s in zip(leaves, given)])
 
 
 def _constrained(x: Any, given: Any) -> Any:
+    if given is ...:
+        return x
     sharding = as_sharding(given, "with_sharding_constraint")
     if type(sharding) is not NamedSharding:
         if isinstance(sharding, Sharding) and ctx.trace is not None:

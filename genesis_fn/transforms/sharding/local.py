@@ -38,11 +38,7 @@ def untyped(jaxpr: Jaxpr) -> Jaxpr:
         ins, outs = list(map(plain, e.ins)), list(map(plain, e.outs))
         eqns.append(Eqn(e.prim, ins, params, outs, e.where, e.backward))
     program = Jaxpr(
-        list(map(plain, jaxpr.invars)),
-        eqns,
-        list(map(plain, jaxpr.outs)),
-        jaxpr.labels,
-        jaxpr.name,
+        list(map(plain, jaxpr.invars)), eqns, list(map(plain, jaxpr.outs)), jaxpr.labels, jaxpr.name
     )
     program.cache.update({k: v for k, v in jaxpr.cache.items() if type(k) is str})
     return program
@@ -82,9 +78,7 @@ def batched(
 
     def program(*xs: Any) -> list[Any]:
         split = [_split(x, mesh, at) for x, at in zip(xs, in_layouts, strict=True)]
-        return [
-            _joined(y, mesh, at) for y, at in zip(along(0, *split), out_layouts, strict=True)
-        ]
+        return [_joined(y, mesh, at) for y, at in zip(along(0, *split), out_layouts, strict=True)]
 
     return stage_closed(program, wholes, jaxpr.name)
 

@@ -2,14 +2,13 @@
 
 The function is staged on avals of parts. The equation holds its program, and how each operand and
 result is laid out; to everything around it is an operation on whole arrays. Its rules transform the
-program of a part and keep the layouts: a residual that differs between devices becomes a whole array
-with one entry for each device along a new first dimension.
+program of a part and keep the layouts: a residual that differs between devices becomes a whole
+array with one entry for each device along a new first dimension.
 """
 
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, ParamSpec, TypeVar
 
@@ -37,12 +36,7 @@ from genesis_fn.transforms.batching.batch import at_front, batch_jaxpr
 from genesis_fn.transforms.batching.collectives import assume_invariant_p
 from genesis_fn.transforms.keys.key_uses import user_call, uses
 from genesis_fn.transforms.sharding.varying import on_mesh
-from genesis_fn.transforms.staging.api_util import (
-    FlatFunction,
-    flatten_arrays,
-    labels_of,
-    name_of,
-)
+from genesis_fn.transforms.staging.api_util import FlatFunction, flatten_arrays, labels_of, name_of
 from genesis_fn.transforms.staging.dependency import dependent
 from genesis_fn.transforms.staging.stage_trace import evaluate, stage, stage_closed
 
@@ -50,6 +44,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 Layouts = tuple[Layout, ...]
+Names = tuple[Hashable, ...]  # the axes that a function computes over itself
 
 
 def whole_of(part: Aval, mesh: Mesh, layout: Layout) -> Aval:
@@ -59,7 +54,7 @@ def whole_of(part: Aval, mesh: Mesh, layout: Layout) -> Aval:
 
 
 def _shape(
-    *avals: Aval, jaxpr: Jaxpr, mesh: Mesh, in_layouts: Layouts, out_layouts: Layouts
+    *avals: Aval, jaxpr: Jaxpr, mesh: Mesh, manual: Names, in_layouts: Layouts, out_layouts: Layouts
 ) -> list[Aval]:
     return [whole_of(a, mesh, at) for a, at in zip(jaxpr.out_avals, out_layouts, strict=True)]
 
@@ -70,11 +65,11 @@ def _stacked(kind: Aval) -> Layout:
 
 
 @memoized
-def _forward(jaxpr: Jaxpr, mesh: Mesh, nonzero: tuple[bool, ...]) -> tuple[Any, ...]:
+def _forward(jaxpr: Jaxpr, mesh: Mesh, manual: Names, nonzero: tuple[bool, ...]) -> tuple[Any, ...]:
     """(program that returns residuals stacked, tangent program that takes them so, which outputs
     have a tangent, layouts of the residuals)."""
     count = len(jaxpr.outs)
-    with on_mesh(mesh):
+    with on_mesh(mesh, manual):
         forward, tangent, nonzero_outs, _ = linearize_jaxpr(jaxpr, nonzero, (False,) * count)
         kinds = forward.out_avals[count:]
 
@@ -104,16 +99,18 @@ def _linearize(
     *xs: Any,
     jaxpr: Jaxpr,
     mesh: Mesh,
+    manual: Names,
     in_layouts: Layouts,
     out_layouts: Layouts,
 ) -> Any:
     mask, count = tuple(nonzero), len(jaxpr.outs)
-    forward, tangent, nonzero_outs, saved = _forward(jaxpr, mesh, mask)
+    forward, tangent, nonzero_outs, saved = _forward(jaxpr, mesh, manual, mask)
     outs = bind(
         shard_map_p,
         *xs,
         jaxpr=forward,
         mesh=mesh,
+        manual=manual,
         in_layouts=in_layouts,
         out_layouts=(*out_layouts, *saved),
     )
@@ -127,6 +124,7 @@ def _linearize(
             *dense,
             jaxpr=tangent,
             mesh=mesh,
+            manual=manual,
             in_layouts=(*saved, *_chosen(in_layouts, mask)),
             out_layouts=_chosen(out_layouts, nonzero_outs),
         )
@@ -141,11 +139,12 @@ def _jvp(
     *,
     jaxpr: Jaxpr,
     mesh: Mesh,
+    manual: Names,
     in_layouts: Layouts,
     out_layouts: Layouts,
 ) -> Any:
     mask, count = tuple([t is not None for t in tangents]), len(jaxpr.outs)
-    with on_mesh(mesh):
+    with on_mesh(mesh, manual):
         program, nonzero_outs = jvp_jaxpr(jaxpr, mask, (False,) * count)
     outs = bind(
         shard_map_p,
@@ -153,6 +152,7 @@ def _jvp(
         *[t for t in tangents if t is not None],
         jaxpr=program,
         mesh=mesh,
+        manual=manual,
         in_layouts=(*in_layouts, *_chosen(in_layouts, mask)),
         out_layouts=(*out_layouts, *_chosen(out_layouts, nonzero_outs)),
     )
@@ -164,12 +164,13 @@ def _transpose(
     *operands: Any,
     jaxpr: Jaxpr,
     mesh: Mesh,
+    manual: Names,
     in_layouts: Layouts,
     out_layouts: Layouts,
 ) -> list[Any]:
     linear = tuple([is_linear(x) for x in operands])
     nonzero = tuple([ct is not None for ct in cts])
-    with on_mesh(mesh):
+    with on_mesh(mesh, manual):
         program = transpose_jaxpr(jaxpr, linear, nonzero)
     known = [not flag for flag in linear]
     back = bind(
@@ -178,6 +179,7 @@ def _transpose(
         *[ct for ct in cts if ct is not None],
         jaxpr=program,
         mesh=mesh,
+        manual=manual,
         in_layouts=(*_chosen(in_layouts, known), *_chosen(out_layouts, nonzero)),
         out_layouts=_chosen(in_layouts, linear),
     )
@@ -191,12 +193,13 @@ def _batch(
     *,
     jaxpr: Jaxpr,
     mesh: Mesh,
+    manual: Names,
     in_layouts: Layouts,
     out_layouts: Layouts,
     axis_name: Hashable = None,
 ) -> Any:
     batched = tuple([d is not None for d in dims])
-    with on_mesh(mesh):
+    with on_mesh(mesh, manual):
         program, out_batched = batch_jaxpr(
             jaxpr, size, batched, (False,) * len(jaxpr.outs), axis_name
         )
@@ -208,6 +211,7 @@ def _batch(
         *at_front(size, xs, dims),
         jaxpr=program,
         mesh=mesh,
+        manual=manual,
         in_layouts=widened(in_layouts, batched),
         out_layouts=widened(out_layouts, out_batched),
     )
@@ -253,8 +257,8 @@ def shard_map(
         in_specs: a PartitionSpec for each leaf of the arguments: a pytree of them that is a prefix
             of the tuple of arguments. It says which dimensions are divided among which axes.
         out_specs: the same for the output: how the parts make up whole arrays.
-        axis_names: the axes that `f` computes over; None for all. Over the others every device
-            computes the same.
+        axis_names: the axes that `f` computes over, which specs and collectives refer to; None for
+            all. Over the others `f` is a program on whole arrays, partitioned as outside.
         check_vma: whether outputs are checked to be equal along the axes that their specs leave
             out. Without it, the value of the first device counts.
 
@@ -328,7 +332,13 @@ class _Call:
     ) -> None:
         self.f, self.mesh, self.checked = f, mesh, checked
         self.in_specs, self.out_specs = in_specs, out_specs
-        self.names = tuple(mesh.axis_names if not axis_names else axis_names)
+        self.names = tuple([n for n in mesh.axis_names if not axis_names or n in axis_names])
+        unknown = [n for n in axis_names or () if n not in mesh.axis_names]
+        if unknown:
+            raise errors.ShardingError(
+                f"shard_map of {name_of(f)}: axis_names has {unknown[0]!r}, but the mesh has "
+                f"{', '.join(map(repr, mesh.axis_names))}"
+            )
         self.out_layouts: Layouts = ()
 
     def run(self, args: tuple[Any, ...]) -> Any:
@@ -336,9 +346,7 @@ class _Call:
         labels = functools.partial(labels_of, self.f, args)
         leaves, in_tree, weak = flatten_arrays(args, f"an argument of {name_of(self.f)}: ", labels)
         layouts = self._layouts(self.in_specs, args, leaves, labels(), "in_specs")
-        avals = [
-            part_of(typeof(x), self.mesh, at) for x, at in zip(leaves, layouts, strict=True)
-        ]
+        avals = [part_of(typeof(x), self.mesh, at) for x, at in zip(leaves, layouts, strict=True)]
         flat = FlatFunction(self.f, in_tree)
         with on_mesh(self.mesh, self.names, self.checked):
             jaxpr, captured = stage(
@@ -355,6 +363,7 @@ class _Call:
             *leaves,
             jaxpr=jaxpr,
             mesh=self.mesh,
+            manual=self.names,
             in_layouts=(*whole, *layouts),
             out_layouts=self.out_layouts,
         )
@@ -396,12 +405,7 @@ class _Call:
         return varying_as(x, typeof(x).update(varying=frozenset(divided)))
 
     def _layouts(
-        self,
-        specs: Any,
-        values: Any,
-        leaves: Sequence[Any] | None,
-        names: Sequence[str],
-        what: str,
+        self, specs: Any, values: Any, leaves: Sequence[Any] | None, names: Sequence[str], what: str
     ) -> Layouts:
         """The layout of each leaf; without `leaves`, as long as its spec is or its value needs."""
         as_spec = lambda s: PartitionSpec() if s is None else s
@@ -440,8 +444,3 @@ class _Call:
                     f"shard_map of {name_of(self.f)}: {what} has {spec}, which names {n!r} twice: "
                     "an axis divides one dimension"
                 )
-
-
-def mesh_size(mesh: Mesh, names: Sequence[Hashable]) -> int:
-    """The number of devices along some axes."""
-    return math.prod([mesh.shape[n] for n in names])

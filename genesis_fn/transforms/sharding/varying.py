@@ -2,8 +2,8 @@
 of them a value may differ between devices (`Aval.varying`).
 
 An operation takes operands that vary over the same axes: `match` casts those that vary over fewer
-(`pvary`). The transpose of that cast is a sum over the axis, so that the gradient of a value that all
-devices share is the sum of what each contributes, wherever it is used.
+(`pvary`). The transpose of that cast is a sum over the axis, so that the gradient of a value that
+all devices share is the sum of what each contributes, wherever it is used.
 """
 
 from __future__ import annotations
@@ -45,9 +45,7 @@ class on_mesh:
         ctx.axes, ctx.match = self.before
 
 
-def match(
-    prim: Primitive, args: tuple[Any, ...], params: dict[str, Any]
-) -> Sequence[Any] | None:
+def match(prim: Primitive, args: tuple[Any, ...], params: dict[str, Any]) -> Sequence[Any] | None:
     """The operands of an operation, varying over the same axes; over those that a program takes
     them to vary over; and over the axis of a collective. None for a cast that changes nothing."""
     if prim.takes is not None:
@@ -75,9 +73,7 @@ def matched(xs: Sequence[Any]) -> Any:
     if len(kinds) <= 1:
         return xs
     union = frozenset().union(*kinds)
-    return [
-        x if type(x) in SCALARS else varying_as(x, typeof(x).update(varying=union)) for x in xs
-    ]
+    return [x if type(x) in SCALARS else varying_as(x, typeof(x).update(varying=union)) for x in xs]
 
 
 def check_in_step(predicate: Aval, programs: Sequence[Jaxpr], what: str) -> None:
