@@ -47,11 +47,10 @@ def barrier(name: str = "") -> None:
     n = next(_barriers)
     at = f"barrier/{n}"
     here.store.set(f"{at}/{here.rank}", name)
-    if here.store.add(f"{at}/count", 1) == here.size:
-        same = here.store.add(f"{at}/of {name}", 1) == here.size
+    here.store.add(f"{at}/of {name}", 1)
+    if here.store.add(f"{at}/count", 1) == here.size:  # the last one
+        same = here.store.add(f"{at}/of {name}", 0) == here.size
         here.store.set(f"{at}/all", "same" if same else "differ")
-    else:
-        here.store.add(f"{at}/of {name}", 1)
     keys = [f"{at}/{r}" for r in range(here.size)]
     if await_keys(here.store, [f"{at}/all"], here.timeout):
         late = [r for r, k in enumerate(keys) if not here.store.check([k])]
