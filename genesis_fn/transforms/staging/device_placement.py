@@ -57,12 +57,26 @@ def local_device_count(backend: str | None = None) -> int:
 
 
 def process_index() -> int:
-    """The rank of this process: 0 but for processes that met by `distributed.initialize()`."""
+    """The rank of this process among those that compute together.
+
+    Returns:
+        The rank, from 0 on; 0 but for processes that met by `distributed.initialize()`.
+
+    >>> gf.process_index()
+    0
+    """
     return world().rank
 
 
 def process_count() -> int:
-    """The number of processes that compute together."""
+    """The number of processes that compute together.
+
+    Returns:
+        The number; 1 but for processes that met by `distributed.initialize()`.
+
+    >>> gf.process_count()
+    1
+    """
     return world().size
 
 
