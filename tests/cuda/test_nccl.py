@@ -157,7 +157,7 @@ def test_what_is_enqueued(bindings):
     group = nccl.communicator(((0, 1), (2, 3)))
     bindings.calls.clear()
     nccl.all_reduce(group, 10, 20, 3, "fp32", "sum", 7)
-    nccl.reduce_scatter(group, 10, 20, 3, "i32", "max", 7)
+    nccl.reduce_scatter(group, 10, 20, 3, "i32", "maximum", 7)
     nccl.all_gather(group, 10, 20, 12, 7)
     nccl.all_to_all(group, 100, 200, 8, 7)
     nccl.send_receive(group, (1, 100), None, 8, 7)

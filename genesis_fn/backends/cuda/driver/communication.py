@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 if TYPE_CHECKING:
     from genesis_fn.backends.cuda.driver.driver import Driver
 
-Reduction: TypeAlias = Literal["sum", "max", "min"]
+Reduction: TypeAlias = Literal["sum", "maximum", "minimum"]
 REDUCED = frozenset(("i8", "u8", "i32", "u32", "i64", "u64", "fp32", "fp64"))
 """The dtypes that are reduced, by their names in plans."""
 

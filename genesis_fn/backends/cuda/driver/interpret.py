@@ -521,7 +521,7 @@ def _reduced(parts: Tensor, dtype: str, reduction: Reduction) -> Tensor:
     """The bytes of the elementwise reduction of rows of bytes, in their order."""
     import torch
 
-    combine = {"sum": np.add, "max": np.maximum, "min": np.minimum}[reduction]
+    combine = np.add if reduction == "sum" else getattr(np, reduction)
     rows = parts.numpy().view(DTYPES[dtype])
     return torch.from_numpy(functools.reduce(combine, list(rows)).view(np.uint8))
 

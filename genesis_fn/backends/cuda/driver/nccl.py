@@ -26,6 +26,7 @@ _DTYPES = {
     "i8": "Int8", "u8": "Uint8", "i32": "Int32", "u32": "Uint32", "i64": "Int64", "u64": "Uint64",
     "fp32": "Float32", "fp64": "Float64",
 }  # fmt: skip
+_REDUCTIONS = {"sum": "Sum", "maximum": "Max", "minimum": "Min"}
 _BYTES = 1  # ncclUint8
 _PER_FUNCTION = 22400  # the first version whose NCCL_ALGO may name functions
 
@@ -217,7 +218,7 @@ def _exchange(
 
 
 def _codes(nccl: Any, dtype: str, reduction: Reduction) -> tuple[int, int]:
-    return int(nccl.DataType[_DTYPES[dtype]]), int(nccl.RedOp[reduction.capitalize()])
+    return int(nccl.DataType[_DTYPES[dtype]]), int(nccl.RedOp[_REDUCTIONS[reduction]])
 
 
 # ---- for who watches over the processes ----

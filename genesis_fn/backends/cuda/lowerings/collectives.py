@@ -34,8 +34,8 @@ from genesis_fn.transforms.batching.collectives import (
 
 
 @lowers(psum_invariant_p, reduction="sum")
-@lowers(pmax_p, reduction="max")
-@lowers(pmin_p, reduction="min")
+@lowers(pmax_p, reduction="maximum")
+@lowers(pmin_p, reduction="minimum")
 def _all_reduce(call: Call, reduction: Reduction) -> Lowered:
     return Exchange(_groups(call), AllReduce(*_elements(call, call.out, reduction), reduction))
 
