@@ -144,6 +144,7 @@ if _typing.TYPE_CHECKING:
         custom_batching as custom_batching,
         custom_derivatives as custom_derivatives,
         data as data,
+        distributed as distributed,
         dlpack as dlpack,
         extend as extend,
         flatten_util as flatten_util,
@@ -214,9 +215,9 @@ if _typing.TYPE_CHECKING:
 
 # Imported when they are first used, so that `import genesis_fn` stays quick.
 _LAZY = frozenset((
-    "amp", "custom_batching", "custom_derivatives", "data", "dlpack", "extend", "flatten_util",
-    "image", "io", "kernels", "models", "nn", "ops", "optim", "profiler", "random", "scipy",
-    "stages", "test_util", "tree_util",
+    "amp", "custom_batching", "custom_derivatives", "data", "distributed", "dlpack", "extend",
+    "flatten_util", "image", "io", "kernels", "models", "nn", "ops", "optim", "profiler", "random",
+    "scipy", "stages", "test_util", "tree_util",
 ))  # fmt: skip
 _LAZY_FUNCTIONS = {"bench": "genesis_fn.benchmarking", "profile": "genesis_fn.profiler"}
 

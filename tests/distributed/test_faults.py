@@ -1,0 +1,74 @@
+"""A process that dies, is late, fails, or is interrupted ends all others, with one message."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.distributed import programs
+from tests.distributed.conftest import Launcher
+
+LINE = rf"\n  at .*{Path(programs.__file__).name}:\d+"
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize("program", ["waits", "works"])
+def test_a_killed_process_ends_all(launcher: Launcher, tmp_path: Path, program: str, victim: int):
+    if program == "waits" and victim == 0:
+        pytest.skip("rank 0 is the one that waits")
+    world = launcher.start(program, 3, tmp_path)
+    world.ready()
+    time.sleep(0.3)
+    begun = time.monotonic()
+    os.kill(world.pids[victim], signal.SIGKILL)
+    statuses = world.wait()
+    assert time.monotonic() - begun < 30
+    assert statuses == [-9 if r == victim else 1 for r in range(3)]
+    for rank in {0, 1, 2} - {victim}:
+        said = world.said(rank)
+        gone = rf"rank {victim} \(process {world.pids[victim]} on .*\) is gone"
+        assert len(re.findall(gone, said)) == 1, said
+        assert re.search(LINE, said), said
+    if program == "waits":
+        assert "DistributedError: psum_invariant: rank 0 of 3 gave up on the ranks 0, 1 and 2" in (
+            world.said(0)
+        )
+
+
+def test_a_late_process_is_waited_for_no_longer_than_said(launcher: Launcher, tmp_path: Path):
+    world = launcher.start("late", 2, tmp_path)
+    assert world.wait() == [1, 1]
+    said = world.said(0)
+    assert re.search("rank 1.* did not come to it within 1 s" + LINE, said), said
+    assert "timeout=" in said and said.count("Error: ") == 1
+
+
+def test_ctrl_c_in_one_process_ends_all(launcher: Launcher, tmp_path: Path):
+    world = launcher.start("waits", 2, tmp_path)
+    world.ready()
+    time.sleep(0.3)
+    begun = time.monotonic()
+    os.kill(world.pids[0], signal.SIGINT)
+    statuses = world.wait()
+    assert time.monotonic() - begun < 30
+    assert 0 not in statuses
+    assert "KeyboardInterrupt" in world.said(0)
+    assert "rank 0 was interrupted" in world.said(1)
+
+
+def test_an_error_in_one_process_ends_all(launcher: Launcher, tmp_path: Path):
+    world = launcher.start("raises", 2, tmp_path)
+    assert world.wait() == [1, 1]
+    assert "rank 1 ended by ValueError: no data" in world.said(0)
+    assert world.said(1).count("ValueError: no data") == 1
+
+
+def test_a_process_may_end_before_the_others(launcher: Launcher, tmp_path: Path):
+    world = launcher.start("leaves", 2, tmp_path)
+    assert world.wait() == [0, 0]
+    assert world.said(0) == world.said(1) == ""
