@@ -345,6 +345,13 @@ def test_collectives_keep_the_order_of_the_program(mirror):
     assert [s.name.split()[0] for s in steps] == ["all_gather", "psum_invariant", "ppermute"]
 
 
+def test_a_collective_outside_of_programs_is_one_of_its_own(mirror):
+    axis, x = mesh_axis(), np.ones(4, np.float32)
+    np.testing.assert_array_equal(get(bind(col.psum_p, put(x), axis_name=axis)), 2 * x)
+    gathered = get(bind(col.all_gather_p, put(x), axis_name=axis, axis=1, size=SIZE))
+    np.testing.assert_array_equal(gathered, np.stack([x, x], 1))
+
+
 def test_no_elements_exchange_nothing(mirror):
     axis = mesh_axis()
     (y,), _ = run(

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from genesis_fn.backends.cuda.driver import nccl
-from genesis_fn.core.errors import BackendError
+from genesis_fn.core.errors import BackendError, DistributedError
 from genesis_fn.core.world import World, enter_world
 
 
@@ -33,10 +33,6 @@ class Store(dict[str, Any]):
     def check(self, keys: list[str]) -> bool:
         last = [k.rsplit("/", 1)[-1] for k in keys]
         return not any(k in map(str, self.late) for k in last)
-
-    def wait(self, keys: list[str], limit: Any) -> None:
-        if not self.check(keys):
-            raise RuntimeError("wait timeout")
 
 
 class DataType(enum.IntEnum):
@@ -149,7 +145,8 @@ def test_sums_are_rings_unless_told_otherwise(bindings, monkeypatch):
 
 def test_who_is_late_is_named(bindings):
     enter_world(World(2, 4, 2, 0.01, Store(4, late=(1, 3))))
-    with pytest.raises(BackendError, match=r"\[1, 3\] did not come to the first collective"):
+    late = r"first collective of ranks \[0, 1, 2, 3\]: ranks \[1, 3\] did not come"
+    with pytest.raises(DistributedError, match=late):
         nccl.communicator(((0, 1, 2, 3),))
 
 
@@ -186,7 +183,7 @@ def test_errors_name_what_was_done(bindings):
         raise bindings.NCCLError("unhandled system error")
 
     bindings.all_gather = fails
-    with pytest.raises(BackendError, match=r"an all-gather failed: unhandled(.|\n)*NCCL_DEBUG"):
+    with pytest.raises(DistributedError, match=r"an all-gather failed: unhandled(.|\n)*NCCL_DEBUG"):
         nccl.all_gather(group, 0, 0, 1, 0)
 
 
@@ -206,7 +203,7 @@ def test_failures_are_found_and_everything_is_given_up(bindings):
     aborted = [c[1] for c in bindings.calls if c[0] == "comm_abort"]
     assert sorted(aborted) == sorted([group.handle, "world"])
     assert nccl.failed() == "process 1 is gone"
-    with pytest.raises(BackendError, match="given up.*process 1 is gone"):
+    with pytest.raises(DistributedError, match="given up.*process 1 is gone"):
         nccl.all_gather(group, 0, 0, 1, 0)
 
 

@@ -24,7 +24,7 @@ from genesis_fn.core.array import ArrayImpl
 from genesis_fn.core.aval import Aval, Signature, sig
 from genesis_fn.core.device import Device
 from genesis_fn.core.diagnostics.source_info import SourceLocation, where
-from genesis_fn.core.errors import BackendError, at_line
+from genesis_fn.core.errors import at_line
 from genesis_fn.core.primitive import SCALARS, Primitive
 from genesis_fn.kernels.plan import Launch, Memset, Plan
 from genesis_fn.transforms.custom.fused_functions import fused_p
@@ -120,10 +120,7 @@ def _specialised(
     elif type(lowered) is Views:
         run = _view_function(lowered, sigs, arrays)
     else:
-        if type(lowered) is not Plan:
-            raise BackendError(
-                f"{prim.name} along an axis of a mesh runs in programs only: use jit"
-            )
+        assert type(lowered) is Plan
         shared = _shared_results(prim, params)
         runner = PlanRunner(runtime, lowered)
         if not prim.multi and not shared and not checks(lowered, outs) and runner.is_one_launch:

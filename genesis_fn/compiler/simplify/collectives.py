@@ -46,6 +46,7 @@ from genesis_fn.transforms.batching.collectives import (
     pmin_p,
     ppermute_p,
     psum_invariant_p,
+    psum_p,
     psum_scatter_p,
     pvary_p,
 )
@@ -228,7 +229,8 @@ def _without(shape: tuple[int, ...], axis: int) -> tuple[int, ...]:
 
 
 _RULES: dict[Primitive, Callable[[_Writer, Eqn, Var, MeshAxis], Atom]] = {
-    psum_invariant_p: _sum, psum_scatter_p: _scatter, pmax_p: _extreme, pmin_p: _extreme,
+    psum_p: _sum, psum_invariant_p: _sum, psum_scatter_p: _scatter,
+    pmax_p: _extreme, pmin_p: _extreme,
     all_gather_p: _gather, all_gather_invariant_p: _gather, all_to_all_p: _all_to_all,
     ppermute_p: _permute, pvary_p: _same, assume_invariant_p: _same,
 }  # fmt: skip

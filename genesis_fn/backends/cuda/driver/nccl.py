@@ -10,7 +10,6 @@ Nothing here is loaded before the first collective of a program.
 from __future__ import annotations
 
 import contextlib
-import datetime
 import functools
 import os
 import threading
@@ -19,8 +18,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from genesis_fn.backends.cuda.driver.communication import Reduction
-from genesis_fn.core.errors import BackendError
-from genesis_fn.core.world import world
+from genesis_fn.core.errors import BackendError, DistributedError
+from genesis_fn.core.world import await_keys, world
 
 _DTYPES = {
     "i8": "Int8", "u8": "Uint8", "i32": "Int32", "u32": "Uint32", "i64": "Int64", "u64": "Uint64",
@@ -68,11 +67,11 @@ def _named(what: str) -> Generator[Any]:
     """NCCL's functions; their errors say what they were doing."""
     nccl = _library()
     if _aborted is not None:
-        raise BackendError(f"{what}: communication was given up ({_aborted})")
+        raise DistributedError(f"{what}: communication was given up: {_aborted}")
     try:
         yield nccl
     except nccl.NCCLError as error:
-        raise BackendError(
+        raise DistributedError(
             f"{what} failed: {error}\n  NCCL_DEBUG=WARN in the environment has NCCL say why"
         ) from error
 
@@ -111,17 +110,20 @@ def _met(ranks: tuple[int, ...]) -> Communicator:
 
 
 def _arrive(where: str, ranks: Sequence[int]) -> None:
-    store, limit = world().store, world().timeout
-    store.set(f"{where}/{world().rank}", "here")
-    keys = [f"{where}/{r}" for r in ranks]
-    try:
-        store.wait(keys, datetime.timedelta(seconds=limit))
-    except Exception as error:
-        late = [r for r, k in zip(ranks, keys, strict=True) if not store.check([k])]
-        raise BackendError(
-            f"processes {late} did not come to the first collective of {list(ranks)} within "
-            f"{limit:g} s: do they run the same program?"
-        ) from error
+    here = world()
+    here.store.set(f"{where}/{here.rank}", "")
+    late = await_keys(here.store, [f"{where}/{r}" for r in ranks], here.timeout)
+    if not late:
+        return
+    message = (
+        f"rank {here.rank} of {here.size} gave up on the first collective of ranks {list(ranks)}: "
+        f"ranks {[int(key.rsplit('/', 1)[1]) for key in late]} did not come to it within "
+        f"{here.timeout:g} s\n  every process must run the same program; one that is slower for a "
+        "reason needs distributed.initialize(timeout=...)"
+    )
+    if here.watch is not None:
+        here.watch.failing(message)
+    raise DistributedError(message)
 
 
 def _split(groups: Sequence[tuple[int, ...]], mine: tuple[int, ...]) -> Communicator:
@@ -239,7 +241,7 @@ def failed() -> str | None:
 
 def abort(why: str = "aborted") -> None:
     """Give up all communication, so that the kernels that wait for others end. Later collectives
-    raise BackendError."""
+    raise DistributedError."""
     global _aborted
     if _aborted is not None:
         return

@@ -29,11 +29,12 @@ from genesis_fn.transforms.batching.collectives import (
     pmin_p,
     ppermute_p,
     psum_invariant_p,
+    psum_p,
     psum_scatter_p,
 )
 
 
-@lowers(psum_invariant_p, reduction="sum")
+@lowers(psum_p, psum_invariant_p, reduction="sum")
 @lowers(pmax_p, reduction="maximum")
 @lowers(pmin_p, reduction="minimum")
 def _all_reduce(call: Call, reduction: Reduction) -> Lowered:
