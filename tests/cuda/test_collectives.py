@@ -20,7 +20,7 @@ from programs import get, put
 
 from genesis_fn.backends.cuda.driver.drivers import implementation
 from genesis_fn.backends.cuda.driver.interpret import InterpretDriver
-from genesis_fn.backends.cuda.run import graph
+from genesis_fn.backends.cuda.run import exchanges, graph
 from genesis_fn.backends.cuda.run.executable import CudaExecutable
 from genesis_fn.compiler.simplify.collectives import contiguous_collectives
 from genesis_fn.core import dtypes
@@ -30,7 +30,7 @@ from genesis_fn.core.errors import BackendError
 from genesis_fn.core.jaxpr import Jaxpr, check
 from genesis_fn.core.primitive import bind
 from genesis_fn.core.sharding.mesh import Mesh, MeshAxis
-from genesis_fn.core.world import World, enter_world
+from genesis_fn.core.world import World, enter_world, world
 from genesis_fn.primitives import elementwise as ops
 from genesis_fn.transforms.batching import collectives as col
 from genesis_fn.transforms.control_flow.conditionals import cond
@@ -65,6 +65,12 @@ class Mirror:
     ) -> torch.Tensor | None:
         self.calls.append(what)
         return None if source is None else x.clone()
+
+
+class Watched:
+    """Counts collectives."""
+
+    collectives = 0
 
 
 @pytest.fixture
@@ -359,6 +365,32 @@ def test_no_elements_exchange_nothing(mirror):
         np.ones((0, 3), np.float32),
     )
     assert y.shape == (2, 0, 3) and mirror.calls == []
+
+
+def test_programs_that_wait_for_others_are_seen(mirror, monkeypatch):
+    axis, x = mesh_axis(), np.ones(4, np.float32)
+    monkeypatch.setattr(exchanges, "_all", [])
+    run(lambda x: [ops.sin(x)], x)
+    assert exchanges._all == [] and exchanges.failed() is None
+    enter_world(World(HERE, SIZE, timeout=0.0, watch=Watched()))
+    ended = False
+    monkeypatch.setattr(InterpretDriver, "done", lambda self, event: ended)
+    for _ in range(2):
+        run(lambda x: [bind(col.psum_invariant_p, x, axis_name=axis)], x)
+    (found,) = exchanges._all
+    assert found.waiting() > 0 and "has waited for other processes for 0 s" in exchanges.failed()
+    ended = True
+    assert found.waiting() == 0.0 and exchanges.failed() is None
+    assert world().watch.collectives == 4
+
+
+def test_launches_that_nobody_asks_for_are_forgotten(mirror, monkeypatch):
+    monkeypatch.setattr(exchanges, "_all", [])
+    driver = InterpretDriver(0)
+    found = exchanges.Exchanges(driver)
+    for _ in range(200):
+        found.launched()
+    assert len(found._pending) + len(found._spare) <= exchanges._KEPT
 
 
 def test_steps_with_collectives_can_be_measured(mirror):

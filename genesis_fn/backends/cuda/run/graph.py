@@ -39,6 +39,7 @@ from genesis_fn.backends.cuda.driver.driver import (
 )
 from genesis_fn.backends.cuda.lowerings.call import Exchange, HostCall
 from genesis_fn.backends.cuda.memory.pool import Block
+from genesis_fn.backends.cuda.run.exchanges import Exchanges
 from genesis_fn.backends.cuda.run.runtime import Runtime
 from genesis_fn.kernels.plan import BufferArg, Descriptor, Launch, Memset, Scalar
 
@@ -164,7 +165,8 @@ class BufferAddress:
 
 class CapturedProgram:
     """A program bound to addresses. A launch runs its segments in order; `graphs` are the graphs
-    among them, and `held` is kept alive. The caller serialises launches from several threads."""
+    among them, and `held` is kept alive. The caller serialises launches from several threads.
+    `exchanges` notes launches of a program with collectives."""
 
     def __init__(
         self,
@@ -172,11 +174,12 @@ class CapturedProgram:
         segments: list[_GraphSegment | _HostCmd | _HostControlFlow],
         graphs: list[GraphHandle],
         held: Sequence[Any],
+        exchanges: Exchanges | None = None,
     ) -> None:
         self._driver, self._segments, self._graphs, self._held = driver, segments, graphs, held
-        self._only = (
-            graphs[0] if len(segments) == 1 and isinstance(segments[0], _GraphSegment) else None
-        )
+        self._exchanges = exchanges
+        alone = len(segments) == 1 and isinstance(segments[0], _GraphSegment)
+        self._only = graphs[0] if alone and exchanges is None else None
         self._closed = False
 
     @property
@@ -193,6 +196,8 @@ class CapturedProgram:
             raise RuntimeError("the executable is closed")
         for segment in self._segments:
             segment.launch()
+        if self._exchanges is not None:
+            self._exchanges.launched()
 
     def close(self) -> None:
         """Destroys the graphs, none of which may be running."""
@@ -240,7 +245,8 @@ def capture_program(
         raise
     # A graph does not keep its kernels' modules loaded: the commands, which own them, must live as
     # long as the graph.
-    return CapturedProgram(driver, segments, graphs, (commands, scratch, *owners))
+    noted = device.exchanges if any(map(_exchanges, commands)) else None
+    return CapturedProgram(driver, segments, graphs, (commands, scratch, *owners), noted)
 
 
 class UncapturedSteps:
@@ -533,6 +539,13 @@ def _involves_host(command: _Command, conditional_nodes: bool) -> bool:
     if isinstance(command, _ConditionalCmd):
         return not conditional_nodes or _needs_host(command)
     return isinstance(command, _HostCmd)
+
+
+def _exchanges(command: _Command) -> bool:
+    """Whether a command is a collective or contains one."""
+    if isinstance(command, _ConditionalCmd):
+        return any([_exchanges(a) for b in (command.first, *command.branches) for a in b])
+    return isinstance(command, _CollectiveCmd)
 
 
 def _needs_host(command: _ConditionalCmd) -> bool:
