@@ -1,6 +1,7 @@
 """The passes of the CUDA backend, in order: start here.
 
-    program          physical -> simplify -> rematerialise -> donations       compile_jaxpr
+    program          physical -> contiguous_collectives -> simplify           compile_jaxpr
+                     -> rematerialise -> donations
     body by body     absorb_casts -> group_matmuls -> fuse -> lower           schedule
                      -> fuse_horizontally -> pack_arena
     executable       ProgramBinding, IOBuffers, CudaExecutable                compile_jaxpr
@@ -34,6 +35,7 @@ from genesis_fn.compiler.fusion.matmul_grouping import group_matmuls
 from genesis_fn.compiler.loop_ir.kernel import SliceStore
 from genesis_fn.compiler.memory.inplace import donations
 from genesis_fn.compiler.memory.rematerialise import rematerialise_jaxpr
+from genesis_fn.compiler.simplify.collectives import contiguous_collectives
 from genesis_fn.compiler.simplify.simplify import simplify_jaxpr
 from genesis_fn.core.aval import sig
 from genesis_fn.core.configuration import config
@@ -60,6 +62,9 @@ def compile_jaxpr(
 
     # Represent extended dtypes (random keys) by the words that they consist of.
     named = physical(jaxpr)
+
+    # Exchange contiguous memory with other processes, of dtypes that can be added.
+    named = contiguous_collectives(named)
 
     # Inline calls except fused functions with a kernel; remove repetition, no-ops and dead code.
     program = simplify_jaxpr(named, keeps_fused(target))

@@ -83,7 +83,9 @@ def _on_tree(f: Callable[[Any], Any], x: Any) -> Any:
 def _over_axis(name: str, here: Callable[[int, Any, int | None], Any], **rules: Any) -> Primitive:
     """A collective whose result has the type of its operand and is equal for all examples. `here`
     computes it from (axis size, value, batch dimension or None)."""
-    prim = Primitive(name, lambda x, *, axis_name: x, collective=True, reduces=True, **rules)
+    prim = Primitive(
+        name, lambda x, *, axis_name: x, collective=True, reduces=True, updates=0, **rules
+    )
 
     def batch(
         size: int,

@@ -13,8 +13,10 @@ from typing import Any
 from cuda.bindings import driver as cu  # pyright: ignore[reportAttributeAccessIssue]
 
 from genesis_fn.backends.cuda.binaries.compile import CompiledKernel, compile_launches
-from genesis_fn.backends.cuda.driver import condition_kernels
+from genesis_fn.backends.cuda.driver import condition_kernels, nccl
+from genesis_fn.backends.cuda.driver.communication import Reduction
 from genesis_fn.backends.cuda.driver.driver import (
+    CommunicatorHandle,
     ConditionalKind,
     ConditionHandle,
     DeviceInfo,
@@ -430,6 +432,71 @@ class CudaDriver:
         if self.driver_version <= 13010:
             content = patch_small_map(content, sizes, strides, meta["elem_size"])
         return content
+
+    # Exchanges.
+
+    def communicator(self, groups: Sequence[tuple[int, ...]]) -> CommunicatorHandle:
+        self.activate()
+        return nccl.communicator(groups)
+
+    def all_reduce(
+        self,
+        communicator: CommunicatorHandle,
+        source: int,
+        destination: int,
+        count: int,
+        dtype: str,
+        reduction: Reduction,
+        stream: StreamHandle,
+    ) -> None:
+        self.activate()
+        nccl.all_reduce(communicator, source, destination, count, dtype, reduction, int(stream))
+
+    def reduce_scatter(
+        self,
+        communicator: CommunicatorHandle,
+        source: int,
+        destination: int,
+        count: int,
+        dtype: str,
+        reduction: Reduction,
+        stream: StreamHandle,
+    ) -> None:
+        self.activate()
+        nccl.reduce_scatter(communicator, source, destination, count, dtype, reduction, int(stream))
+
+    def all_gather(
+        self,
+        communicator: CommunicatorHandle,
+        source: int,
+        destination: int,
+        size: int,
+        stream: StreamHandle,
+    ) -> None:
+        self.activate()
+        nccl.all_gather(communicator, source, destination, size, int(stream))
+
+    def all_to_all(
+        self,
+        communicator: CommunicatorHandle,
+        source: int,
+        destination: int,
+        size: int,
+        stream: StreamHandle,
+    ) -> None:
+        self.activate()
+        nccl.all_to_all(communicator, source, destination, size, int(stream))
+
+    def send_receive(
+        self,
+        communicator: CommunicatorHandle,
+        to: tuple[int, int] | None,
+        by: tuple[int, int] | None,
+        size: int,
+        stream: StreamHandle,
+    ) -> None:
+        self.activate()
+        nccl.send_receive(communicator, to, by, size, int(stream))
 
     # Graphs.
 
