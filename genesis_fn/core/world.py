@@ -11,7 +11,7 @@ from typing import Any, Protocol
 _LONGEST_PAUSE = 0.2  # seconds between two looks into the store
 
 
-class Watch(Protocol):
+class WorldWatch(Protocol):
     """What looks after the other processes of a world, and tells them of this one."""
 
     step: int | None
@@ -49,7 +49,7 @@ class World:
     local_rank: int = 0
     timeout: float = 600.0
     store: Any = None
-    watch: Watch | None = None
+    watch: WorldWatch | None = None
 
 
 def await_keys(

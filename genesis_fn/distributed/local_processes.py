@@ -83,29 +83,23 @@ def run(
 
 def _pickled(fn: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
     """The function and its arguments as bytes. Raises ArgumentError where they do not pickle."""
-    name = getattr(fn, "__qualname__", repr(fn))
-    if importlib.util.find_spec("cloudpickle") is not None:
-        import cloudpickle  # pyright: ignore[reportMissingTypeStubs]
-
-        dumps: Callable[[Any], bytes] = cloudpickle.dumps
-    else:
-        dumps = pickle.dumps
-        main = sys.modules["__main__"]
-        in_notebook = not hasattr(main, "__file__") and getattr(main, "__spec__", None) is None
-        if getattr(fn, "__module__", "") == "__main__" and in_notebook:
-            raise ArgumentError(
-                f"run: {name} is defined in a notebook or a console, where new processes do not "
-                "find it\n  write it into a module (in a notebook: %%writefile work.py) and import "
-                "it, or pip install cloudpickle"
-            )
+    name, main = getattr(fn, "__qualname__", repr(fn)), sys.modules["__main__"]
+    # New processes import the program again, if it has a file.
+    found_again = hasattr(main, "__file__") or getattr(main, "__spec__", None) is not None
     try:
-        return dumps((fn, args))
+        if not found_again and getattr(fn, "__module__", "") == "__main__":
+            raise pickle.PicklingError("it is defined in a notebook or a console")
+        return pickle.dumps((fn, args))
     except Exception as error:  # whatever a type's own way to pickle raises
+        if importlib.util.find_spec("cloudpickle") is not None:
+            import cloudpickle  # pyright: ignore[reportMissingTypeStubs]
+
+            return cloudpickle.dumps((fn, args))
         said = (str(error) or type(error).__name__).splitlines()[0]
         raise ArgumentError(
             f"run: {name} or an argument cannot be sent to another process: {said}\n"
-            "  give a function that a module defines at its top, and data; pip install cloudpickle "
-            "for functions within functions"
+            f"  at {where().describe()}\n  give it a function that a module defines at its top (in "
+            "a notebook, write one: %%writefile work.py) and data, or pip install cloudpickle"
         ) from None
 
 

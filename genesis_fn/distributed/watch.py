@@ -21,7 +21,7 @@ from types import FrameType, TracebackType
 from typing import Any
 
 from genesis_fn.core.diagnostics.source_info import at_frame, is_internal
-from genesis_fn.core.world import Watch, await_keys
+from genesis_fn.core.world import WorldWatch, await_keys
 from genesis_fn.distributed.clusters import Place
 from genesis_fn.distributed.facts import Facts, started
 from genesis_fn.distributed.meeting import connect
@@ -37,7 +37,7 @@ _REQUEST = 5.0  # seconds that the store has for an answer
 _FAILURES = 3  # answers in a row that may fail
 
 
-class WatchThread(Watch):
+class WatchThread(WorldWatch):
     """The watch of the process `place.rank`; `ranks` are the facts of all processes."""
 
     def __init__(self, place: Place, ranks: Sequence[Facts]) -> None:
@@ -128,7 +128,7 @@ class WatchThread(Watch):
             return ""
         least = min(late, key=lambda r: late[r]["collectives"])
         done = late[least]["collectives"]
-        return f"rank {least}, which had come to {done} of {self.collectives - 1} before it,"
+        return f"rank {least}, which has begun {done} collectives and this one {self.collectives},"
 
     def failing(self, reason: str) -> None:
         """Note that this process is about to end by itself, by an error that says enough."""

@@ -188,7 +188,7 @@ def sums(f: Callable[[], object], timeout: float = 60.0) -> None:
     gf.distributed.initialize(timeout=timeout)
     axis = gf_mesh((gf.process_count(),), ("i",)).axes["i"]
     step = gf.jit(lambda x: bind(c.psum_invariant_p, x, axis_name=axis))
-    for i in range(3):
+    for _ in range(3):
         step(gf.numpy.ones(4))
     Path(f"ready {gf.process_index()}").write_text("")
     f()
@@ -222,7 +222,7 @@ def leaves(rank: int) -> None:
     """Rank 1 ends when it has nothing to do any more, as others have: nobody minds."""
     sums(lambda: None)
     if rank == 0:
-        time.sleep(4)
+        time.sleep(2.5)
 
 
 # ---- what `run` is given ----

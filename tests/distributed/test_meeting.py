@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -67,7 +68,9 @@ def test_arguments_come_before_variables():
         ({"RANK": "a", "WORLD_SIZE": "2"}, (), "process_id is 'a', which is no number"),
     ],
 )
-def test_what_is_missing_is_named(told: dict[str, str], arguments: tuple[object, ...], message: str):
+def test_what_is_missing_is_named(
+    told: dict[str, str], arguments: tuple[object, ...], message: str
+):
     with pytest.raises(ArgumentError, match=message):
         find_place(told, *arguments)  # pyright: ignore[reportArgumentType]
 
@@ -97,8 +100,9 @@ def test_a_world_of_one(monkeypatch: pytest.MonkeyPatch):
 
 
 def facts(rank: int, **changes: object) -> Facts:
-    given = {"kind": "cuda", "gpu": f"{rank}", "versions": {"torch": "2.9", "triton": "3.6"}}
-    return Facts(rank, "host", "m", rank, "1", **given | changes)  # pyright: ignore[reportArgumentType]
+    given: dict[str, Any] = {"rank": rank, "host": "host", "machine": "m", "pid": rank}
+    given |= {"started": "1", "kind": "cuda", "gpu": f"{rank}"}
+    return Facts(**given | {"versions": {"torch": "2.9", "triton": "3.6"}} | changes)
 
 
 def test_what_must_be_the_same():
