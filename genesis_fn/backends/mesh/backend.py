@@ -37,6 +37,7 @@ from genesis_fn.transforms.sharding.rules import (  # noqa: F401 # pyright: igno
     collectives as _collectives,
     elementwise as _elementwise,
     fused as _fused,
+    indexing as _indexing,
     products as _products,
     programs as _programs,
     reductions as _reductions,
