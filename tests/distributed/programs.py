@@ -14,6 +14,7 @@ import ml_dtypes
 import numpy as np
 
 import genesis_fn as gf
+from genesis_fn.backends.cuda.run.exchanges import Exchanges
 from genesis_fn.core.primitive import bind
 from genesis_fn.core.sharding.mesh import Mesh, MeshAxis
 from genesis_fn.core.world import world
@@ -210,6 +211,32 @@ def works(rank: int) -> None:
 
 def late(rank: int) -> None:
     sums(lambda: time.sleep(3) if rank == 1 else None, timeout=1)
+
+
+class Busy:
+    """A GPU on which nothing ends."""
+
+    compute = None
+
+    def new_event(self) -> None:
+        return None
+
+    def record(self, event: None, stream: None) -> None:
+        return None
+
+    def done(self, event: None) -> bool:
+        return False
+
+
+def late_on_a_gpu(rank: int) -> None:
+    """Rank 0 has launched a program whose collectives rank 1 does not come to."""
+
+    def wait() -> None:
+        if rank == 0:
+            Exchanges(Busy()).launched()  # pyright: ignore[reportArgumentType]
+        time.sleep(60)
+
+    sums(wait, timeout=1)
 
 
 def raises(rank: int) -> None:
