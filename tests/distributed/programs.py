@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import time
@@ -13,8 +14,11 @@ import ml_dtypes
 import numpy as np
 
 import genesis_fn as gf
+from genesis_fn.backends.cuda.run.exchanges import Exchanges
 from genesis_fn.core.primitive import bind
 from genesis_fn.core.sharding.mesh import Mesh, MeshAxis
+from genesis_fn.core.world import world
+from genesis_fn.distributed import facts, watch
 from genesis_fn.transforms.batching import collectives as c
 
 DTYPES = [
@@ -209,6 +213,32 @@ def late(rank: int) -> None:
     sums(lambda: time.sleep(3) if rank == 1 else None, timeout=1)
 
 
+class Busy:
+    """A GPU on which nothing ends."""
+
+    compute = None
+
+    def new_event(self) -> None:
+        return None
+
+    def record(self, event: None, stream: None) -> None:
+        return None
+
+    def done(self, event: None) -> bool:
+        return False
+
+
+def late_on_a_gpu(rank: int) -> None:
+    """Rank 0 has launched a program whose collectives rank 1 does not come to."""
+
+    def wait() -> None:
+        if rank == 0:
+            Exchanges(Busy()).launched()  # pyright: ignore[reportArgumentType]
+        time.sleep(60)
+
+    sums(wait, timeout=1)
+
+
 def raises(rank: int) -> None:
     def broken() -> None:
         if rank == 1:
@@ -223,6 +253,49 @@ def leaves(rank: int) -> None:
     sums(lambda: None)
     if rank == 0:
         time.sleep(2.5)
+
+
+def on_machines_of_their_own() -> None:
+    """Have processes not see each other, and give up a silent one soon."""
+    facts._machine = lambda: f"machine of {os.getpid()}"  # pyright: ignore[reportPrivateUsage]
+    watch._SILENCE = 3.0  # pyright: ignore[reportPrivateUsage]
+
+
+def works_far_apart(rank: int) -> None:
+    on_machines_of_their_own()
+
+    def at_work() -> None:
+        here = world().watch
+        assert here is not None
+        here.step = 7
+        time.sleep(60)
+
+    sums(at_work)
+
+
+def ends_far_apart(rank: int) -> None:
+    """Rank 1 ends early, and is not missed; rank 0 keeps the store for rank 2."""
+    on_machines_of_their_own()
+    sums(lambda: None)
+    time.sleep([0, 0, 5][rank])
+
+
+def stuck(rank: int) -> None:
+    """Rank 0 is in a call that Python's handlers of signals wait for."""
+    watch._STUCK = 1.0  # pyright: ignore[reportPrivateUsage]
+    sums(lambda: ctypes.CDLL(None).pause() if rank == 0 else time.sleep(60))
+
+
+def interrupted_and_goes_on(rank: int) -> None:
+    watch._STUCK = 1.0  # pyright: ignore[reportPrivateUsage]
+
+    def survive() -> None:
+        try:
+            time.sleep(60 if rank == 0 else 0)
+        except KeyboardInterrupt:
+            time.sleep(4)
+
+    sums(survive)
 
 
 # ---- what `run` is given ----
