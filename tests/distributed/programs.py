@@ -231,7 +231,7 @@ def leaves(rank: int) -> None:
 def on_machines_of_their_own() -> None:
     """Have processes not see each other, and give up a silent one soon."""
     facts._machine = lambda: f"machine of {os.getpid()}"  # pyright: ignore[reportPrivateUsage]
-    watch._SILENCE = 3.0  # pyright: ignore[reportPrivateUsage]
+    watch._SILENCE = 3  # pyright: ignore[reportPrivateUsage]
 
 
 def works_far_apart(rank: int) -> None:
@@ -256,7 +256,10 @@ def ends_far_apart(rank: int) -> None:
 def stuck(rank: int) -> None:
     """Rank 0 is in a call that Python's handlers of signals wait for."""
     watch._STUCK = 1.0  # pyright: ignore[reportPrivateUsage]
-    sums(lambda: ctypes.CDLL(None).pause() if rank == 0 else time.sleep(60))
+    mutex = ctypes.create_string_buffer(64)
+    lock = ctypes.CDLL(None).pthread_mutex_lock
+    lock(mutex)
+    sums(lambda: lock(mutex) if rank == 0 else time.sleep(60))
 
 
 def interrupted_and_goes_on(rank: int) -> None:
