@@ -31,9 +31,7 @@ _PERIOD = 1.0  # seconds between two looks
 # Looks without news after which a process of another machine, or who keeps the store, is gone. They
 # are counted, not timed: a world that was stopped as a whole goes on.
 _SILENCE = 20
-_GRACE = (
-    3.0  # seconds in which a process that waits for one that is gone ends by an error of its own
-)
+_GRACE = 3.0  # seconds in which a process ends by an error of its own, where it waits for that one
 _LAST_WORDS = 15.0  # seconds in which such an error may reach the end of the program
 _STUCK = 10.0  # seconds in which Ctrl-C must reach Python, before the process is ended without it
 _REQUEST = 5.0  # seconds that the store has for an answer
@@ -59,10 +57,8 @@ class WatchThread(WorldWatch):
         self.neighbours = [f for f in ranks if f.machine == self.own.machine and f is not self.own]
         following = ranks[(place.rank + 1) % place.size]
         self.remote = following if following.machine != self.own.machine else None
-        self.heard: Any = (
-            None  # what that one said last, and for how many looks it has been the same
-        )
-        self.silence = 0
+        self.heard: Any = None  # what that one said last
+        self.silence = 0  # for how many looks it has been the same
         self.unanswered = 0  # for how many looks the store has been silent
         self.reason = ""  # why this process is about to end by itself
         self.found = ""  # who is gone
@@ -286,6 +282,7 @@ class WatchThread(WorldWatch):
         if unseen and mine and time.monotonic() - self.interrupted > _STUCK:
             with contextlib.suppress(RuntimeError):
                 self._tell(f"rank {self.place.rank} was interrupted")
+                time.sleep(2 * _PERIOD)  # for the others to read it
             self._exit(f"interrupted{self._whereabouts()}", 128 + signal.SIGINT)
 
     def _exit(self, message: str, status: int) -> None:
