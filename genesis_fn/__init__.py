@@ -26,8 +26,15 @@ def _load_cuda():
     return CudaBackend()
 
 
+def _load_mesh():
+    from genesis_fn.backends.mesh.backend import MeshBackend
+
+    return MeshBackend()
+
+
 _register_backend("cpu", _load_cpu)
 _register_backend("cuda", _load_cuda)
+_register_backend("mesh", _load_mesh)
 
 from genesis_fn import (
     debug as debug,
@@ -63,6 +70,13 @@ from genesis_fn.core.configuration.settings import (
     transfer_guard_host_to_device as transfer_guard_host_to_device,
 )
 from genesis_fn.core.device import Device as Device
+from genesis_fn.core.sharding.arrays import (
+    make_array_from_callback as make_array_from_callback,
+    make_array_from_process_local_data as make_array_from_process_local_data,
+    make_array_from_single_device_arrays as make_array_from_single_device_arrays,
+)
+from genesis_fn.core.sharding.layout import NamedSharding as NamedSharding, P as P
+from genesis_fn.core.sharding.mesh import make_mesh as make_mesh, set_mesh as set_mesh
 from genesis_fn.core.train_state import TrainState as TrainState
 from genesis_fn.core.types.annotations import (
     ArrayLike as ArrayLike,
@@ -105,6 +119,8 @@ from genesis_fn.transforms.custom.derivative_rules import (
 from genesis_fn.transforms.custom.ffi import torch_call as torch_call, triton_call as triton_call
 from genesis_fn.transforms.custom.fused_functions import fused as fused
 from genesis_fn.transforms.jitting import clear_caches as clear_caches, jit as jit
+from genesis_fn.transforms.sharding.constraint import reshard as reshard
+from genesis_fn.transforms.sharding.shard_map import shard_map as shard_map
 from genesis_fn.transforms.staging.device_placement import (
     block_until_ready as block_until_ready,
     default_backend as default_backend,
@@ -155,9 +171,11 @@ if _typing.TYPE_CHECKING:
         nn as nn,
         ops as ops,
         optim as optim,
+        parallel as parallel,
         profiler as profiler,
         random as random,
         scipy as scipy,
+        sharding as sharding,
         stages as stages,
         test_util as test_util,
         tree_util as tree_util,
@@ -216,8 +234,8 @@ if _typing.TYPE_CHECKING:
 # Imported when they are first used, so that `import genesis_fn` stays quick.
 _LAZY = frozenset((
     "amp", "custom_batching", "custom_derivatives", "data", "distributed", "dlpack", "extend",
-    "flatten_util", "image", "io", "kernels", "models", "nn", "ops", "optim", "profiler", "random",
-    "scipy", "stages", "test_util", "tree_util",
+    "flatten_util", "image", "io", "kernels", "models", "nn", "ops", "optim", "parallel",
+    "profiler", "random", "scipy", "sharding", "stages", "test_util", "tree_util",
 ))  # fmt: skip
 _LAZY_FUNCTIONS = {"bench": "genesis_fn.benchmarking", "profile": "genesis_fn.profiler"}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from genesis_fn.core import device as devices, dtypes, errors
 from genesis_fn.core.aval import Aval, Described, Signature, aval, sig
 from genesis_fn.core.configuration import transfer_guard
 from genesis_fn.core.diagnostics.source_info import where
+from genesis_fn.core.sharding.layout import Sharding, sharding_of
 from genesis_fn.core.types.extended import is_key
 
 if TYPE_CHECKING:
@@ -45,6 +47,26 @@ class Array(ArrayInterface):
     def block_until_ready(self) -> Array:
         """This array, once its values are computed; a traced value at once."""
         return self
+
+    @property
+    def sharding(self) -> Sharding:
+        """How the values are laid out over devices; of a traced value where it is known."""
+        return sharding_of(self.device)
+
+    @property
+    def committed(self) -> bool:
+        """Whether the values stay where they are: of arrays on meshes True."""
+        return self.device.kind == "mesh"
+
+    @property
+    def is_fully_addressable(self) -> bool:
+        """Whether this process has all values."""
+        return self.sharding.is_fully_addressable
+
+    @property
+    def is_fully_replicated(self) -> bool:
+        """Whether every device has all values."""
+        return self.sharding.is_fully_replicated
 
     def copy_to_host_async(self) -> None:
         """Begin to copy the values to the host, so that reading them later waits for what was
@@ -108,7 +130,24 @@ class ArrayImpl(Array):
 
     def devices(self) -> set[devices.Device]:
         """The set of devices that hold the values."""
-        return {self.sig.device}
+        return self.sharding.device_set
+
+    @property
+    def addressable_shards(self) -> list[Shard]:
+        """The parts that this process holds, one for each of its devices.
+
+        >>> [s.data for s in jnp.arange(2).addressable_shards]
+        [Array([0, 1], dtype=int32)]
+        """
+        where = live(self).sig.device
+        if where.kind == "mesh":
+            return where.backend.shards(self)
+        whole = tuple([slice(None)] * len(self.sig.aval.shape))
+        return [Shard(where, whole, 0, self)]
+
+    def addressable_data(self, index: int) -> ArrayImpl:
+        """The data of one of the parts that this process holds."""
+        return self.addressable_shards[index].data
 
     def is_deleted(self) -> bool:
         """Whether the memory was donated or deleted."""
@@ -133,6 +172,18 @@ class ArrayImpl(Array):
 
 
 ArrayImpl.__name__ = "Array"  # as users and messages call it
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Shard:
+    """The part of an array that one device holds: `index` are the slices of the whole that it is,
+    `replica_id` numbers the devices that hold the same part, `data` is the part as an array on
+    `device`."""
+
+    device: devices.Device
+    index: tuple[slice, ...]
+    replica_id: int
+    data: ArrayImpl
 
 
 class Deleted:

@@ -115,9 +115,7 @@ class Described:
 _avals: dict[Any, Aval] = {}
 
 
-def aval(
-    shape: tuple[int, ...], dtype: DType, varying: frozenset[Hashable] = frozenset()
-) -> Aval:
+def aval(shape: tuple[int, ...], dtype: DType, varying: frozenset[Hashable] = frozenset()) -> Aval:
     """The one Aval of this shape (a tuple of ints) and dtype. Raises ShapeError if a length
     is negative, TypeError if it is no integer."""
     key = (shape, dtype, varying) if varying else (shape, dtype)

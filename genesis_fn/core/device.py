@@ -50,6 +50,11 @@ class Device:
         """The backend that runs programs here, loaded at first use."""
         return backend(self.kind)
 
+    @property
+    def home(self) -> Device:
+        """Where new arrays go beside one that is here: itself."""
+        return self
+
 
 class RemoteDevice(Device):
     """The device of another process: it has a place in meshes, and nothing runs on it from here."""

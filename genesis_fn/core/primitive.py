@@ -12,11 +12,12 @@ from typing import Any, NamedTuple
 
 from genesis_fn.core import device as devices, dtypes, errors
 from genesis_fn.core.array import Array, ArrayImpl, Deleted
-from genesis_fn.core.aval import Aval, sig
+from genesis_fn.core.aval import Aval, Signature, sig
 from genesis_fn.core.backend.lowering import Lowering
 from genesis_fn.core.configuration import config
 from genesis_fn.core.diagnostics.source_info import line_of, where
-from genesis_fn.core.sharding.mesh import MeshAxis
+from genesis_fn.core.sharding.mesh import Mesh, MeshAxis
+from genesis_fn.core.sharding.placement import placement_of
 
 
 class NamedAxis(NamedTuple):
@@ -68,7 +69,7 @@ class default_device_of:
         for x in xs:
             known = x.nearby() if isinstance(x, Tracer) else x
             if type(known) is ArrayImpl:
-                device = known.sig.device
+                device = known.sig.device.home
                 self.device = None if device is devices.default_device() else device
                 break
 
@@ -124,8 +125,8 @@ class Primitive:
     Rules of primitives that run programs (loops, branches, calls), each for one transform:
 
     * `plain`: it only runs `jaxpr` on its operands, so that the call may be inlined.
-    * `takes(**params)`: the avals of its operands as its programs have them; what varies between
-      devices in its results is what these say. None: an operation like any other.
+    * `takes(**params)`: the avals of its operands as its programs have them (None: any), which say
+      what varies between devices in its results. Without it, all results vary as all operands do.
     * `depends(ins, **params)`: which outputs depend on the operands marked in `ins`.
     * `key_uses(**params)`: how it uses the random keys among its operands.
     * `guard(ins, active, **params)`: the operands, with `active` in front of those of each program.
@@ -302,6 +303,10 @@ class Primitive:
                     f"{self.name} takes arrays and Python numbers, got {a!r} of type "
                     f"{type(a).__name__}\n  at {where().describe()}"
                 )
+        avals = tuple([a.sig.aval if type(a) is ArrayImpl else a for a in args])
+        mesh = mesh_in(params) if mesh_in and params else None
+        if mesh is not None or any([s.device.kind == "mesh" for s in sigs]):
+            return self._on_mesh(mesh, sigs, args, avals, params)
         device = sigs[0].device if sigs else devices.default_device()
         for s in sigs:
             if s.device is not device:
@@ -310,7 +315,6 @@ class Primitive:
                     + ", ".join(str(s) for s in sigs)
                     + f"\n  at {where().describe()}\n  move one with device_put(x, {device})"
                 )
-        avals = tuple([a.sig.aval if type(a) is ArrayImpl else a for a in args])
         out = self.abstract(avals, params)
         on_words = by_words(self, avals, params) if self.words is not None and by_words else None
         if on_words is not None:
@@ -320,7 +324,25 @@ class Primitive:
             return run
         return lambda *args: with_weak(run(*args), True)
 
+    def _on_mesh(
+        self,
+        mesh: Mesh | None,
+        sigs: Sequence[Signature],
+        args: Sequence[Any],
+        avals: tuple[Any, ...],
+        params: dict[str, Any],
+    ) -> Callable[..., Any]:
+        """What runs it on arrays that are laid out over a mesh, or that it lays out."""
+        placement: Any = placement_of([s.device for s in sigs], mesh, self.name)
+        out = self.abstract(avals, params)
+        run = placement.backend.eager(self, avals, params, placement)
+        if not gives_weak(self, args, out):
+            return run
+        return lambda *args: with_weak(run(*args), True)
 
+
+# (parameters of an operation) -> the mesh that they refer to, None where they refer to none.
+mesh_in: Callable[[dict[str, Any]], Mesh | None] | None = None
 # (primitive, avals, params) -> what runs it on arrays where keys are involved, None where none are.
 by_words: Callable[..., Any] | None = None
 
@@ -348,7 +370,10 @@ def bind(prim: Primitive, *args: Any, **params: Any) -> Any:
     trace = ctx.trace
     if trace is not None:
         if ctx.match is not None:
-            args = ctx.match(prim, args, params)
+            given = ctx.match(prim, args, params)
+            if given is None:  # a cast of a value that varies already
+                return args[0]
+            args = given
         return trace.process(prim, args, params)
     try:
         return prim.eager(args, params)

@@ -130,7 +130,6 @@ from genesis_fn.lax.programs import (
     dce_sink as dce_sink,
     platform_dependent as platform_dependent,
     stage as stage,
-    with_sharding_constraint as with_sharding_constraint,
 )
 from genesis_fn.lax.promotion import broadcast_shapes as broadcast_shapes
 from genesis_fn.lax.special import (
@@ -228,3 +227,6 @@ from genesis_fn.transforms.control_flow.loops import (
     while_loop as while_loop,
 )
 from genesis_fn.transforms.control_flow.scanning import scan as scan
+from genesis_fn.transforms.sharding.constraint import (
+    with_sharding_constraint as with_sharding_constraint,
+)

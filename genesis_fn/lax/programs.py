@@ -71,11 +71,6 @@ def stage(x: ArrayLike, /) -> Array:
     return optimization_barrier([array(x)])[0]
 
 
-def with_sharding_constraint(x: PyTree, shardings: Any) -> PyTree:
-    """`x`: a program runs on one device, on which it has no sharding."""
-    return x
-
-
 # ---- shapes of convolutions ----
 
 

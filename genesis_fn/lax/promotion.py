@@ -46,7 +46,7 @@ def device_among(xs: Sequence[Any]) -> Device | None:
     """The device of the first concrete array, which NumPy operands follow; None without one."""
     for x in xs:
         if type(x) is ArrayImpl:
-            return x.sig.device
+            return x.sig.device.home
     return None
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from genesis_fn.core.errors import BackendError
 
 if TYPE_CHECKING:
-    from genesis_fn.core.array import ArrayImpl
+    from genesis_fn.core.array import ArrayImpl, Shard
     from genesis_fn.core.aval import Aval
     from genesis_fn.core.backend.executable import Executable
     from genesis_fn.core.device import Device
@@ -84,6 +84,10 @@ class Backend(Protocol):
     def copy(self, array: ArrayImpl, device: Device) -> ArrayImpl:
         """The array on another device of this kind."""
         raise BackendError(f"the {device.kind} backend does not copy to another of its devices")
+
+    def shards(self, array: ArrayImpl) -> list[Shard]:
+        """The parts of an array that this process holds, where devices hold parts."""
+        raise BackendError(f"the {array.device.kind} backend keeps arrays whole")
 
     # Exchange with other libraries.
 

@@ -175,7 +175,9 @@ class NamedSharding(Sharding):
 
     mesh: Mesh
     spec: PartitionSpec
-    layout: Layout  # of the dimensions that the spec has an entry for, without whole ones at the end
+    layout: (
+        Layout  # of the dimensions that the spec has an entry for, without whole ones at the end
+    )
     sigs: dict[Any, Any]
 
     def __new__(
@@ -213,6 +215,11 @@ class NamedSharding(Sharding):
     def backend(self) -> Backend:
         """What runs programs on meshes."""
         return devices_.backend("mesh")
+
+    @property
+    def home(self) -> Device:
+        """Where new arrays go beside one that is laid out so: this process's device."""
+        return self.mesh.device
 
     @property
     def platform(self) -> str:
@@ -315,7 +322,7 @@ def part_shape(shape: tuple[int, ...], mesh: Mesh, layout: Layout) -> tuple[int,
 
 def part_of(whole: Aval, mesh: Mesh, layout: Layout) -> Aval:
     """The aval of one part of an array of this aval: it varies over the axes of its layout."""
-    varying = frozenset([n for axes in layout for n in axes])
+    varying = whole.varying.union(*layout)
     return aval(part_shape(whole.shape, mesh, layout), whole.dtype, varying)
 
 

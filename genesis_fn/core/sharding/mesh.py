@@ -240,7 +240,11 @@ _current: Mesh | None = None
 
 
 def current_mesh() -> Mesh | None:
-    """The mesh that `with mesh:` or `set_mesh` made current."""
+    """The mesh that `with mesh:` or `set_mesh` made current; None without one.
+
+    >>> gf.sharding.get_mesh() is None
+    True
+    """
     return _current
 
 
@@ -248,3 +252,32 @@ def use_mesh(mesh: Mesh | None) -> None:
     """Make a mesh current, or none."""
     global _current
     _current = mesh
+
+
+class set_mesh:
+    """Make a mesh current: from here on, or for the block of a `with` statement.
+
+    A current mesh is what `shard_map` without `mesh=` runs on, and what a PartitionSpec is over
+    where a sharding is expected.
+
+    Args:
+        mesh: the mesh; None for none.
+
+    >>> mesh = gf.make_mesh((1,), ("data",))
+    >>> with gf.set_mesh(mesh):
+    ...     gf.device_put(jnp.ones(2), gf.P("data")).sharding.spec
+    PartitionSpec('data')
+    """
+
+    def __init__(self, mesh: Mesh | None) -> None:
+        if mesh is not None and type(mesh) is not Mesh:
+            raise TypeError(f"set_mesh takes a Mesh, got {mesh!r}\n  at {where().describe()}")
+        self.before = current_mesh()
+        self.mesh = mesh
+        use_mesh(mesh)
+
+    def __enter__(self) -> Mesh | None:
+        return self.mesh
+
+    def __exit__(self, *exc: object) -> None:
+        use_mesh(self.before)

@@ -153,7 +153,19 @@ def _fold_batch(size: int, xs: Sequence[Any], dims: Sequence[Any], **static: Any
     return [reshape(out, (size, batch, *typeof(out).shape[1:]))], [0]
 
 
-@fused("attention", static=(*_STATIC, "has"), precision="low", batch=_fold_batch)
+def _dims(has: _Has) -> str:
+    """The dimensions of the operands: batch entries and heads may be divided among devices."""
+    extras = ("B H t s", "B H t s", "B", "B t", "B s")
+    return ", ".join(["B t H d", "B s H d", "B s H e", *[x for x, h in zip(extras, has) if h]])
+
+
+@fused(
+    "attention",
+    static=(*_STATIC, "has"),
+    precision="low",
+    batch=_fold_batch,
+    dims=lambda avals, static: f"{_dims(static['has'])} -> B t H e",
+)
 def attention(
     q: Array,
     k: Array,
@@ -172,7 +184,13 @@ def attention(
     return _values(softmax_last.reference(logits), v, q)
 
 
-@fused("attention_forward", static=(*_STATIC, "has"))
+@fused(
+    "attention_forward",
+    static=(*_STATIC, "has"),
+    dims=lambda avals, static: (
+        f"{_dims(static['has'])} -> B t H e, {_dims(static['has'])}, B t H e, B H t"
+    ),
+)
 def _attention_forward(
     q: Any, k: Any, v: Any, *extras: Any, has: tuple[Any, ...], **static: Any
 ) -> tuple[Any, ...]:
@@ -184,7 +202,14 @@ def _attention_forward(
     return (out,), (q, k, v, *extras, out, reshape(lse, (b, kv * g, t)))
 
 
-@fused("attention_backward", static=(*_STATIC, "has"))
+@fused(
+    "attention_backward",
+    static=(*_STATIC, "has"),
+    dims=lambda avals, static: (
+        f"{_dims(static['has'])}, B t H e, B H t, B t H e -> B t H d, B s H d, B s H e"
+        f"{', B H t s' * static['has'][0]}"
+    ),
+)
 def _attention_backward(
     residuals: Any, ct: Any, *, has: tuple[Any, ...], needs: Sequence[bool], **static: Any
 ) -> tuple[Any, ...]:

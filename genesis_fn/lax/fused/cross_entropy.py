@@ -67,14 +67,14 @@ def _one_hot(labels: Any, like: Any) -> Any:
     return ops.eq(classes, along_last(known, like))
 
 
-@fused("cross_entropy", rows=(True, True), precision="high")
+@fused("cross_entropy", rows=(True, True), precision="high", dims="... v, ... -> ...")
 def cross_entropy_last(logits: ArrayLike, labels: ArrayLike) -> Array:
     """logsumexp(logits) - logits[label] over the last axis; labels are integers below its
     length."""
     return _cross_entropy_forward.reference(logits, labels)[0][0]
 
 
-@fused("cross_entropy_forward")
+@fused("cross_entropy_forward", dims="... v, ... -> ..., ... v, ..., ...")
 def _cross_entropy_forward(logits: Any, labels: Any) -> tuple[Any, ...]:
     w = wide(logits)
     lse = logsumexp_last.reference(w)
@@ -82,7 +82,7 @@ def _cross_entropy_forward(logits: Any, labels: Any) -> tuple[Any, ...]:
     return (like(ops.sub(lse, at_label), logits),), (logits, labels, lse)
 
 
-@fused("cross_entropy_backward")
+@fused("cross_entropy_backward", dims="... v, ..., ..., ... -> ... v")
 def _cross_entropy_backward(residuals: Any, ct: Any, *, needs: Any) -> tuple[Any, ...]:
     logits, labels, lse = residuals
     w, g = wide(logits), wide(ct)
@@ -236,6 +236,15 @@ def _scaled(g: Any, ct: Any) -> Array:
 
 
 _ROW_OPTIONS = ("ignore_index", "label_smoothing", "z_loss", "softcap")
+
+
+def _row_dims(avals: Sequence[Any], rows: int, kept: bool = False) -> str:
+    """The dimensions of x, weight, labels, with `rows` 4 a weight of each row, and perhaps a weight
+    of each class; of the same as results, if they are `kept`."""
+    same = "=" * kept
+    return f"R d, {same}v d, R" + ", R" * (rows - 3) + f", {same}v" * (len(avals) - rows)
+
+
 _OPTIONS = (*_ROW_OPTIONS, "reduction")
 
 
@@ -268,7 +277,13 @@ def _linear_cross_entropy_backward(
 linear_cross_entropy_reduced.defvjp(_linear_cross_entropy_forward, _linear_cross_entropy_backward)
 
 
-@fused("linear_cross_entropy_rows", static=_ROW_OPTIONS, precision="low", exact=(3,))
+@fused(
+    "linear_cross_entropy_rows",
+    static=_ROW_OPTIONS,
+    precision="low",
+    exact=(3,),
+    dims=lambda avals, static: f"{_row_dims(avals, 3)} -> R",
+)
 def linear_cross_entropy_rows(
     x: Array, weight: Array, labels: Array, *class_weight: Array, **options: Any
 ) -> Array:
@@ -276,7 +291,11 @@ def linear_cross_entropy_rows(
     return _losses(_logits(x, weight), labels, class_weight, **options)[0]
 
 
-@fused("linear_cross_entropy_rows_forward", static=_ROW_OPTIONS)
+@fused(
+    "linear_cross_entropy_rows_forward",
+    static=_ROW_OPTIONS,
+    dims=lambda avals, static: f"{_row_dims(avals, 3)} -> R, {_row_dims(avals, 3, kept=True)}",
+)
 def _rows_forward(
     x: Any, weight: Any, labels: Any, *class_weight: Any, **options: Any
 ) -> tuple[Any, ...]:
@@ -284,7 +303,14 @@ def _rows_forward(
     return (loss,), (x, weight, labels, *class_weight)
 
 
-@fused("linear_cross_entropy_rows_backward", static=_ROW_OPTIONS)
+@fused(
+    "linear_cross_entropy_rows_backward",
+    static=_ROW_OPTIONS,
+    dims=lambda avals, static: (
+        f"{_row_dims(avals[:-1], 3)}, R -> R d, v d"
+        f"{', v' * (len(avals) > 4 and static['needs'][2])}"
+    ),
+)
 def _rows_backward(residuals: Any, ct: Any, *, needs: Any, **options: Any) -> tuple[Any, ...]:
     x, weight, labels, *class_weight = residuals
     logits = _logits(x, weight)
@@ -299,7 +325,13 @@ def _rows_backward(residuals: Any, ct: Any, *, needs: Any, **options: Any) -> tu
 linear_cross_entropy_rows.defvjp(_rows_forward, _rows_backward)
 
 
-@fused("linear_cross_entropy_weighted", static=_ROW_OPTIONS, precision="low", exact=(3, 4))
+@fused(
+    "linear_cross_entropy_weighted",
+    static=_ROW_OPTIONS,
+    precision="low",
+    exact=(3, 4),
+    dims=lambda avals, static: f"{_row_dims(avals, 4)} -> ",
+)
 def linear_cross_entropy_weighted(
     x: Array, weight: Array, labels: Array, row_weight: Array, *class_weight: Array, **options: Any
 ) -> Array:
@@ -308,7 +340,13 @@ def linear_cross_entropy_weighted(
     return reduce_sum(ops.mul(loss, row_weight), (0,))
 
 
-@fused("linear_cross_entropy_weighted_forward", static=_ROW_OPTIONS)
+@fused(
+    "linear_cross_entropy_weighted_forward",
+    static=_ROW_OPTIONS,
+    dims=lambda avals, static: (
+        f"{_row_dims(avals, 4)} -> , R d, v d, R{', R d, =v d, R, R, =v' * (len(avals) > 4)}"
+    ),
+)
 def _weighted_forward(
     x: Any, weight: Any, labels: Any, row_weight: Any, *class_weight: Any, **options: Any
 ) -> tuple[Any, ...]:

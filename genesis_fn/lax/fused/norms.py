@@ -74,7 +74,7 @@ def rms_norm(x: ArrayLike, weight: ArrayLike, *, eps: float) -> Array:
     return _rms_norm(*_operands("rms_norm", x, weight), eps=eps)
 
 
-@fused("rms_norm", static=("eps",), rows=(True, False), precision="high")
+@fused("rms_norm", static=("eps",), rows=(True, False), precision="high", dims="... d, d -> ... d")
 def _rms_norm(x: Array, weight: Array, *, eps: float) -> Array:
     w = wide(x)
     rstd = ops.rsqrt(ops.add(_mean(ops.mul(w, w)), eps))
@@ -86,14 +86,14 @@ def _scaled(w: Any, rstd: Any, weight: Any, x: Any) -> Array:
     return like(ops.mul(ops.mul(w, along_last(rstd, w)), _over_rows(weight, w)), x)
 
 
-@fused("rms_norm_forward", static=("eps",))
+@fused("rms_norm_forward", static=("eps",), dims="... d, d -> ... d, ... d, =d, ...")
 def _rms_norm_forward(x: Any, weight: Any, *, eps: float) -> tuple[Any, ...]:
     w = wide(x)
     rstd = ops.rsqrt(ops.add(_mean(ops.mul(w, w)), eps))
     return (_scaled(w, rstd, weight, x),), (x, weight, rstd)
 
 
-@fused("rms_norm_backward", static=("eps",))
+@fused("rms_norm_backward", static=("eps",), dims="... d, d, ..., ... d -> ... d, d")
 def _rms_norm_backward(
     residuals: Any, ct: Any, *, eps: float, needs: Sequence[bool]
 ) -> tuple[Any, ...]:
@@ -138,12 +138,18 @@ def layer_norm(x: ArrayLike, weight: ArrayLike, bias: ArrayLike, *, eps: float) 
     return _layer_norm(*_operands("layer_norm", x, weight, bias), eps=eps)
 
 
-@fused("layer_norm", static=("eps",), rows=(True, False, False), precision="high")
+@fused(
+    "layer_norm",
+    static=("eps",),
+    rows=(True, False, False),
+    precision="high",
+    dims="... d, d, d -> ... d",
+)
 def _layer_norm(x: Array, weight: Array, bias: Array, *, eps: float) -> Array:
     return _layer_norm_forward.reference(x, weight, bias, eps=eps)[0][0]
 
 
-@fused("layer_norm_forward", static=("eps",))
+@fused("layer_norm_forward", static=("eps",), dims="... d, d, d -> ... d, ... d, =d, =d, ..., ...")
 def _layer_norm_forward(x: Any, weight: Any, bias: Any, *, eps: float) -> tuple[Any, ...]:
     w = wide(x)
     mean = _mean(w)
@@ -158,7 +164,7 @@ def _layer_norm_forward(x: Any, weight: Any, bias: Any, *, eps: float) -> tuple[
     return (like(y, x),), (x, weight, bias, mean, rstd)
 
 
-@fused("layer_norm_backward", static=("eps",))
+@fused("layer_norm_backward", static=("eps",), dims="... d, d, d, ..., ..., ... d -> ... d, d, d")
 def _layer_norm_backward(
     residuals: Any, ct: Any, *, eps: float, needs: Sequence[bool]
 ) -> tuple[Any, ...]:

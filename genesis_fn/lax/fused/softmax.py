@@ -46,20 +46,20 @@ def _shifted(x: Any) -> Array:
     return ops.sub(x, along_last(_top(x), x))
 
 
-@fused("softmax", rows=(True,), precision="high")
+@fused("softmax", rows=(True,), precision="high", dims="... v -> ... v")
 def softmax_last(x: Array) -> Array:
     """exp(x) / sum(exp(x)) over the last axis."""
     e = ops.exp(_shifted(wide(x)))
     return like(ops.div(e, along_last(reduce_sum(e, last(e)), e)), x)
 
 
-@fused("softmax_forward")
+@fused("softmax_forward", dims="... v -> ... v, ... v")
 def _softmax_forward(x: Any) -> tuple[Any, ...]:
     y = softmax_last.reference(x)
     return (y,), (y,)
 
 
-@fused("softmax_backward")
+@fused("softmax_backward", dims="... v, ... v -> ... v")
 def _softmax_backward(residuals: Any, ct: Any, *, needs: Any) -> tuple[Any, ...]:
     (y,) = residuals
     y, g = wide(y), wide(ct)
@@ -70,20 +70,20 @@ def _softmax_backward(residuals: Any, ct: Any, *, needs: Any) -> tuple[Any, ...]
 softmax_last.defvjp(_softmax_forward, _softmax_backward)
 
 
-@fused("log_softmax", rows=(True,), precision="high")
+@fused("log_softmax", rows=(True,), precision="high", dims="... v -> ... v")
 def log_softmax_last(x: Array) -> Array:
     """x - logsumexp(x) over the last axis."""
     d = _shifted(wide(x))
     return like(ops.sub(d, along_last(ops.log(reduce_sum(ops.exp(d), last(d))), d)), x)
 
 
-@fused("log_softmax_forward")
+@fused("log_softmax_forward", dims="... v -> ... v, ... v")
 def _log_softmax_forward(x: Any) -> tuple[Any, ...]:
     y = log_softmax_last.reference(x)
     return (y,), (y,)
 
 
-@fused("log_softmax_backward")
+@fused("log_softmax_backward", dims="... v, ... v -> ... v")
 def _log_softmax_backward(residuals: Any, ct: Any, *, needs: Any) -> tuple[Any, ...]:
     (y,) = residuals
     y, g = wide(y), wide(ct)
@@ -94,7 +94,7 @@ def _log_softmax_backward(residuals: Any, ct: Any, *, needs: Any) -> tuple[Any, 
 log_softmax_last.defvjp(_log_softmax_forward, _log_softmax_backward)
 
 
-@fused("logsumexp", rows=(True,), precision="high")
+@fused("logsumexp", rows=(True,), precision="high", dims="... v -> ...")
 def logsumexp_last(x: Array) -> Array:
     """log(sum(exp(x))) over the last axis."""
     w = wide(x)
@@ -104,13 +104,13 @@ def logsumexp_last(x: Array) -> Array:
     return like(ops.add(ops.log(reduce_sum(ops.exp(d), last(d))), top), x)
 
 
-@fused("logsumexp_forward")
+@fused("logsumexp_forward", dims="... v -> ..., ... v, ...")
 def _logsumexp_forward(x: Any) -> tuple[Any, ...]:
     y = logsumexp_last.reference(x)
     return (y,), (x, y)
 
 
-@fused("logsumexp_backward")
+@fused("logsumexp_backward", dims="... v, ..., ... -> ... v")
 def _logsumexp_backward(residuals: Any, ct: Any, *, needs: Any) -> tuple[Any, ...]:
     x, y = residuals
     w, y = wide(x), wide(y)

@@ -216,6 +216,7 @@ checkpoint_p = Primitive(
     batch=_batch,
     jvp=lambda primals, tangents, *, jaxpr, policy: jvp_call(primals, tangents, jaxpr),
 )
+checkpoint_p.takes = lambda *, jaxpr, **_: jaxpr.in_avals
 
 
 @overload

@@ -1,13 +1,13 @@
-"""Collectives: operations over a named axis, that of a mesh within `shard_map`, or the batch axis of
-`vmap(..., axis_name=...)`.
+"""Collectives: operations over a named axis: that of a mesh within `shard_map`, or the batch axis
+of `vmap(..., axis_name=...)`.
 
 The `BatchTrace` of the axis handles a collective whether or not its operand is batched there, as an
 ordinary operation on the batch dimension. To a vmap over another axis it is an operation like any
 other (`over_other`).
 
 Along an axis of a mesh, `axis_name` of the primitive is the `MeshAxis`. There the type of a value
-says whether it varies: a sum does not (`psum_invariant`), and its transpose is the change of a value
-that is equal everywhere to one that may vary (`pvary`), whose transpose is that sum.
+says whether it varies: a sum does not (`psum_invariant`), and its transpose is the change of a
+value that is equal everywhere to one that may vary (`pvary`), whose transpose is that sum.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ def _axes(axis_name: AxisName) -> tuple[NamedAxis, ...]:
 def _no_groups(groups: object) -> None:
     if groups is not None:
         raise ValueError(
-            "axis_index_groups is not supported: give the groups an axis of their own, by a mesh or "
-            "a vmap with two axes in place of this one"
+            "axis_index_groups is not supported: give the groups an axis of their own, by a mesh "
+            "or a vmap with two axes in place of this one"
         )
 
 
@@ -83,7 +83,9 @@ def _on_tree(f: Callable[[Any], Any], x: Any) -> Any:
 def _over_axis(name: str, here: Callable[[int, Any, int | None], Any], **rules: Any) -> Primitive:
     """A collective whose result has the type of its operand and is equal for all examples. `here`
     computes it from (axis size, value, batch dimension or None)."""
-    prim = Primitive(name, lambda x, *, axis_name: x, collective=True, reduces=True, **rules)
+    prim = Primitive(
+        name, lambda x, *, axis_name: x, collective=True, reduces=True, updates=0, **rules
+    )
 
     def batch(
         size: int,
@@ -130,9 +132,7 @@ pvary_p.transpose = lambda ct, x, *, axis_name: [bind(psum_invariant_p, ct, axis
 PRIM["pvary"] = pvary_p
 
 
-def _first_batch(
-    size: int, xs: Any, dims: Any, *, axis_name: Any, over_other: bool = False
-) -> Any:
+def _first_batch(size: int, xs: Any, dims: Any, *, axis_name: Any, over_other: bool = False) -> Any:
     if over_other:
         return bind(assume_invariant_p, xs[0], axis_name=axis_name), dims[0]
     if dims[0] is None:
@@ -456,11 +456,7 @@ def _gathered(
 
 
 def all_gather_invariant(
-    x: Tree,
-    axis_name: AxisName,
-    *,
-    axis: int = 0,
-    tiled: bool = False,
+    x: Tree, axis_name: AxisName, *, axis: int = 0, tiled: bool = False
 ) -> Tree:
     """Give every device the values of all devices along an axis of a mesh: as `all_gather`, and the
     type of the result says that it is equal everywhere, so that `shard_map` may return it whole.

@@ -7,7 +7,8 @@ by one and then makes their signatures equal.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from genesis_fn.core import dtypes, errors, tree
@@ -19,6 +20,7 @@ from genesis_fn.core.primitive import (
     Primitive,
     Tracer,
     bind,
+    ctx,
     default_device_of,
     is_linear,
     typeof,
@@ -26,12 +28,13 @@ from genesis_fn.core.primitive import (
 )
 from genesis_fn.core.types.annotations import Array, ArrayLike, PyTree
 from genesis_fn.primitives import elementwise as ops
-from genesis_fn.primitives.factories import filled, move_batch, zeros
+from genesis_fn.primitives.factories import filled, instantiate, move_batch, zeros
 from genesis_fn.transforms.autodiff.linearize import jvp_jaxpr, linearize_jaxpr
 from genesis_fn.transforms.autodiff.transpose import transpose_jaxpr
 from genesis_fn.transforms.batching.batch import at_front, batch_jaxpr
 from genesis_fn.transforms.batching.predicated_checks import guarded, has_checks, may_be_infinite
 from genesis_fn.transforms.keys import key_uses
+from genesis_fn.transforms.sharding.varying import check_in_step
 from genesis_fn.transforms.staging import dependency
 from genesis_fn.transforms.staging.api_util import (
     FlatFunction,
@@ -251,6 +254,7 @@ def broadcast_mask(mask: Array, aval: Aval) -> Array:
 cond_p = Primitive(
     "cond", _shape, multi=True, linearize=_linearize, jvp=_jvp, transpose=_transpose, batch=_batch
 )
+cond_p.takes = lambda *, branches: [None, *branches[0].in_avals]
 cond_p.depends, cond_p.key_uses = dependency.of_branches, key_uses.of_cond
 cond_p.guard = lambda ins, active, **_: [ins[0], active, *ins[1:]]
 
@@ -371,11 +375,35 @@ def _run(
             staged.append((flat, jaxpr, captured))
     # Branches take equal operands: what one of them captures is an operand of all.
     branches, consts = share_captures([(jaxpr, captured) for _, jaxpr, captured in staged])
+    if ctx.match is not None:
+        branches = _varying_branches(branches, typeof(index), what)
     branches = _same_outputs(branches, staged, functions, what)
     outs = key_uses.user_call(cond_p, index, *consts, *leaves, branches=tuple(branches))
     # A result is weak only if every branch returns it weak.
     weak = [all(w) for w in zip(*[flat.weak for flat, _, _ in staged])]
     return staged[0][0].output(with_weak_types(outs, weak))
+
+
+def _varying_branches(branches: list[Jaxpr], index: Aval, what: str) -> list[Jaxpr]:
+    """The branches with operands and outputs that vary over the same axes, those over which `index`
+    varies among them: where devices take different branches, what they share must have been told
+    apart before, since a sum of gradients within a branch would wait for devices that are in
+    another."""
+    ins = [k.update(varying=k.varying | index.varying) for k in branches[0].in_avals]
+    branches = [stage_closed(functools.partial(evaluate, b), ins, b.name) for b in branches]
+    check_in_step(index, branches, what)
+    varying = [index.varying.union(*[o.varying for o in outs]) for outs in _rows(branches)]
+
+    def conformed(b: Jaxpr) -> Jaxpr:
+        outs = [k.update(varying=v) for k, v in zip(b.out_avals, varying)]
+        f = lambda *xs: [instantiate(o, k) for o, k in zip(evaluate(b, *xs), outs)]
+        return stage_closed(f, ins, b.name)
+
+    return [conformed(b) for b in branches]
+
+
+def _rows(branches: Sequence[Jaxpr]) -> Iterable[tuple[Aval, ...]]:
+    return zip(*[b.out_avals for b in branches])
 
 
 def _same_outputs(

@@ -38,10 +38,11 @@ from genesis_fn.transforms.control_flow.scanning import (
     carry_mismatch,
     fixed_point,
     named_scan,
-    resolve_weak_carry,
+    resolve_carry,
     scan,
 )
 from genesis_fn.transforms.keys import key_uses
+from genesis_fn.transforms.sharding.varying import check_in_step
 from genesis_fn.transforms.staging.api_util import flatten_arrays, labels_of, missing, name_of
 from genesis_fn.transforms.staging.stage_trace import evaluate, stage, stage_closed
 
@@ -211,6 +212,10 @@ def _while_active(
 while_p = Primitive(
     "while", _shape, multi=True, linearize=_linearize, jvp=_jvp, transpose=_transpose, batch=_batch
 )
+while_p.takes = lambda *, cond, body, cond_consts, **_: [
+    *cond.in_avals[:cond_consts],
+    *body.in_avals,
+]
 while_p.key_uses = key_uses.of_while
 while_p.guard = lambda ins, active, *, cond_consts, **_: [
     active,
@@ -281,7 +286,7 @@ def _while(
                 f"{tree.first_difference(user_value, returned, 'the value')}\n"
                 f"  at {where().describe()}{missing(returned)}"
             )
-        result = [as_array(x) for x in new]
+        result = [instantiate(as_array(x), k) for x, k in zip(new, avals)]
         weak_outs = [x.weak for x in result]
         return result
 
@@ -295,7 +300,7 @@ def _while(
         return [as_array(out)]
 
     avals = [typeof(x) for x in leaves]
-    while True:  # until no weak leaf of the carry takes another dtype: see resolve_weak_carry
+    while True:  # until no weak leaf of the carry takes another dtype: see resolve_carry
         with default_device_of(leaves):
             body_jaxpr, body_captured = stage(
                 body,
@@ -305,13 +310,13 @@ def _while(
                 repeated=True,  # a key captured from outside draws the same at every step
                 labels=labels_of(body_fun, (init_val,)),
             )
-        avals, weak, changed = resolve_weak_carry(avals, weak, body_jaxpr.out_avals)
+        avals, weak, changed = resolve_carry(avals, weak, body_jaxpr.out_avals)
         if not changed:
             break
     for i, (k, o) in enumerate(zip(avals, body_jaxpr.out_avals)):
         if k is not o:
             raise carry_mismatch(body_jaxpr, i, k, o, names[i], name)
-    leaves = [ops.convert(x, k.dtype) for x, k in zip(leaves, avals)]
+    leaves = [instantiate(ops.convert(x, k.dtype), k) for x, k in zip(leaves, avals)]
     with default_device_of(leaves):
         cond_jaxpr, cond_captured = stage(
             test, avals, name=name_of(cond_fun), weak=weak, labels=labels_of(cond_fun, (init_val,))
@@ -322,6 +327,7 @@ def _while(
             f"while_loop: {name_of(cond_fun)} must return a boolean scalar, got {test_aval}\n"
             f"  at {where().describe()}"
         )
+    check_in_step(test_aval, [cond_jaxpr, body_jaxpr], what)
     outs = key_uses.user_call(
         while_p,
         *cond_captured,

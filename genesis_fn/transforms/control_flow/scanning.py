@@ -370,6 +370,7 @@ def _batch(
 scan_p = Primitive(
     "scan", _shape, multi=True, linearize=_linearize, jvp=_jvp, transpose=_transpose, batch=_batch
 )
+scan_p.takes = lambda *, jaxpr, **_: jaxpr.in_avals
 scan_p.depends, scan_p.key_uses = dependency.of_loop, key_uses.of_scan
 
 
@@ -535,7 +536,7 @@ def _body(
         for y, path in zip(ys, tree.paths(out[1])):
             if not is_value(y):
                 raise _not_an_array(y, f"scan: y{path}", name)
-        new = [as_array(x) for x in new]
+        new = [instantiate(as_array(x), k) for x, k in zip(new, avals)]
         if mode == "cast":  # a weak leaf stays weak, so that the types settle in one round
             new = [with_weak(convert(x, k.dtype), w) for x, k, w in zip(new, avals, weak)]
         result = new + [as_array(y) for y in ys]
@@ -545,7 +546,7 @@ def _body(
     labels = [f"carry{p}" for p in tree.paths(init)]
     labels += [f"x{p}" for p in tree.paths(tree.unflatten(xs_tree, leaves))]
     slices_weak = [x.weak for x in leaves]
-    while True:  # until no weak leaf of the carry takes another dtype: see resolve_weak_carry
+    while True:  # until no weak leaf of the carry takes another dtype: see resolve_carry
         jaxpr, captured = stage(
             body,
             [*avals, *slices],
@@ -555,13 +556,13 @@ def _body(
             repeated=True,  # a key captured from outside draws the same at every step
         )
         outs = jaxpr.out_avals[:count]
-        avals, weak, changed = resolve_weak_carry(avals, weak, outs)
+        avals, weak, changed = resolve_carry(avals, weak, outs)
         if not changed:
             break
     for i, (k, o) in enumerate(zip(avals, outs)):
         if k is not o:
             raise carry_mismatch(jaxpr, i, k, o, names[i], name)
-    inits = [convert(x, k.dtype) for x, k in zip(inits, avals)]
+    inits = [instantiate(convert(x, k.dtype), k) for x, k in zip(inits, avals)]
     return jaxpr, captured, inits, y_tree, weak_outs
 
 
@@ -591,20 +592,22 @@ def _remedy(k: Aval, o: Aval, name: str) -> str:
     return f'{start}, or pass carry="cast" to cast it back at every step'
 
 
-def resolve_weak_carry(
+def resolve_carry(
     avals: Sequence[Aval], weak: Sequence[bool], outs: Sequence[Aval]
 ) -> tuple[list[Aval], list[bool], bool]:
-    """Take over the dtypes that a body returned for weak leaves of its carry: (avals, which leaves
-    are weak, whether that changed anything).
+    """Take over what a body returned for its carry: (avals, which leaves are weak, whether that
+    changed anything).
 
-    A weak leaf (a Python number) that comes out in another dtype has that dtype from the start, and
-    the body is staged again. It ends: every round makes fewer leaves weak.
+    A weak leaf (a Python number) that comes out in another dtype has that dtype from the start; a
+    leaf that comes out varying over more axes varies over them from the start; and the body is
+    staged again. It ends: every round makes fewer leaves weak, or some vary over more axes.
     """
     new_avals, new_weak = list(avals), list(weak)
     for i, (k, o) in enumerate(zip(avals, outs)):
-        if weak[i] and o.shape == k.shape and o is not k:
-            new_avals[i], new_weak[i] = o, False
-    return new_avals, new_weak, new_weak != list(weak)
+        if weak[i] and o.shape == k.shape and o.dtype != k.dtype:
+            new_avals[i], new_weak[i] = k.update(dtype=o.dtype), False
+        new_avals[i] = new_avals[i].update(varying=k.varying | o.varying)
+    return new_avals, new_weak, new_avals != list(avals)
 
 
 def _slice_at(x: Any, i: int) -> Any:

@@ -9,13 +9,14 @@ from typing import Any, cast
 from genesis_fn.core import errors, tree
 from genesis_fn.core.convert import as_array
 from genesis_fn.core.jaxpr import Jaxpr
-from genesis_fn.core.primitive import bind, typeof
+from genesis_fn.core.primitive import bind, ctx, typeof
 from genesis_fn.primitives.factories import filled, instantiate, move_batch
 from genesis_fn.transforms.autodiff.linearize import jvp_flat, jvp_jaxpr
 from genesis_fn.transforms.control_flow.scanning import map_sequentially
 from genesis_fn.transforms.custom.custom_call import CustomCall, custom_call_p
 from genesis_fn.transforms.custom.derivative_rules import CustomFunction, F, P, R
 from genesis_fn.transforms.keys.key_uses import user_call
+from genesis_fn.transforms.sharding.varying import matched
 from genesis_fn.transforms.staging.api_util import FlatFunction, flatten_arrays, missing
 from genesis_fn.transforms.staging.call import jit_p
 from genesis_fn.transforms.staging.stage_trace import stage
@@ -155,6 +156,8 @@ class custom_vmap(CustomFunction[P, R]):
         if self.rule is None:
             raise ValueError(f"{self.name}: no batching rule was given by def_vmap")
         leaves, in_tree, weak = flatten_arrays(args, f"an argument of {self.name}: ")
+        if ctx.match is not None:
+            leaves = matched(leaves)
         flat = FlatFunction(self.fun, in_tree)
         jaxpr, captured = stage(flat, [x.aval for x in leaves], name=self.name, weak=weak)
         rule = functools.partial(_flat_rule, self.rule, in_tree, flat.out_tree, self.name)

@@ -279,6 +279,7 @@ custom_call_p = _Custom(
     batch=_batch,
 )
 custom_call_p.inline = _run
+custom_call_p.takes = lambda *, call, jaxpr: None if jaxpr is None else jaxpr.in_avals
 # A linear map belongs to a derivative: the forward pass has marked the keys that it draws from.
 custom_call_p.key_uses = lambda call, jaxpr: NOTHING if call.linear is not None else uses(jaxpr)
 

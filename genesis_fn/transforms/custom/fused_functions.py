@@ -12,16 +12,17 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, Generic, ParamSpec, TypeVar
+from typing import Any, Generic, ParamSpec, TypeAlias, TypeVar
 
 from genesis_fn.core import dtypes, tree
 from genesis_fn.core.aval import Aval
 from genesis_fn.core.convert import as_array
 from genesis_fn.core.jaxpr import Jaxpr, memoized
-from genesis_fn.core.primitive import Primitive, bind, trace_context_key, typeof
+from genesis_fn.core.primitive import Primitive, bind, ctx, trace_context_key, typeof
 from genesis_fn.core.static import Frozen, Reader
 from genesis_fn.primitives.factories import instantiate, move_batch
 from genesis_fn.transforms.custom.custom_call import linear_call, push_program
+from genesis_fn.transforms.sharding.varying import matched
 from genesis_fn.transforms.staging.api_util import FlatFunction
 from genesis_fn.transforms.staging.call import batch_call, jvp_call, linearize_call
 from genesis_fn.transforms.staging.stage_trace import stage, stage_closed
@@ -30,6 +31,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 FUSED: dict[str, Fused[..., Any]] = {}
+Dims: TypeAlias = str | Callable[..., str] | None
 
 
 class Fused(Generic[P, R]):
@@ -43,6 +45,11 @@ class Fused(Generic[P, R]):
       (what it returns where `needs` is False is ignored), or one per argument.
     * `precision`: the amp class of the whole; `exact`: positions of operands that keep their
       dtypes.
+    * `dims`: which dimensions of the flat operands and results belong together, in the manner of
+      einsum: "... d, d -> ... d". Those with capital letters, and the leading ones `...`, may be
+      divided among devices; a result that lacks such a letter is a sum over it, or an operand as it
+      is where it is written "=d". Or a function of (operand avals, static parameters) that gives
+      this.
     """
 
     def __init__(
@@ -54,6 +61,7 @@ class Fused(Generic[P, R]):
         precision: str,
         batch: Callable[..., Any] | None,
         exact: Sequence[int] = (),
+        dims: Dims = None,
     ) -> None:
         if name in FUSED:
             raise ValueError(f"fused function {name!r} is defined twice")
@@ -61,7 +69,7 @@ class Fused(Generic[P, R]):
         functools.update_wrapper(self, reference)
         self.name, self.reference, self.static_names = name, reference, frozenset(static)
         self.rows, self.precision, self.batch = rows, precision, batch
-        self.exact = frozenset(exact)
+        self.exact, self.dims = frozenset(exact), dims
         self.vjp: tuple[Fused[..., Any], Fused[..., Any]] | None = None
         self.programs: dict[Any, Jaxpr] = {}
 
@@ -89,6 +97,8 @@ class Fused(Generic[P, R]):
         self, leaves: Sequence[Any], in_tree: tree.PyTreeDef, static: tuple[Any, ...]
     ) -> tuple[list[Any], Any]:
         """Apply the function to flat arrays: (flat outputs, their structure)."""
+        if ctx.match is not None:
+            leaves = matched(leaves)
         jaxpr = self.program(tuple([typeof(x) for x in leaves]), in_tree, static)
         outs = bind(fused_p, *leaves, op=self, static=static, jaxpr=jaxpr)
         return outs, jaxpr.cache["out_tree"]
@@ -125,6 +135,7 @@ def fused(
     precision: str = "follow",
     batch: Callable[..., Any] | None = None,
     exact: Sequence[int] = (),
+    dims: Dims = None,
 ) -> Callable[[Callable[P, R]], Fused[P, R]]:
     """Decorator that makes one operation of a function, for which backends may have a kernel.
 
@@ -142,6 +153,10 @@ def fused(
             None to leave the case to the others.
         exact: positions of the arrays, in the flattened arguments, that `amp` leaves in their
             dtype whatever the class, such as weights of a sum.
+        dims: which dimensions of the flattened arrays and results belong together, as in einsum:
+            "... d, d -> ... d". Capital letters and leading dimensions `...` may be divided among
+            the devices of a mesh; a result without such a letter is a sum over it, but one written
+            "=d" an operand as it is. None: of arrays that are divided, the reference is run.
 
     Returns:
         The decorator, which gives a `Fused` function of the reference's signature.
@@ -157,7 +172,7 @@ def fused(
     """
 
     def decorate(reference: Callable[P, R]) -> Fused[P, R]:
-        return Fused(name, reference, static, rows, precision, batch, exact)
+        return Fused(name, reference, static, rows, precision, batch, exact, dims)
 
     return decorate
 
@@ -262,3 +277,4 @@ fused_p = Primitive(
     batch=_batch,
     jvp=lambda primals, tangents, *, jaxpr, **_: jvp_call(primals, tangents, jaxpr),
 )
+fused_p.takes = lambda *, jaxpr, **_: jaxpr.in_avals

@@ -138,6 +138,7 @@ class Recorded(CustomCall):
                     f"{self.output_info}"
                 )
                 raise call.owner.rule_error(errors.TreeError, "jvp", what)
+            outs = [instantiate(o, k) for o, k in zip(outs, self.out_avals, strict=True)]
             for found, kind in zip(map(typeof, outs), self.out_avals, strict=True):
                 if found is not kind:
                     what = f"returned {found} where {kind} is expected"
@@ -151,6 +152,7 @@ class Recorded(CustomCall):
 
         def fwd(*xs: Any) -> list[Any]:
             outs, saved, pull = call.fwd(nonzero or (True,) * len(xs), xs)
+            outs = [instantiate(o, k) for o, k in zip(outs, self.out_avals)]
             found = [typeof(o) for o in outs]
             if call.output_info != self.output_info or found != self.out_avals:
                 what = (

@@ -171,7 +171,7 @@ def _row(x: Any, i: int) -> Any:
 
 
 def _program(jaxpr: Jaxpr, xs: Sequence[Any]) -> Callable[..., Any]:
-    device = next((x.device for x in xs if type(x) is ArrayImpl), None)
+    device = next((x.device.home for x in xs if type(x) is ArrayImpl), None)
     if device is None:
         from genesis_fn.core.device import default_device
 

@@ -207,7 +207,7 @@ class ArgSpec:
         values = self.in_order(*self.with_frozen(args, kwargs))
         given, treedef = tree.flatten(values)
         # Arrays of other libraries and numbers go to the device of the first array.
-        device = next((x.sig.device for x in given if type(x) is ArrayImpl), None)
+        device = next((x.sig.device.home for x in given if type(x) is ArrayImpl), None)
         leaves = [
             x
             if type(x) in _TAKEN or isinstance(x, Tracer)

@@ -12,7 +12,7 @@ import functools
 import logging
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Concatenate, Generic, Literal, ParamSpec, Self, TypeVar, overload
+from typing import Any, Concatenate, Generic, Literal, ParamSpec, Self, TypeVar, cast, overload
 
 from genesis_fn.core import device as devices, errors, tree
 from genesis_fn.core.array import ArrayImpl, Deleted, from_numpy, like, stored
@@ -23,6 +23,8 @@ from genesis_fn.core.diagnostics.source_info import warn, where
 from genesis_fn.core.diagnostics.traceback import trimmed
 from genesis_fn.core.jaxpr import Jaxpr
 from genesis_fn.core.primitive import Tracer, ctx, default_device_of
+from genesis_fn.core.sharding.layout import NamedSharding
+from genesis_fn.core.sharding.placement import placement_of
 from genesis_fn.core.static import Fingerprint, Frozen, fingerprint_of
 from genesis_fn.core.types.annotations import PyTree
 from genesis_fn.transforms.jitting.aot import Traced
@@ -40,8 +42,10 @@ from genesis_fn.transforms.jitting.jit_cache import (
     share,
     shared,
 )
+from genesis_fn.transforms.jitting.layouts import laid_out, results_laid_out
 from genesis_fn.transforms.jitting.retrace import RecompilationWarning, difference, show_key
 from genesis_fn.transforms.keys.key_uses import of_arguments, user_call
+from genesis_fn.transforms.sharding.meshes import mesh_of
 from genesis_fn.transforms.staging.api_util import FlatFunction
 from genesis_fn.transforms.staging.call import jit_p
 from genesis_fn.transforms.staging.copies import Copied
@@ -101,6 +105,8 @@ class JitFunction(Copied, Generic[P, R]):
         # and each returns MISS for arguments that it is not for. A trace, watching for NaNs or a
         # named axis means another program, which only the full path looks up.
         try:
+            if self.options["in_shardings"] is not None:
+                args = laid_out(args, kwargs, self.options["in_shardings"], self.spec)  # pyright: ignore[reportAssignmentType]
             settings = config.current()
             if ctx.trace is None and ctx.watch is None and not ctx.axes:
                 for known, call in self.cache.fast:
@@ -148,7 +154,7 @@ class JitFunction(Copied, Generic[P, R]):
     ) -> Any:
         """Run a generated call; with `debug_nans` and its like, check the values it returns."""
         replay = _replays()
-        inputs = [*program.captured, *bound.arrays(device)] if replay else []
+        inputs = [*program.captured, *bound.arrays(device.home)] if replay else []
         if donated:  # a replay needs them after the call has overwritten them
             inputs = list(map(_copy, inputs))
         result = call(*bound.written)
@@ -184,7 +190,13 @@ class JitFunction(Copied, Generic[P, R]):
             return self._trace(key, bound)
 
     def _device(self, bound: BoundArguments, program: Program) -> devices.Device:
-        """The device that a call runs on: that of its arrays, or else of the captured ones."""
+        """The device that a call runs on: that of its arrays, or else of the captured ones; on a
+        mesh, the places of all."""
+        mesh = mesh_of(program.jaxpr)
+        given = [*program.captured, *(x for x in bound.leaves if type(x) is not Frozen)]
+        places = [x.sig.device if type(x) is ArrayImpl else None for x in given]
+        if mesh is not None or any([type(d) is NamedSharding for d in places]):
+            return cast(devices.Device, placement_of(places, mesh, self.spec.name))
         positions = {x.sig.device: i for i, x in enumerate(bound.leaves) if type(x) is ArrayImpl}
         if len(positions) > 1:
             listed = ", ".join(f"{program.paths[i]} on {d}" for d, i in list(positions.items())[:4])
@@ -221,13 +233,13 @@ class JitFunction(Copied, Generic[P, R]):
         """The fingerprint of the function with these static values; None where its programs must
         not be shared. Computed anew whenever it would be traced: what it reads may have changed."""
         # The object of a method and the arguments of a partial may change without a new function.
-        owned = any(True for _ in owners(self.fun))
+        owned = any(True for _ in owners(self.fun)) or self.options["out_shardings"] is not None
         if owned or not all(v.fixed and not v.weak for v in bound.frozen()):
             return None
         known = fingerprint_of(self.fun)
         if known is None or known.keeps:
             return None
-        rest = [v for k, v in self.options.items() if "_arg" not in k]
+        rest = [v for k, v in self.options.items() if "_arg" not in k and "shard" not in k]
         key = known.key, self.spec.static, self.spec.donated, *rest
         return Fingerprint(key, known.lent, known.keeps)
 
@@ -249,7 +261,9 @@ class JitFunction(Copied, Generic[P, R]):
 
         def body(*tracers: Any) -> list[Any]:
             remaining = iter(tracers)
-            return flat(*[x.value if type(x) is Frozen else next(remaining) for x in bound.leaves])
+            outs = flat(*[x.value if type(x) is Frozen else next(remaining) for x in bound.leaves])
+            wanted = self.options["out_shardings"]
+            return outs if wanted is None else results_laid_out(outs, flat.out_tree, wanted)
 
         labels = [p for p, x in zip(paths, bound.leaves) if type(x) is not Frozen]
         arrays = bound.arrays()
@@ -300,7 +314,7 @@ class JitFunction(Copied, Generic[P, R]):
         call = program.calls.get(form) if guarded else None
         if call is None:
             executable = self.compile_program(program, device, donated)
-            call = fast_call(self.spec, bound, program, executable, device, donated, guarded)
+            call = fast_call(self.spec, bound, program, executable, device.home, donated, guarded)
             if guarded:
                 program.add_call(form, call)
         return bind_captured(call, program.captured)
@@ -437,6 +451,8 @@ def jit(
     on_unusable_donation: Literal["warn", "error", "ignore"] = "warn",
     max_traces: int | None = None,
     compiler: Literal["inductor"] | None = None,
+    in_shardings: Any = None,
+    out_shardings: Any = None,
     inline: bool = False,
     keep_unused: bool = False,
     device: object = None,
@@ -453,6 +469,8 @@ def jit(
     on_unusable_donation: Literal["warn", "error", "ignore"] = "warn",
     max_traces: int | None = None,
     compiler: Literal["inductor"] | None = None,
+    in_shardings: Any = None,
+    out_shardings: Any = None,
     inline: bool = False,
     keep_unused: bool = False,
     device: object = None,
@@ -468,6 +486,8 @@ def jit(
     on_unusable_donation: Literal["warn", "error", "ignore"] = "warn",
     max_traces: int | None = None,
     compiler: Literal["inductor"] | None = None,
+    in_shardings: Any = None,
+    out_shardings: Any = None,
     **ignored: object,
 ) -> Callable[..., Any]:
     """Compile a function: trace it once per signature of its arguments, run the program afterwards.
@@ -491,6 +511,11 @@ def jit(
         on_unusable_donation: "warn", "error" or "ignore" where no output fits a donated array.
         max_traces: how many programs the function may have before tracing raises; None: any number.
         compiler: "inductor" compiles by TorchInductor on CPU; None is the library's own compiler.
+        in_shardings: how arguments are laid out: a sharding for each leaf, as a pytree that is a
+            prefix of the tuple of arguments that are not static; a PartitionSpec is one over the
+            current mesh, None leaves a leaf as it is. Numbers, ndarrays and arrays on one device
+            are laid out so; an array that is laid out otherwise is an error.
+        out_shardings: how the output is laid out: a pytree of shardings that is a prefix of it.
         ignored: `inline`, `keep_unused`, `device`, `backend`, which JAX's jit has; without effect.
 
     Returns:
@@ -501,6 +526,8 @@ def jit(
         ValueError: an option names an argument that `fun` does not have, or
             `on_unusable_donation` is unknown.
         GenesisError: a call would need more than `max_traces` programs.
+        ShardingError: an array is laid out otherwise than `in_shardings` says, or cannot be laid
+            out so.
 
     >>> @gf.jit
     ... def scaled(x, factor):
@@ -519,6 +546,8 @@ def jit(
         "on_unusable_donation": on_unusable_donation,
         "max_traces": max_traces,
         "compiler": compiler,
+        "in_shardings": in_shardings,
+        "out_shardings": out_shardings,
     }
     unknown = set(ignored) - {"inline", "keep_unused", "device", "backend"}
     if unknown:

@@ -60,6 +60,7 @@ def batch_call(
 def call_primitive(name: str) -> Primitive:
     """A primitive that runs a program, differentiated and batched into calls of itself."""
     prim = Primitive(name, lambda *avals, jaxpr: jaxpr.out_avals, multi=True, program="jaxpr")
+    prim.takes = lambda *, jaxpr: jaxpr.in_avals
     prim.linearize = lambda nonzero, *xs, jaxpr: linearize_call(nonzero, xs, jaxpr, prim)
     prim.jvp = lambda primals, tangents, *, jaxpr: jvp_call(primals, tangents, jaxpr, prim)
     prim.batch = lambda size, xs, dims, *, jaxpr, axis_name=None: batch_call(

@@ -15,9 +15,21 @@ from genesis_fn.core.configuration.settings import device_of
 from genesis_fn.core.convert import as_array
 from genesis_fn.core.device import Device
 from genesis_fn.core.diagnostics.source_info import where
+from genesis_fn.core.primitive import Tracer, bind
+from genesis_fn.core.sharding.layout import (
+    NamedSharding,
+    PartitionSpec,
+    Sharding,
+    SingleDeviceSharding,
+    as_sharding,
+)
 from genesis_fn.core.types.annotations import PyTree
 from genesis_fn.core.types.extended import is_key
 from genesis_fn.core.world import world
+from genesis_fn.transforms.sharding.constraint import (
+    sharding_constraint_p,
+    with_sharding_constraint,
+)
 
 Tree = TypeVar("Tree")
 
@@ -87,7 +99,7 @@ def default_backend() -> str:
 
 def device_put(
     x: PyTree,
-    device: Device | str | PyTree = None,
+    device: Device | Sharding | str | PyTree = None,
     *,
     src: object = None,
     donate: bool = False,
@@ -100,8 +112,10 @@ def device_put(
 
     Args:
         x: pytree of arrays, numbers, ndarrays.
-        device: a Device, its name ("cpu", "cuda:1"), or a pytree of them that is a prefix of `x`;
-            None leaves arrays where they are and puts the rest on the default device.
+        device: a Device, its name ("cpu", "cuda:1"), a sharding (a PartitionSpec is one over the
+            current mesh), or a pytree of them that is a prefix of `x`; None leaves arrays where
+            they are and puts the rest on the default device. Under a NamedSharding every process
+            gives the same whole value, and keeps its part.
         src: for JAX's callers; ignored.
         donate: whether to delete the arrays that were copied, whose memory is free then.
         may_alias: for JAX's callers; ignored.
@@ -113,20 +127,30 @@ def device_put(
     [Array(1., dtype=float32), Array([1., 1.], dtype=float32)]
     """
     leaves, treedef = tree.flatten(x)
-    if device is None or isinstance(device, (Device, str)):
-        places: Sequence[Any] = [device_of(device)] * len(leaves)
+    if device is None or isinstance(device, (Device, Sharding, PartitionSpec, str)):
+        places: Sequence[Any] = [_place(device)] * len(leaves)
     else:
-        places = [device_of(d) for d in tree.broadcast_prefix(device, x)]
+        places = [_place(d) for d in tree.broadcast_prefix(device, x)]
     with transfer_guard.asked_for():
         return tree.unflatten(treedef, [_put(v, p, donate) for v, p in zip(leaves, places)])
 
 
-def _put(x: Any, where: Device | None, donate: Any) -> Any:
+def _place(given: Any) -> Any:
+    """The Device or NamedSharding that a caller means."""
+    given = as_sharding(given, "device_put")
+    if type(given) is SingleDeviceSharding:
+        return next(iter(given.device_set))
+    return given if type(given) is NamedSharding else device_of(given)
+
+
+def _put(x: Any, where: Any, donate: Any) -> Any:
+    if isinstance(x, Tracer) and type(where) is NamedSharding:
+        return with_sharding_constraint(x, where)
     if type(x) is not ArrayImpl:
         return as_array(x, device=where)
     if where is None or x.device is where:
         return live(x)
-    moved = move(x, where)
+    moved = move_over(x, where) if "mesh" in (x.device.kind, where.kind) else move(x, where)
     if donate is True:
         x.delete()
     return moved
@@ -142,6 +166,17 @@ def move(x: ArrayImpl, where: Device) -> ArrayImpl:
         transfer_guard.check(direction, x.aval, x.device)
     if where.kind == x.device.kind:
         return backend.copy(x, where)
+    return like(x, from_numpy(backend.to_numpy(stored(x)), where, x.weak))
+
+
+def move_over(x: ArrayImpl, where: Any) -> ArrayImpl:
+    """A copy of `x` that is laid out over a mesh, or that was."""
+    backend = live(x).device.backend
+    if type(where) is NamedSharding:
+        here = x.device
+        same = here.mesh == where.mesh if type(here) is NamedSharding else here is where.home
+        if same:
+            return bind(sharding_constraint_p, x, sharding=where)
     return like(x, from_numpy(backend.to_numpy(stored(x)), where, x.weak))
 
 

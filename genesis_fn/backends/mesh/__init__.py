@@ -1,0 +1,1 @@
+"""Runs programs on meshes: one device's part of them, by the backend of that device."""

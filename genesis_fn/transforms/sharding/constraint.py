@@ -1,0 +1,105 @@
+"""How a value within a program is laid out: `with_sharding_constraint`, `reshard`."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+from genesis_fn.core import errors, tree
+from genesis_fn.core.aval import Aval
+from genesis_fn.core.backend.lowering import same
+from genesis_fn.core.convert import as_array
+from genesis_fn.core.diagnostics.source_info import where
+from genesis_fn.core.primitive import Primitive, bind, ctx, typeof
+from genesis_fn.core.sharding.layout import (
+    NamedSharding,
+    Sharding,
+    as_sharding,
+    check_shape,
+    spec_of,
+)
+from genesis_fn.primitives.factories import linear_rule
+
+Tree = TypeVar("Tree")
+
+
+def _shape(x: Aval, *, sharding: NamedSharding) -> Aval:
+    check_shape(x.shape, sharding.mesh, sharding.layout, f"with_sharding_constraint: {x}")
+    return x
+
+
+sharding_constraint_p = Primitive("sharding_constraint", _shape, lowering=same())
+sharding_constraint_p.linearize = linear_rule(sharding_constraint_p)
+sharding_constraint_p.transpose = lambda ct, x, *, sharding: [
+    bind(sharding_constraint_p, ct, sharding=sharding)
+]
+
+
+def _batch(size: int, xs: Any, dims: Any, *, sharding: NamedSharding) -> Any:
+    at, layout = dims[0], sharding.over(typeof(xs[0]).ndim - 1)
+    wider = NamedSharding(sharding.mesh, spec_of((*layout[:at], (), *layout[at:])))
+    return bind(sharding_constraint_p, xs[0], sharding=wider), at
+
+
+sharding_constraint_p.batch = _batch
+
+
+def with_sharding_constraint(x: Tree, shardings: Any) -> Tree:
+    """Lay values out over a mesh, within a program or outside.
+
+    Args:
+        x: pytree of arrays.
+        shardings: a NamedSharding for each array, or a PartitionSpec over the current mesh: a
+            pytree of them that is a prefix of `x`. None leaves arrays as they are.
+
+    Returns:
+        The same values, laid out so.
+
+    Raises:
+        ShardingError: an array cannot be laid out so.
+        MeshError: within `shard_map`, where values are parts already.
+
+    >>> mesh = gf.make_mesh((1,), ("data",))
+    >>> rows = gf.NamedSharding(mesh, gf.P("data"))
+    >>> gf.lax.with_sharding_constraint(jnp.ones(2), rows).sharding.spec
+    PartitionSpec('data')
+    """
+    kept = tree.map(lambda s: ... if s is None else s, shardings, is_leaf=lambda s: s is None)
+    given = tree.broadcast_prefix(kept, x)
+    leaves, treedef = tree.flatten(x)
+    return tree.unflatten(treedef, [_constrained(v, s) for v, s in zip(leaves, given)])
+
+
+def _constrained(x: Any, given: Any) -> Any:
+    if given is ...:
+        return x
+    sharding = as_sharding(given, "with_sharding_constraint")
+    if type(sharding) is not NamedSharding:
+        if isinstance(sharding, Sharding) and ctx.trace is not None:
+            return as_array(x)  # one device: that of the program
+        raise TypeError(
+            f"with_sharding_constraint takes NamedShardings and PartitionSpecs, got {given!r}\n"
+            f"  at {where().describe()}"
+        )
+    if ctx.match is not None:
+        raise errors.MeshError(
+            f"with_sharding_constraint({sharding.spec}) within shard_map, where values are parts\n"
+            f"  at {where().describe()}\n  communicate by lax.all_gather and its relatives"
+        )
+    return bind(sharding_constraint_p, as_array(x), sharding=sharding)
+
+
+def reshard(x: Tree, out_shardings: Any) -> Tree:
+    """`with_sharding_constraint`, by JAX's other name.
+
+    Args:
+        x: pytree of arrays.
+        out_shardings: a NamedSharding or PartitionSpec for each array.
+
+    Returns:
+        The same values, laid out so.
+
+    >>> mesh = gf.make_mesh((1,), ("data",))
+    >>> gf.sharding.reshard(jnp.ones(2), gf.NamedSharding(mesh, gf.P())).sharding.spec
+    PartitionSpec()
+    """
+    return with_sharding_constraint(x, out_shardings)

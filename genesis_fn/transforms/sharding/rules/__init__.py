@@ -1,0 +1,1 @@
+"""How primitives are partitioned: rules for `partition`, by kind of primitive."""

@@ -1,0 +1,121 @@
+"""Fused functions: divided along the dimensions that their `dims` name."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from genesis_fn.core.jaxpr import Eqn
+from genesis_fn.core.primitive import typeof
+from genesis_fn.core.sharding.layout import Layout, parts
+from genesis_fn.core.sharding.mesh import Mesh
+from genesis_fn.primitives import elementwise as ops
+from genesis_fn.primitives.reductions.reduce import reduce_sum
+from genesis_fn.primitives.shape import broadcast_in_dim
+from genesis_fn.transforms.batching.collectives import psum
+from genesis_fn.transforms.custom.fused_functions import Fused, fused_p
+from genesis_fn.transforms.sharding.partition import Placed, local, moved, partitions, settle
+from genesis_fn.transforms.sharding.rules.letters import Axes, Divided, divisions, layout_of
+from genesis_fn.transforms.sharding.rules.programs import as_program
+
+Letter = tuple[str, int]  # a dimension by its letter; leading ones are numbered
+
+
+@partitions(fused_p, puts_off=True)
+def _fused(mesh: Mesh, e: Eqn, operands: list[Any]) -> list[Placed]:
+    op, static = e.params["op"], dict(e.params["static"])
+    if op.name in _OF_MEANS and any(not x.is_whole for x in operands[:3]):
+        return _mean_of_rows(mesh, e, operands)
+    if op.dims is None or all(x.is_whole for x in operands):
+        return as_program(mesh, e, operands)
+    for x in operands:
+        if x.due:
+            settle(x)
+    text = op.dims if isinstance(op.dims, str) else op.dims([x.aval for x in operands], static)
+    of_operands, of_results = [side.split(",") for side in text.split("->")]
+    if not of_results[0].strip() and not e.outs:
+        of_results = []
+    ins = _letters(of_operands, [x.aval for x in operands])
+    outs = _letters(of_results, [o.aval for o in e.outs])
+    divided = divisions(mesh, operands, ins)
+    xs = [moved(x, mesh, layout_of(x.aval.shape, at, divided)) for x, at in zip(operands, ins)]
+    layouts = [layout_of(o.aval.shape, at, divided) for o, at in zip(e.outs, outs)]
+    dues = [_due(said, at, divided) for said, at in zip(of_results, outs)]
+    return _called(e, xs, layouts, dues)
+
+
+def _called(
+    e: Eqn, xs: Sequence[Placed], layouts: Sequence[Layout], dues: Sequence[Axes], **changes: Any
+) -> list[Placed]:
+    """The function of parts."""
+    op: Fused[..., Any] = e.params["op"]
+    static = tuple(sorted((dict(e.params["static"]) | changes).items()))
+    outs, _ = op.bind([local(x) for x in xs], e.params["jaxpr"].cache["in_tree"], static)
+    return [
+        Placed(y, at, o.aval, due)
+        for y, at, o, due in zip(outs, layouts, e.outs, dues, strict=True)
+    ]
+
+
+def _letters(texts: Sequence[str], avals: Sequence[Any]) -> list[list[Letter | None]]:
+    """The letter of each dimension of each array that may be divided."""
+    result = []
+    for text, a in zip(texts, avals, strict=True):
+        names = text.replace("=", " ").split()
+        leading = a.ndim - len([n for n in names if n != "..."])
+        found: list[Letter | None] = []
+        for n in names:
+            one = [(n, 0)] if n.isupper() else [None]
+            found += [("...", i) for i in range(leading)] if n == "..." else one
+        result.append(found)
+    return result
+
+
+def _due(text: str, letters: Sequence[Letter | None], divided: Divided) -> Axes:
+    if "=" in text:
+        return ()
+    return tuple([n for at, axes in divided.items() if at not in letters for n in axes])
+
+
+# ---- the mean of the cross-entropies of rows ----
+
+_OF_MEANS = ("linear_cross_entropy", "linear_cross_entropy_forward")
+
+
+def _mean_of_rows(mesh: Mesh, e: Eqn, operands: list[Any]) -> list[Placed]:
+    """Each device takes the sum over its rows; the mean divides by the rows of all that count. The
+    axes that divide the classes divide the rows further, and the weight is gathered: every device
+    has as many rows to do, and none does them twice."""
+    for x in operands:
+        if x.due:
+            settle(x)
+    x, weight, labels = operands
+    static = dict(e.params["static"])
+    rows = max(x.layout[0], labels.layout[0], key=lambda a: parts(mesh, a) if a else 0)
+    for n in (n for axes in (*weight.layout, *x.layout[1:]) for n in axes):
+        if n not in rows and x.aval.shape[0] % parts(mesh, (*rows, n)) == 0:
+            rows = (*rows, n)
+    x = moved(x, mesh, (rows, ()))
+    weight, labels = moved(weight, mesh, ((), ())), moved(labels, mesh, (rows,))
+    layouts: list[Layout] = [(), (rows, ()), ((), ())]
+    dues = [rows, (), rows]
+    count = len(e.outs)
+    outs = _called(e, [x, weight, labels], layouts[:count], dues[:count], reduction="sum")
+    if static["reduction"] == "sum":
+        return outs
+    ignored = static["ignore_index"]
+    share: Any = 1.0 / max(x.aval.shape[0], 1)
+    if ignored is not None:
+        kind = e.outs[0].aval.dtype
+        counted = ops.convert(ops.ne(labels.part, ignored), kind)
+        share = ops.div(1.0, ops.max(psum(reduce_sum(counted, (0,)), rows), 1.0))
+    for o in outs:
+        o.part = _times(o.part, share)
+    return outs
+
+
+def _times(x: Any, share: Any) -> Any:
+    if isinstance(share, float):
+        return ops.mul(x, share)
+    share = ops.convert(share, typeof(x).dtype)
+    return ops.mul(x, broadcast_in_dim(share, typeof(x).shape, ()))

@@ -1,0 +1,129 @@
+"""Operations that run programs, and `shard_map`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from genesis_fn.core.jaxpr import Eqn
+from genesis_fn.core.primitive import bind
+from genesis_fn.core.sharding.layout import parts
+from genesis_fn.core.sharding.mesh import Mesh
+from genesis_fn.transforms.autodiff.checkpointing import checkpoint_p
+from genesis_fn.transforms.control_flow.conditionals import cond_p
+from genesis_fn.transforms.control_flow.scanning import scan_p
+from genesis_fn.transforms.custom.custom_call import custom_call_p
+from genesis_fn.transforms.sharding.constraint import sharding_constraint_p
+from genesis_fn.transforms.sharding.meshes import mesh_of
+from genesis_fn.transforms.sharding.partition import (
+    Placed,
+    local,
+    moved,
+    partition,
+    partitions,
+    placed,
+    run,
+    settle,
+    unsettled,
+    whole,
+)
+from genesis_fn.transforms.sharding.shard_map import shard_map_p
+from genesis_fn.transforms.staging.call import jit_p, region_p, wide_p
+from genesis_fn.transforms.staging.stage_trace import evaluate
+
+
+@partitions(sharding_constraint_p, puts_off=True)
+def _constraint(mesh: Mesh, e: Eqn, operands: list[Any]) -> list[Placed]:
+    sharding = e.params["sharding"]
+    return [moved(operands[0], mesh, sharding.over(operands[0].aval.ndim))]
+
+
+@partitions(shard_map_p)
+def _parts_program(mesh: Mesh, e: Eqn, operands: list[Any]) -> list[Placed]:
+    p = e.params
+    if len(p["manual"]) < len(mesh.axis_names):
+        return _partly(mesh, e, operands)
+    xs = [moved(x, mesh, at).part for x, at in zip(operands, p["in_layouts"], strict=True)]
+    outs = evaluate(p["jaxpr"], *xs)
+    return placed(outs, e, p["out_layouts"])
+
+
+def _partly(mesh: Mesh, e: Eqn, operands: list[Any]) -> list[Placed]:
+    """A function that computes over some axes itself is partitioned over the others. Its parts are
+    whole in that, and may be divided further."""
+    p = e.params
+    own, inner = frozenset(p["manual"]), p["jaxpr"]
+    given = []
+    for x, at, v in zip(operands, p["in_layouts"], inner.invars, strict=True):
+        rest = tuple([tuple([n for n in axes if n not in own]) for axes in x.layout])
+        rest = tuple(
+            [axes if n % parts(mesh, axes) == 0 else () for n, axes in zip(v.aval.shape, rest)]
+        )
+        both = tuple([(*a, *b) for a, b in zip(at, rest)])
+        given.append(Placed(moved(x, mesh, both).part, rest, v.aval))
+    outs = run(inner, mesh, given)
+    for o in outs:
+        if o.due:
+            settle(o)
+    layouts = [
+        tuple([(*a, *b) for a, b in zip(at, o.layout)])
+        for at, o in zip(p["out_layouts"], outs, strict=True)
+    ]
+    return placed([o.part for o in outs], e, layouts)
+
+
+@partitions(jit_p, region_p, wide_p, puts_off=True)
+def _call(mesh: Mesh, e: Eqn, operands: list[Any]) -> list[Placed]:
+    return run(e.params["jaxpr"], mesh, operands)
+
+
+@partitions(custom_call_p, puts_off=True)
+def _custom(mesh: Mesh, e: Eqn, operands: list[Any]) -> list[Placed]:
+    """Its program is partitioned; backends take a call of one on whole operands as it is."""
+    return as_program(mesh, e, operands)
+
+
+def as_program(mesh: Mesh, e: Eqn, operands: list[Any]) -> list[Placed]:
+    """A call of the program `jaxpr`: as it is of whole operands, else what it consists of."""
+    whole_ones = all(x.is_whole and not x.due for x in operands)
+    if whole_ones and mesh_of(e.params["jaxpr"]) is None:
+        outs = bind(e.prim, *map(local, operands), **e.params)
+        return placed(outs, e, [((),) * o.aval.ndim for o in e.outs])
+    return run(e.params["jaxpr"], mesh, operands)
+
+
+@partitions(checkpoint_p)
+def _checkpoint(mesh: Mesh, e: Eqn, operands: list[Any]) -> list[Placed]:
+    ins = tuple([x.layout for x in operands])
+    program, layouts, dues = unsettled(e.params["jaxpr"], mesh, ins, (None,) * len(e.outs))
+    outs = bind(e.prim, *map(local, operands), **{**e.params, "jaxpr": program})
+    return [
+        Placed(y, at, o.aval, due)
+        for y, at, o, due in zip(outs, layouts, e.outs, dues, strict=True)
+    ]
+
+
+@partitions(scan_p)
+def _scan(mesh: Mesh, e: Eqn, operands: list[Any]) -> list[Placed]:
+    """The carry keeps the layout that it begins with; slices of xs have that of xs without its
+    first dimension, which every device steps through."""
+    p = e.params
+    steps = p["consts"] + p["carry"]
+    xs = [x if i < steps else moved(x, mesh, ((), *x.layout[1:])) for i, x in enumerate(operands)]
+    ins = tuple([x.layout if i < steps else x.layout[1:] for i, x in enumerate(xs)])
+    kept = ins[p["consts"] : steps]
+    wanted = (*kept, *(None,) * (len(e.outs) - len(kept)))
+    program, layouts = partition(p["jaxpr"], mesh, ins, wanted)
+    outs = bind(e.prim, *map(local, xs), **{**p, "jaxpr": program})
+    stacked = [at if i < len(kept) else ((), *at) for i, at in enumerate(layouts)]
+    return placed(outs, e, stacked)
+
+
+@partitions(cond_p)
+def _cond(mesh: Mesh, e: Eqn, operands: list[Any]) -> list[Placed]:
+    """Every device takes the same branch; the first branch decides how results are laid out."""
+    index, *xs = [whole(operands[0], mesh), *operands[1:]]
+    ins, branches = tuple([x.layout for x in xs]), e.params["branches"]
+    _, layouts = partition(branches[0], mesh, ins, (None,) * len(e.outs))
+    programs = tuple([partition(b, mesh, ins, layouts)[0] for b in branches])
+    outs = bind(e.prim, index.part, *map(local, xs), branches=programs)
+    return placed(outs, e, layouts)
