@@ -137,6 +137,7 @@ class WatchThread(WorldWatch):
 
     def behind(self) -> str:
         """Which processes have begun fewer collectives than this one, as far as they said."""
+        time.sleep(1.5 * _PERIOD)  # what they said before may be older than this one's count
         try:
             late = {f.rank: self._said(f.rank)["collectives"] for f in self.ranks}
         except RuntimeError:
@@ -193,8 +194,20 @@ class WatchThread(WorldWatch):
         """Who is gone, as another process found or this one does; "" where nobody is."""
         if self._ask(lambda store: store.check(["gone"])):
             return self._ask(lambda store: store.get("gone")).decode()
-        found = self._neighbour_gone() or self._silent()
+        found = self._neighbour_gone() or self._silent() or self._stalled()
         return self._tell(found) if found else ""
+
+    def _stalled(self) -> str:
+        """Why this process gives up on what its GPU waits for, "" where it does not."""
+        # Imported where a GPU has run anything.
+        exchanges: Any = sys.modules.get("genesis_fn.backends.cuda.run.exchanges")
+        failed = exchanges.failed() if exchanges is not None else None
+        if failed is None:
+            return ""
+        behind = self.behind()
+        at_step = f" at step {self.step}" if self.step is not None else ""
+        late = f"{behind} is late: " if behind else ""
+        return f"rank {self.place.rank} gave up{at_step}: {late}{failed}"
 
     def _neighbour_gone(self) -> str:
         for f in self.neighbours:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import ml_dtypes
@@ -251,6 +253,18 @@ def ends_far_apart(rank: int) -> None:
     on_machines_of_their_own()
     sums(lambda: None)
     time.sleep([0, 0, 5][rank])
+
+
+def waits_on_a_gpu(rank: int) -> None:
+    """As where the GPU of rank 1 waits for others for too long."""
+
+    def stall() -> None:
+        said = "NCCL: remote error" if rank == 1 else None
+        name = "genesis_fn.backends.cuda.run.exchanges"
+        sys.modules[name] = SimpleNamespace(failed=lambda: said)  # pyright: ignore[reportArgumentType]
+        time.sleep(60)
+
+    sums(stall)
 
 
 def stuck(rank: int) -> None:

@@ -123,3 +123,11 @@ def test_a_program_may_go_on_after_ctrl_c(launcher: Launcher, tmp_path: Path):
     time.sleep(0.3)
     os.kill(world.pids[0], signal.SIGINT)
     assert world.wait() == [0, 0], [world.said(r) for r in range(2)]
+
+
+def test_a_gpu_that_waits_too_long_ends_all(launcher: Launcher, tmp_path: Path):
+    world = launcher.start("waits_on_a_gpu", 2, tmp_path)
+    assert world.wait() == [1, 1]
+    for rank in range(2):
+        said = world.said(rank)
+        assert re.search("ends: rank 1 gave up: NCCL: remote error" + LINE, said), said
