@@ -210,6 +210,21 @@ def works(rank: int) -> None:
     sums(lambda: time.sleep(60))
 
 
+def quick(rank: int) -> None:
+    sums(lambda: None)
+
+
+def endless(rank: int) -> None:
+    """Collectives one after the other."""
+
+    def more() -> None:
+        axis = gf_mesh((gf.process_count(),), ("i",)).axes["i"]
+        while True:
+            bind(c.psum_invariant_p, gf.numpy.ones(40_000), axis_name=axis)
+
+    sums(more)
+
+
 def late(rank: int) -> None:
     sums(lambda: time.sleep(3) if rank == 1 else None, timeout=1)
 
