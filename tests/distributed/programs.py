@@ -5,9 +5,11 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import ml_dtypes
@@ -209,6 +211,21 @@ def works(rank: int) -> None:
     sums(lambda: time.sleep(60))
 
 
+def quick(rank: int) -> None:
+    sums(lambda: None)
+
+
+def endless(rank: int) -> None:
+    """Collectives one after the other."""
+
+    def more() -> None:
+        axis = gf_mesh((gf.process_count(),), ("i",)).axes["i"]
+        while True:
+            bind(c.psum_invariant_p, gf.numpy.ones(40_000), axis_name=axis)
+
+    sums(more)
+
+
 def late(rank: int) -> None:
     sums(lambda: time.sleep(3) if rank == 1 else None, timeout=1)
 
@@ -258,7 +275,7 @@ def leaves(rank: int) -> None:
 def on_machines_of_their_own() -> None:
     """Have processes not see each other, and give up a silent one soon."""
     facts._machine = lambda: f"machine of {os.getpid()}"  # pyright: ignore[reportPrivateUsage]
-    watch._SILENCE = 3.0  # pyright: ignore[reportPrivateUsage]
+    watch._SILENCE = 3  # pyright: ignore[reportPrivateUsage]
 
 
 def works_far_apart(rank: int) -> None:
@@ -280,10 +297,25 @@ def ends_far_apart(rank: int) -> None:
     time.sleep([0, 0, 5][rank])
 
 
+def waits_on_a_gpu(rank: int) -> None:
+    """As where the GPU of rank 1 waits for others for too long."""
+
+    def stall() -> None:
+        said = "NCCL: remote error" if rank == 1 else None
+        name = "genesis_fn.backends.cuda.run.exchanges"
+        sys.modules[name] = SimpleNamespace(failed=lambda: said)  # pyright: ignore[reportArgumentType]
+        time.sleep(60)
+
+    sums(stall)
+
+
 def stuck(rank: int) -> None:
     """Rank 0 is in a call that Python's handlers of signals wait for."""
     watch._STUCK = 1.0  # pyright: ignore[reportPrivateUsage]
-    sums(lambda: ctypes.CDLL(None).pause() if rank == 0 else time.sleep(60))
+    mutex = ctypes.create_string_buffer(64)
+    lock = ctypes.CDLL(None).pthread_mutex_lock
+    lock(mutex)
+    sums(lambda: lock(mutex) if rank == 0 else time.sleep(60))
 
 
 def interrupted_and_goes_on(rank: int) -> None:

@@ -130,14 +130,16 @@ class ProcessGroup:
             reason = f"{behind or 'a process'} did not come to it within {here.timeout:g} s"
         else:
             reason = "a process of them ended" if "closed by peer" in said else said.split(". ")[0]
+        if late or known:
+            advice = (
+                "every process must run the same program; one that is slower for a reason needs "
+                "distributed.initialize(timeout=...)"
+            )
+        else:
+            advice = "look at its last messages" if lost else "look at the first error among theirs"
         message = (
             f"{what}: rank {here.rank} of {here.size} gave up on the {_named(self.ranks)}: {reason}"
-            "\n  every process must run the same program; "
-            + (
-                "one that is slower for a reason needs distributed.initialize(timeout=...)"
-                if late or known
-                else "look at the first error among their messages"
-            )
+            f"\n  {advice}"
         )
         if here.watch is not None:
             here.watch.failing(message)
