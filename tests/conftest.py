@@ -55,7 +55,7 @@ if ON_GPU:
 
 
 def pytest_configure() -> None:
-    """Run compiled kernels, or interpret them sooner, and record the margins of tests, where they were asked for."""
+    """Run compiled kernels, and record the margins of tests, where they were asked for."""
     if COMPILED:
         from tests.support import compiled
 
