@@ -31,14 +31,14 @@ def their_mesh(*shape: int) -> Any:
     return jax.make_mesh(shape, NAMES[: len(shape)], axis_types=kinds)
 
 
-def _over(namespace: Any, **names: Any) -> Any:
+def with_names(namespace: Any, **names: Any) -> Any:
     return SimpleNamespace(**vars(namespace) | names)
 
 
 _COLLECTIVES = ("psum pmean pmax pmin all_gather all_to_all ppermute psum_scatter axis_index "
                 "pshuffle pswapaxes pcast axis_size").split()  # fmt: skip
 
-OURS = _over(
+OURS = with_names(
     both.OURS,
     name="ours",
     mesh=our_mesh,
@@ -54,9 +54,10 @@ OURS = _over(
     pure_callback=gf.pure_callback,
     **{n: getattr(gf.lax, n) for n in _COLLECTIVES},
 )
-THEIRS = _over(
+THEIRS = with_names(
     both.THEIRS,
     name="theirs",
+    typeof=jax.typeof,
     mesh=their_mesh,
     P=jax.P,
     NamedSharding=jax.NamedSharding,
@@ -96,10 +97,10 @@ def as_f64(x: Any) -> np.ndarray:
     return x.astype(np.float64) if x.dtype.name == "bfloat16" else x
 
 
-def same(mine: Any, theirs: Any, tolerance: float = 1e-10, what: str = "") -> None:
+def same(mine: Any, reference: Any, tolerance: float = 1e-10, what: str = "") -> None:
     """Assert that two results have the same leaves: shapes, dtypes, and values, up to a relative
     tolerance (0: the same bits)."""
-    a, b = tree.leaves(mine), jax.tree.leaves(theirs)
+    a, b = tree.leaves(mine), jax.tree.leaves(reference)
     assert len(a) == len(b), f"{what}: {len(a)} leaves, not {len(b)}"
     for i, (x, y) in enumerate(zip(a, b)):
         place = f"{what}, leaf {i}"
@@ -120,5 +121,13 @@ def same(mine: Any, theirs: Any, tolerance: float = 1e-10, what: str = "") -> No
 def agree(program: Any, *args: Any, tolerance: float = 1e-10, what: str = "") -> Any:
     """Run a program by both libraries and compare; returns our result."""
     mine = program(OURS, *arrays(args))
-    same(mine, jax.jit(lambda *xs: program(THEIRS, *xs))(*args), tolerance, what)
+    same(mine, theirs(program, *args), tolerance, what)
     return mine
+
+
+def theirs(program: Any, *args: Any) -> Any:
+    """The result of a program by JAX, compiled as fast as it can be."""
+    compiled = jax.jit(
+        lambda *xs: program(THEIRS, *xs), compiler_options={"xla_backend_optimization_level": 0}
+    )
+    return compiled(*args)

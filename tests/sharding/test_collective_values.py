@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 import genesis_fn as gf
-import genesis_fn.numpy as jnp
-from tests.sharding.both import MESHES, NAMES, OURS, agree, numbers
+from tests.sharding.both import MESHES, NAMES, OURS, agree, numbers, our_mesh
 
 DTYPES = [np.float64, np.float32, np.float16, ml_dtypes.bfloat16, np.int64, np.int32, np.int16,
           np.int8, np.uint8, np.uint16, np.uint32, np.uint64, np.bool_, np.complex64,
@@ -55,7 +54,7 @@ ALONG = {
     "ppermute_ring": (
         lambda m, x, axes, n: m.ppermute(x, axes, [(i, (i + 1) % n) for i in range(n)]), False),
     "ppermute_part": (lambda m, x, axes, n: m.ppermute(x, axes, [(0, n - 1)]), False),
-    "pshuffle": (lambda m, x, axes, n: m.pshuffle(x, axes, list(range(n))[::-1]), False),
+    "pshuffle": (lambda m, x, axes, n: m.pshuffle(x, axes, [*range(2, n), *range(2)][:n]), False),
     "pswapaxes": (lambda m, x, axes, n: m.pswapaxes(x, axes, 1), False),
 }  # fmt: skip
 
@@ -82,36 +81,57 @@ def collectives_for(dtype, axes):
     return found
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: np.dtype(d).name)
-@pytest.mark.parametrize("shape", MESHES, ids=str)
-def test_values(shape, dtype):
+def compare(shape, axes, dtype, rng):
     names = NAMES[: len(shape)]
-    sizes = dict(zip(names, shape))
-    # All orders of axes in one dtype, one of each kind in the others.
-    found = orders(shape)
-    if dtype is not np.float64:
-        found = [found[0], found[-1]]
-    rng = np.random.default_rng([len(shape), np.dtype(dtype).num])
-    for axes in found:
-        size = math.prod(sizes[n] for n in (axes if isinstance(axes, tuple) else (axes,)))
-        chosen = collectives_for(dtype, axes)
-        # A leading dimension of whole arrays is divided among all devices: one part each.
-        x = numbers(rng, (8, size, size, 3), dtype)
-        left = tuple([n for n in names if n not in axes])
+    size = math.prod(shape[names.index(n)] for n in axes)
+    chosen = collectives_for(dtype, axes)
+    # A leading dimension of whole arrays is divided among all devices: one part each.
+    x = numbers(rng, (8, size, size, 3), dtype)
+    left = tuple([n for n in names if n not in axes])
 
-        def program(m, x):
-            everywhere = m.P(names)
+    def program(m, x):
+        specs = {k: m.P(left if equal else names) for k, (_, equal) in chosen.items()}
 
-            def part(x):
-                return {k: f(m, x[0], axes, size)[None] for k, (f, _) in chosen.items()}
+        def part(x):
+            return {k: f(m, x[0], axes, size)[None] for k, (f, _) in chosen.items()}
 
-            specs = {k: m.P(left or None) if equal else everywhere for k, (_, equal) in chosen.items()}
-            return m.shard_map(part, mesh=m.mesh(*shape), in_specs=everywhere, out_specs=specs)(x)
+        return m.shard_map(part, mesh=m.mesh(*shape), in_specs=m.P(names), out_specs=specs)(x)
 
-        exact = np.dtype(dtype).kind in "iub" or np.dtype(dtype).itemsize == 2
-        tolerance = 0 if exact else {4: 1e-6, 8: 1e-12, 16: 1e-12}[np.dtype(dtype).itemsize]
-        if np.dtype(dtype) == np.complex64:
-            tolerance = 1e-6
-        mine = agree(program, x, tolerance=tolerance, what=f"{axes}")
-        for name in MOVES:  # what only moves is the same bits whatever the dtype
-            assert mine[name].dtype == x.dtype
+    single = np.dtype(dtype) in (np.float32, np.complex64)
+    exact = np.dtype(dtype).kind in "iub" or np.dtype(dtype).itemsize == 2
+    tolerance = 0 if exact else 1e-6 if single else 1e-12
+    mine = agree(program, x, tolerance=tolerance, what=str(axes))
+    for name in MOVES:
+        assert mine[name].dtype == x.dtype
+
+
+@pytest.mark.parametrize("shape, axes", [(s, axes) for s in MESHES for axes in orders(s)], ids=str)
+def test_meshes_and_orders_of_axes(shape, axes):
+    compare(shape, axes, np.float64, np.random.default_rng(len(axes)))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: np.dtype(d).name)
+def test_dtypes(dtype):
+    rng = np.random.default_rng(np.dtype(dtype).num)
+    for axes in (("b", "a"), "a"):
+        compare((4, 2), axes, dtype, rng)
+
+
+def test_keys_move_as_their_numbers_do():
+    keys = gf.random.split(gf.random.key(3), (8, 4, 4))
+    moves = {k: v for k, v in MOVES.items() if "invariant" not in k and "tiled" not in k}
+    moves |= {k: ALONG[k] for k in ("ppermute_ring", "pshuffle", "pswapaxes")}
+    spec = gf.P(NAMES[:2])
+
+    def program(x):
+        part = lambda x: {k: f(OURS, x[0], "a", 4)[None] for k, (f, _) in moves.items()}
+        return gf.shard_map(part, mesh=our_mesh(4, 2), in_specs=spec, out_specs=spec)(x)
+
+    moved, numbers_moved = program(keys), {}
+    for i in range(2):
+        for k, v in program(gf.random.key_data(keys)[..., i]).items():
+            numbers_moved.setdefault(k, []).append(np.asarray(v))
+    for k, v in moved.items():
+        assert gf.dtypes.issubdtype(v.dtype, gf.dtypes.prng_key) if hasattr(gf, "dtypes") else True
+        got = np.asarray(gf.random.key_data(v))
+        np.testing.assert_array_equal(got, np.stack(numbers_moved[k], -1), err_msg=k)

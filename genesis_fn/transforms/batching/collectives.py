@@ -118,12 +118,14 @@ psum_invariant_p.linearize = linear_rule(psum_invariant_p)
 psum_invariant_p.transpose = lambda ct, x, *, axis_name: [bind(pvary_p, ct, axis_name=axis_name)]
 
 
-def _itself(size: int, xs: Any, dims: Any, *, axis_name: Any, over_other: bool = False) -> Any:
-    return xs[0], dims[0]
+def _vary_batch(
+    size: int, xs: Any, dims: Any, *, axis_name: Any, over_other: bool = False
+) -> Any:
+    return bind(pvary_p, xs[0], axis_name=axis_name) if over_other else xs[0], dims[0]
 
 
 pvary_p = Primitive(
-    "pvary", lambda x, *, axis_name: x, collective=True, batch=_itself, lowering=same()
+    "pvary", lambda x, *, axis_name: x, collective=True, batch=_vary_batch, lowering=same()
 )
 pvary_p.linearize = linear_rule(pvary_p)
 pvary_p.transpose = lambda ct, x, *, axis_name: [bind(psum_invariant_p, ct, axis_name=axis_name)]

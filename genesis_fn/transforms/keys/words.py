@@ -20,6 +20,7 @@ from genesis_fn.primitives import elementwise, shape
 from genesis_fn.primitives.factories import full_p, move_batch
 from genesis_fn.primitives.indexing import gather, indexing, scatter
 from genesis_fn.primitives.reductions import reduce
+from genesis_fn.transforms.batching import collectives
 from genesis_fn.transforms.autodiff.checkpointing import checkpoint_p, name_p
 from genesis_fn.transforms.control_flow.conditionals import cond_p
 from genesis_fn.transforms.control_flow.loops import while_p
@@ -42,6 +43,14 @@ def _by_batching(
         return _at_end(out, d)
     kinds = prim.abstract(tuple(avals), params)  # a barrier passes keys and other values
     return [_at_end(x, i) if dtypes.is_key(k.dtype) else x for x, i, k in zip(out, d, kinds)]
+
+
+def _along_axis(
+    prim: Primitive, xs: Sequence[Any], avals: Sequence[Any], params: dict[Any, Any]
+) -> Any:
+    """A collective that moves elements, or says of them that they vary: over both words alike."""
+    out, d = prim.batch(WORDS, xs, [avals[0].ndim], over_other=True, **params)  # pyright: ignore[reportOptionalCall]
+    return _at_end(out, d)
 
 
 def _at_end(x: Any, d: int | None) -> Any:
@@ -115,6 +124,15 @@ for _prim in (
     scan_p,
 ):
     _prim.words = _nested
+for _prim in (
+    collectives.pvary_p,
+    collectives.assume_invariant_p,
+    collectives.all_gather_p,
+    collectives.all_gather_invariant_p,
+    collectives.all_to_all_p,
+    collectives.ppermute_p,
+):
+    _prim.words = _along_axis
 for _prim in (elementwise.eq.prim, elementwise.ne.prim):
     _prim.words = _equal
 shape.reshape_p.words, shape.broadcast_in_dim_p.words = _reshape, _broadcast
