@@ -37,6 +37,7 @@ from genesis_fn.primitives.shape import (
     slice_in_dim,
     transpose,
 )
+from genesis_fn.transforms.keys.key_uses import UNCHANGED
 
 Tree = TypeVar("Tree")
 AxisName: TypeAlias = Hashable | Sequence[Hashable]
@@ -129,6 +130,7 @@ pvary_p = Primitive(
 )
 pvary_p.linearize = linear_rule(pvary_p)
 pvary_p.transpose = lambda ct, x, *, axis_name: [bind(psum_invariant_p, ct, axis_name=axis_name)]
+pvary_p.key_uses = lambda **_: UNCHANGED
 PRIM["pvary"] = pvary_p
 
 
@@ -153,6 +155,7 @@ assume_invariant_p = Primitive(
     lowering=same(),
 )
 assume_invariant_p.linearize = linear_rule(assume_invariant_p)
+assume_invariant_p.key_uses = lambda **_: UNCHANGED
 assume_invariant_p.transpose = lambda ct, x, *, axis_name: [
     bind(pvary_p, ops.div(ct, float(axis_name.size)), axis_name=axis_name)
 ]

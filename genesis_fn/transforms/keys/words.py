@@ -27,6 +27,8 @@ from genesis_fn.transforms.control_flow.loops import while_p
 from genesis_fn.transforms.control_flow.scanning import scan_p
 from genesis_fn.transforms.custom.custom_call import custom_call_p
 from genesis_fn.transforms.custom.fused_functions import fused_p
+from genesis_fn.transforms.sharding.constraint import sharding_constraint_p
+from genesis_fn.transforms.sharding.shard_map import shard_map_p
 from genesis_fn.transforms.staging.call import jit_p, region_p, wide_p
 from genesis_fn.transforms.staging.stage_trace import StageTrace, StageTracer
 
@@ -96,6 +98,17 @@ def _physical_param(value: Any) -> Any:
     return tuple(map(_physical_param, value)) if type(value) is tuple else value
 
 
+def _parts(prim: Primitive, xs: Sequence[Any], avals: Any, params: dict[Any, Any]) -> Any:
+    """`shard_map`: words of a key are not divided."""
+    jaxpr = params["jaxpr"]
+    wide = lambda layouts, kinds: tuple(
+        [(*at, ()) if dtypes.is_key(k.dtype) else at for at, k in zip(layouts, kinds, strict=True)]
+    )
+    ins, outs = wide(params["in_layouts"], jaxpr.in_avals), wide(params["out_layouts"], jaxpr.out_avals)
+    given = {"jaxpr": physical(jaxpr), "in_layouts": ins, "out_layouts": outs}
+    return bind(prim, *xs, **params | given)
+
+
 for _prim in (
     shape.slice_p,
     shape.rev_p,
@@ -135,6 +148,7 @@ for _prim in (
     _prim.words = _along_axis
 for _prim in (elementwise.eq.prim, elementwise.ne.prim):
     _prim.words = _equal
+sharding_constraint_p.words, shard_map_p.words = _nested, _parts
 shape.reshape_p.words, shape.broadcast_in_dim_p.words = _reshape, _broadcast
 shape.transpose_p.words, full_p.words = _transpose, _full
 
