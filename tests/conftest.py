@@ -35,6 +35,10 @@ settings.load_profile(os.environ.get("HYPOTHESIS", "repeatable"))
 
 os.environ.setdefault("GENESIS_DEVICE", "cpu")
 os.environ["JAX_PLATFORMS"] = "cpu"  # the reference
+# JAX reads it once, when it is first used: the tests of meshes need eight of its devices.
+if "device_count" not in os.environ.get("XLA_FLAGS", ""):
+    flags = os.environ.get("XLA_FLAGS", ""), "--xla_force_host_platform_device_count=8"
+    os.environ["XLA_FLAGS"] = " ".join(flags).strip()
 
 gc.disable()  # until the tests are collected: see `pytest_collection_finish`
 
