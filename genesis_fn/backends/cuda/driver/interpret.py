@@ -48,12 +48,14 @@ def device_count() -> int:
 
 
 class _Recording:
-    """A captured graph: the work of its nodes, in order."""
+    """A captured graph: the work of its nodes, in order. `joined` are streams that a capture has
+    spread to, by waiting for an event in it."""
 
-    __slots__ = ("work",)
+    __slots__ = ("work", "joined")
 
     def __init__(self) -> None:
         self.work: list[Callable[[], None]] = []
+        self.joined: list[_Stream] = []
 
     def run(self) -> None:
         for work in self.work:
@@ -78,12 +80,14 @@ class _Stream:
 
 
 class _Event:
-    """The time at which it was recorded, in seconds of the host's clock."""
+    """The time at which it was recorded, in seconds of the host's clock, and the capture that it
+    was recorded in."""
 
-    __slots__ = ("time",)
+    __slots__ = ("time", "recording")
 
     def __init__(self) -> None:
         self.time = 0.0
+        self.recording: _Recording | None = None
 
 
 class _Condition:
@@ -313,10 +317,13 @@ class InterpretDriver:
         def run() -> None:
             event.time = time.perf_counter()
 
+        event.recording = stream.recording
         stream.enqueue(run)
 
     def wait(self, stream: _Stream, event: _Event) -> None:
-        return None
+        if event.recording is not None and stream.recording is None:
+            stream.recording = event.recording
+            event.recording.joined.append(stream)
 
     def done(self, event: _Event) -> bool:
         return True
@@ -440,10 +447,13 @@ class InterpretDriver:
     def end_capture(self, stream: _Stream) -> _Recording:
         if stream.recording is None:
             raise CudaError("end_capture", "CUDA_ERROR_ILLEGAL_STATE", "not capturing")
-        graph, stream.recording = stream.recording, None
+        graph = stream.recording
+        self.abandon_capture(stream)
         return graph
 
     def abandon_capture(self, stream: _Stream) -> None:
+        for other in stream.recording.joined if stream.recording is not None else ():
+            other.recording = None
         stream.recording = None
 
     def launch_graph(self, graph: _Recording, stream: _Stream) -> None:

@@ -8,8 +8,9 @@ driver has conditional nodes. Otherwise it is cut into segments that run one aft
 graphs, host computations, and control flow whose predicate the host reads. Without conditional
 nodes, loops of known length are unrolled.
 
-Collectives are kernels of a communication library, on the same stream, captured into the graph. The
-bodies of conditional nodes hold none, as they may need the host's help (proxies of a network): a
+Collectives are kernels of a communication library, captured into the graph on a second stream that
+forks from the first and joins it again (`lower/overlap.py` says where). The bodies of conditional
+nodes hold none, as they may need the host's help (proxies of a network): a
 loop of known length around one is unrolled, and other control flow is the host's.
 
 Programmatic launches: a kernel that follows a kernel may be started before its predecessor has
@@ -32,6 +33,7 @@ from genesis_fn.backends.cpu.storage import host_tensor, host_view
 from genesis_fn.backends.cuda.driver.communication import Communication
 from genesis_fn.backends.cuda.driver.driver import (
     Driver,
+    EventHandle,
     GraphHandle,
     PredicateMode,
     PreparedLaunch,
@@ -106,12 +108,21 @@ class HostStep:
 @dataclass(frozen=True, slots=True)
 class Collective:
     """The processes of a group exchange: each reads its operand from buffer `source`, and gets its
-    result in buffer `destination`, which may be the same. `name` is what errors call it."""
+    result in buffer `destination`, which may be the same. `name` is what errors call it. One with a
+    `number` runs on until the `Join` of that number."""
 
     exchange: Exchange
     source: int
     destination: int
     name: str
+    number: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Join:
+    """Waits for the collective of that number."""
+
+    number: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +143,7 @@ Step: TypeAlias = (
     | ForLoop
     | HostStep
     | Collective
+    | Join
     | SetInteger
 )
 
@@ -340,9 +352,20 @@ class _CollectiveCmd:
     communication: Communication
     source: int
     destination: int
+    number: int | None = None
 
     def record(self, driver: Driver, stream: StreamHandle) -> None:
         self.communication.enqueue(driver, self.communicator, self.source, self.destination, stream)
+
+
+@dataclass(frozen=True, slots=True)
+class _JoinCmd:
+    """Waits for a collective that runs on the second stream."""
+
+    number: int
+
+    def record(self, driver: Driver, stream: StreamHandle) -> None:
+        """Nothing: without a second stream, collectives are in order."""
 
 
 class _HostCmd:
@@ -377,7 +400,14 @@ class _HostCmd:
 
 
 _Command: TypeAlias = (
-    _LaunchCmd | _ClearCmd | _SetInt32Cmd | _CopyCmd | _CollectiveCmd | _ConditionalCmd | _HostCmd
+    _LaunchCmd
+    | _ClearCmd
+    | _SetInt32Cmd
+    | _CopyCmd
+    | _CollectiveCmd
+    | _JoinCmd
+    | _ConditionalCmd
+    | _HostCmd
 )
 
 
@@ -463,8 +493,11 @@ def _commands(
                     step.exchange.communication,
                     addresses[step.source],
                     addresses[step.destination],
+                    step.number,
                 )
             )
+        elif isinstance(step, Join):
+            commands.append(_JoinCmd(step.number))
         elif isinstance(step, SetInteger):
             commands.append(_SetInt32Cmd(addresses[step.destination], step.value))
         else:
@@ -635,23 +668,77 @@ class _GraphSegment:
 def _capture(driver: Driver, commands: Sequence[_Command]) -> GraphHandle:
     # Not on the compute stream: what other threads enqueue there would be captured too.
     stream = driver.new_stream()
+    lane = _Lane(driver, stream)
     try:
         driver.begin_capture(stream)
         try:
-            _record(driver, commands, stream)
+            _record(driver, commands, stream, lane=lane)
+            lane.join_all()
         except BaseException:
             driver.abandon_capture(stream)
             raise
         return driver.end_capture(stream)
     finally:
+        lane.close()
         driver.destroy_stream(stream)
 
 
+class _Lane:
+    """The second stream of a capture, for collectives: it forks from the `main` one before each of
+    them, which joins it again where the result is needed."""
+
+    def __init__(self, driver: Driver, main: StreamHandle) -> None:
+        self._driver, self._main = driver, main
+        self._side: StreamHandle | None = None
+        self._ended: dict[int | None, EventHandle] = {}  # by number, when it has ended
+        self._events: list[EventHandle] = []
+
+    def start(self, command: _CollectiveCmd) -> None:
+        """Enqueue a collective behind what is on the main stream now."""
+        driver = self._driver
+        if self._side is None:
+            self._side = driver.new_stream()
+        ready = self._event(self._main)
+        driver.wait(self._side, ready)
+        command.record(driver, self._side)
+        self._ended[command.number] = self._event(self._side)
+        if command.number is None:
+            self.join(None)
+
+    def join(self, number: int | None) -> None:
+        """Have the main stream wait for a collective; for none where it has waited already."""
+        ended = self._ended.pop(number, None)
+        if ended is not None:
+            self._driver.wait(self._main, ended)
+
+    def join_all(self) -> None:
+        """Wait for all: a capture ends with one stream."""
+        for number in list(self._ended):
+            self.join(number)
+
+    def _event(self, stream: StreamHandle) -> EventHandle:
+        event = self._driver.new_event()
+        self._events.append(event)
+        self._driver.record(event, stream)
+        return event
+
+    def close(self) -> None:
+        """Destroy the stream and the events, which a graph does not need."""
+        for event in self._events:
+            self._driver.destroy_event(event)
+        if self._side is not None:
+            self._driver.destroy_stream(self._side)
+
+
 def _record(
-    driver: Driver, commands: Sequence[_Command], stream: StreamHandle, behind_kernel: bool = False
+    driver: Driver,
+    commands: Sequence[_Command],
+    stream: StreamHandle,
+    behind_kernel: bool = False,
+    lane: _Lane | None = None,
 ) -> bool:
-    """Enqueues the commands on a stream in order. Returns whether the last one is a kernel: only
-    then may the next kernel start early."""
+    """Enqueues the commands on a stream in order, collectives on the other one of `lane`. Returns
+    whether the last one is a kernel: only then may the next kernel start early."""
     for command in commands:
         if isinstance(command, _LaunchCmd):
             if 0 not in command.launch.grid:  # an empty grid is an error to the driver
@@ -660,6 +747,12 @@ def _record(
                 behind_kernel = True
         elif isinstance(command, _ConditionalCmd):
             _record_conditional(driver, command, stream, behind_kernel)
+            behind_kernel = False
+        elif lane is not None and isinstance(command, _CollectiveCmd):
+            lane.start(command)  # the next kernel still follows the last one
+            behind_kernel = behind_kernel and command.number is not None
+        elif lane is not None and isinstance(command, _JoinCmd):
+            lane.join(command.number)
             behind_kernel = False
         else:
             assert not isinstance(command, _HostCmd)

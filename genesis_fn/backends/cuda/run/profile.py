@@ -19,6 +19,7 @@ from genesis_fn.backends.cuda.run.graph import (
     Copy,
     ForLoop,
     HostStep,
+    Join,
     SetInteger,
     SubProgram,
     UncapturedSteps,
@@ -134,6 +135,8 @@ def _pieces(
             inner = step.steps if isinstance(step, SubProgram) else (step,)
             for s in inner:
                 number = len(alone)
+                if isinstance(s, Join):  # one by one, steps are in order
+                    continue
                 if isinstance(s, (Launch, Memset, Copy, Collective, SetInteger)):
                     run = lambda number=number: direct.launch(number)
                     alone.append(replace(step, steps=(s,)) if isinstance(step, SubProgram) else s)

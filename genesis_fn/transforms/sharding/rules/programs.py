@@ -23,6 +23,7 @@ from genesis_fn.transforms.sharding.partition import (
     placed,
     run,
     settle,
+    unsettled,
     whole,
 )
 from genesis_fn.transforms.sharding.shard_map import shard_map_p
@@ -70,7 +71,7 @@ def _partly(mesh: Mesh, e: Eqn, operands: list[Any]) -> list[Placed]:
     return placed([o.part for o in outs], e, layouts)
 
 
-@partitions(jit_p, region_p, wide_p)
+@partitions(jit_p, region_p, wide_p, puts_off=True)
 def _call(mesh: Mesh, e: Eqn, operands: list[Any]) -> list[Placed]:
     return run(e.params["jaxpr"], mesh, operands)
 
@@ -93,9 +94,12 @@ def as_program(mesh: Mesh, e: Eqn, operands: list[Any]) -> list[Placed]:
 @partitions(checkpoint_p)
 def _checkpoint(mesh: Mesh, e: Eqn, operands: list[Any]) -> list[Placed]:
     ins = tuple([x.layout for x in operands])
-    program, layouts = partition(e.params["jaxpr"], mesh, ins, (None,) * len(e.outs))
+    program, layouts, dues = unsettled(e.params["jaxpr"], mesh, ins, (None,) * len(e.outs))
     outs = bind(e.prim, *map(local, operands), **{**e.params, "jaxpr": program})
-    return placed(outs, e, layouts)
+    return [
+        Placed(y, at, o.aval, due)
+        for y, at, o, due in zip(outs, layouts, e.outs, dues, strict=True)
+    ]
 
 
 @partitions(scan_p)
