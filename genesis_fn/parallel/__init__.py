@@ -18,4 +18,10 @@ from genesis_fn.parallel.layouts import (
     replicated as replicated,
     state_shardings as state_shardings,
 )
+from genesis_fn.parallel.pipeline import pipeline as pipeline
+from genesis_fn.parallel.pipelined_decoder import (
+    layers_of_stages as layers_of_stages,
+    pipelined_decoder as pipelined_decoder,
+    stages_of as stages_of,
+)
 from genesis_fn.parallel.tensor import DECODER as DECODER, tensor as tensor
