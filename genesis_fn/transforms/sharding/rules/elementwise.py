@@ -20,13 +20,13 @@ from genesis_fn.primitives.elementwise import (
     eq,
     mul,
     neg,
+    polygamma_p,
     select,
     select_p,
     stop_gradient_p,
     sub,
 )
 from genesis_fn.primitives.factories import zero_of
-from genesis_fn.primitives.random_bits import unwrap_p, wrap_p
 from genesis_fn.primitives.shape import barrier_p, broadcast_in_dim
 from genesis_fn.transforms.autodiff.checkpointing import name_p
 from genesis_fn.transforms.batching.collectives import axis_index
@@ -44,7 +44,7 @@ from genesis_fn.transforms.sharding.partition import (
 from genesis_fn.transforms.sharding.rules.letters import by_letters, untouched
 
 
-@partitions(select_p, stop_gradient_p, name_p)
+@partitions(select_p, stop_gradient_p, name_p, polygamma_p)
 def _elementwise(mesh: Mesh, e: Eqn, operands: list[Any]) -> list[Placed]:
     shape = e.outs[0].aval.shape
     arrays = [x for x in operands if type(x) is Placed and x.aval.shape == shape]
@@ -69,14 +69,6 @@ def _bitcast(mesh: Mesh, e: Eqn, operands: list[Any]) -> list[Placed]:
     (x,), y = operands, e.outs[0].aval
     ndim = max(x.aval.ndim, y.ndim)
     at = untouched(ndim, [] if x.aval.ndim == y.ndim else [ndim - 1])
-    return by_letters(mesh, e, operands, [at[: x.aval.ndim]], [at[: y.ndim]])
-
-
-@partitions(wrap_p, unwrap_p)
-def _words(mesh: Mesh, e: Eqn, operands: list[Any]) -> list[Placed]:
-    """Words are the last dimension, and whole."""
-    (x,), y = operands, e.outs[0].aval
-    at = untouched(max(x.aval.ndim, y.ndim), [max(x.aval.ndim, y.ndim) - 1])
     return by_letters(mesh, e, operands, [at[: x.aval.ndim]], [at[: y.ndim]])
 
 
