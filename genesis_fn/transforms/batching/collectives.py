@@ -121,9 +121,7 @@ psum_invariant_p.linearize = linear_rule(psum_invariant_p)
 psum_invariant_p.transpose = lambda ct, x, *, axis_name: [bind(pvary_p, ct, axis_name=axis_name)]
 
 
-def _vary_batch(
-    size: int, xs: Any, dims: Any, *, axis_name: Any, over_other: bool = False
-) -> Any:
+def _vary_batch(size: int, xs: Any, dims: Any, *, axis_name: Any, over_other: bool = False) -> Any:
     return bind(pvary_p, xs[0], axis_name=axis_name) if over_other else xs[0], dims[0]
 
 
