@@ -349,7 +349,12 @@ def test_collectives_start_early_and_are_joined_late(mirror):
         c = bind(col.ppermute_p, ops.add(x, 1.0), perm=((0, 1), (1, 0)), **p)
         return [c, b, a]
 
-    names = lambda steps: [s.name.split()[0] for s in steps if isinstance(s, graph.Collective)]
+    names = lambda steps: [
+        m.name.split()[0]
+        for s in steps
+        if isinstance(s, (graph.Collective, graph.Collectives))
+        for m in getattr(s, "members", (s,))
+    ]
     with without("overlap"):
         _, executable = run(f, x)
     assert names(executable.schedule.steps) == ["all_gather", "psum_invariant", "ppermute"]
@@ -357,7 +362,7 @@ def test_collectives_start_early_and_are_joined_late(mirror):
     steps = executable.schedule.steps
     # The sum of an input starts at once; each is joined once, behind its start.
     assert names(steps) == ["psum_invariant", "all_gather", "ppermute"]
-    starts = {s.number: n for n, s in enumerate(steps) if isinstance(s, graph.Collective)}
+    starts = {s.number: n for n, s in enumerate(steps) if isinstance(s, graph.Collectives)}
     joins = {s.number: n for n, s in enumerate(steps) if isinstance(s, graph.Join)}
     assert starts.keys() == joins.keys() and all(starts[k] < joins[k] for k in starts)
 
@@ -367,6 +372,7 @@ def test_gathers_run_ahead_of_their_uses_by_a_limited_number_of_bytes(mirror, mo
 
     x = np.ones((16, 16), np.float32)
     monkeypatch.setattr(overlap, "_AHEAD", 7 * x.nbytes)  # a gather reads one and writes two
+    monkeypatch.setattr(overlap, "_TOGETHER", 0)
     axis = mesh_axis()
 
     def f(y, *ws):
@@ -379,7 +385,7 @@ def test_gathers_run_ahead_of_their_uses_by_a_limited_number_of_bytes(mirror, mo
     _, executable = run(f, *[x + k for k in range(8)])
     ahead = most = 0
     for s in executable.schedule.steps:
-        ahead += isinstance(s, graph.Collective) - isinstance(s, graph.Join)
+        ahead += isinstance(s, graph.Collectives) - isinstance(s, graph.Join)
         most = max(most, ahead)
     assert most == 2
 
