@@ -11,12 +11,12 @@ process.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from genesis_fn.backends.cuda.driver.communication import AllGather
 from genesis_fn.backends.cuda.lower.horizontal_fusion import Accesses
-from genesis_fn.backends.cuda.lower.steps import BufferTable, ScheduledStep
+from genesis_fn.backends.cuda.lower.steps import BufferTable, ScheduledStep, StepSummary
 from genesis_fn.backends.cuda.run.graph import Collective, Collectives, Join
 from genesis_fn.compiler.options import enabled
 
@@ -148,11 +148,21 @@ def _merged(items: list[ScheduledStep], groups: Sequence[list[_Exchange]]) -> li
             group = groups[number]
             reads, writes = _touched(items, group)
             before = [s for x in group for s in items[x.at].steps[:-1]]
-            steps = tuple([x.step for x in group])
-            result.append(ScheduledStep([*before, Collectives(steps, number)], reads, writes))
+            steps = [*before, Collectives(tuple([x.step for x in group]), number)]
+            summary = _summary([items[x.at].summary for x in group])
+            result.append(ScheduledStep(steps, reads, writes, summary=summary))
         if n < len(items) and n not in moved:
             result.append(items[n])
     return result
+
+
+def _summary(of: Sequence[StepSummary | None]) -> StepSummary | None:
+    """What reports say of several collectives: the name of one, the traffic of all."""
+    known = [s for s in of if s is not None]
+    if not known:
+        return None
+    lines = list(dict.fromkeys([line for s in known for line in s.lines]))
+    return replace(known[0], traffic=sum([s.traffic for s in known]), lines=lines)
 
 
 def _touched(
