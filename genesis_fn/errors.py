@@ -6,6 +6,7 @@ from genesis_fn.core.errors import (
     BackendError as BackendError,
     ConcretizationTypeError as ConcretizationTypeError,
     DeviceError as DeviceError,
+    DistributedError as DistributedError,
     DonatedError as DonatedError,
     DTypeError as DTypeError,
     FileError as FileError,

@@ -43,6 +43,7 @@ NAMESPACES = [
     "profiler",
     "debug",
     "cuda",
+    "distributed",
 ]
 GLOBALS = {
     "gf": gf,

@@ -201,6 +201,17 @@ def default_device() -> Device:
     return _default
 
 
+def decided_default() -> Device | None:
+    """The default device, if something asked for it already."""
+    return _default
+
+
+def decide_default(chosen: Device) -> None:
+    """Make `chosen` the default device of the process."""
+    global _default
+    _default = chosen
+
+
 @contextlib.contextmanager
 def using_device(where: Device) -> Generator[Device, None, None]:
     """Within the block, new arrays go to `where`."""

@@ -61,6 +61,10 @@ class ShardingError(WithLine, ValueError):
     """An array cannot be laid out so, or a value differs between devices where it must not."""
 
 
+class DistributedError(GenesisError, RuntimeError):
+    """Processes that compute together did not meet, or one of them is gone or late."""
+
+
 class TransferError(GenesisError, RuntimeError):
     """A copy between host and device, or two devices, that `transfer_guard` forbids."""
 

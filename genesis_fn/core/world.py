@@ -2,8 +2,38 @@
 
 from __future__ import annotations
 
+import abc
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
+
+_LONGEST_PAUSE = 0.2  # seconds between two looks into the store
+
+
+class WorldWatch(Protocol):
+    """What looks after the other processes of a world, and tells them of this one."""
+
+    step: int | None
+    """The step that this process is at, where its program says so."""
+
+    collectives: int
+    """How many collectives this process has begun."""
+
+    @abc.abstractmethod
+    def lost(self, seconds: float) -> str:
+        """Which process is gone, waiting for the news; "" where none is known to be."""
+        ...
+
+    @abc.abstractmethod
+    def behind(self) -> str:
+        """Which processes have begun fewer collectives than this one; "" where none is known."""
+        ...
+
+    @abc.abstractmethod
+    def failing(self, reason: str) -> None:
+        """Note that this process is about to end by itself, with a message of its own."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -11,7 +41,7 @@ class World:
     """`size` processes, of which this is number `rank`, and number `local_rank` on its machine.
 
     They met in `store`, a key-value store that all of them reach (None in a world of one), and give
-    each other up after `timeout` seconds.
+    each other up after `timeout` seconds. `watch` tells who is gone.
     """
 
     rank: int = 0
@@ -19,6 +49,26 @@ class World:
     local_rank: int = 0
     timeout: float = 600.0
     store: Any = None
+    watch: WorldWatch | None = None
+
+
+def await_keys(
+    store: Any, keys: Sequence[str], seconds: float, meanwhile: Callable[[], object] | None = None
+) -> list[str]:
+    """Wait until a store has all `keys`; those that it has not after so many seconds.
+
+    It asks again and again, since a signal, Ctrl-C, is not seen while the store blocks. `meanwhile`
+    is called between.
+    """
+    end, pause = time.monotonic() + seconds, 0.001
+    while not store.check(list(keys)):
+        if time.monotonic() > end:
+            return [k for k in keys if not store.check([k])]
+        if meanwhile is not None:
+            meanwhile()
+        time.sleep(pause)
+        pause = min(2 * pause, _LONGEST_PAUSE)
+    return []
 
 
 _world = World()

@@ -28,8 +28,9 @@ pytestmark = pytest.mark.interpreted
 MOST = 12
 # The passes of the lists, by the names that they call them by.
 PROGRAM = {
-    "physical": pipeline.physical, "simplify_jaxpr": pipeline.simplify_jaxpr,
-    "rematerialise_jaxpr": pipeline.rematerialise_jaxpr, "donations": pipeline.donations,
+    "physical": pipeline.physical, "contiguous_collectives": pipeline.contiguous_collectives,
+    "simplify_jaxpr": pipeline.simplify_jaxpr, "rematerialise_jaxpr": pipeline.rematerialise_jaxpr,
+    "donations": pipeline.donations,
 }  # fmt: skip
 BODY = {
     "absorb_casts": pipeline.absorb_casts, "group_matmuls": pipeline.group_matmuls,

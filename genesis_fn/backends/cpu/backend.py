@@ -23,6 +23,7 @@ from genesis_fn.core.array import ArrayImpl
 from genesis_fn.core.aval import Aval, aval, sig
 from genesis_fn.core.backend.backend import Backend
 from genesis_fn.core.backend.executable import Executable
+from genesis_fn.core.configuration import environment
 from genesis_fn.core.convert import of_torch
 from genesis_fn.core.device import Device
 from genesis_fn.core.jaxpr import Jaxpr
@@ -102,7 +103,13 @@ class CpuBackend(Backend):
         _keep_freed_memory()
 
     def device_count(self) -> int:
-        return 1
+        """`GENESIS_CPU_DEVICES`, else 1. Raises BackendError where it is no positive integer."""
+        value = environment.text("GENESIS_CPU_DEVICES") or "1"
+        if not value.isdecimal() or int(value) < 1:
+            raise errors.BackendError(
+                f"GENESIS_CPU_DEVICES={value!r} is no number of devices: a positive integer"
+            )
+        return int(value)
 
     def eager(
         self, prim: Primitive, avals: Sequence[Any], params: dict[str, Any], device: Device

@@ -26,6 +26,7 @@ from genesis_fn.backends.cpu.emit import (
     statement_of,
 )
 from genesis_fn.backends.cpu.lower import FusedFunction, fused_function, lower_primitive
+from genesis_fn.backends.cpu.lowerings.collectives import MEETINGS
 from genesis_fn.compiler.memory.sink import sink_equations
 from genesis_fn.compiler.simplify.simplify import simplify_jaxpr
 from genesis_fn.core import errors
@@ -106,8 +107,9 @@ class TensorProgram:
         self.overwritten, self.owned = tuple(sorted(writer.overwritten)), tuple(writer.owned)
 
 
-# Never computed ahead: users expect a callback to run when the program does.
-_HOST = frozenset({pure_callback_p})
+# Never computed ahead: users expect a callback to run when the program does, and processes meet in
+# the order of their programs, not of their compilations.
+_LATER = frozenset({pure_callback_p}) | MEETINGS
 # Left unexpanded, as a number or a smaller array, until an operation needs all elements.
 _LAZY = frozenset({broadcast_in_dim_p, full_p, barrier_p})
 
@@ -224,7 +226,7 @@ class _ProgramWriter:
         for e in jaxpr.eqns:
             if (
                 not e.prim.effect
-                and e.prim not in _HOST
+                and e.prim not in _LATER
                 and not any(e_jaxprs(e))
                 and all([type(i) is not Var or i in known for i in e.ins])
             ):

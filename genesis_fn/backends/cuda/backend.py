@@ -44,9 +44,10 @@ class CudaBackend(Backend):
     def eager(
         self, prim: Primitive, avals: Sequence[Any], params: dict[str, Any], device: Device
     ) -> Callable[..., Any]:
-        """A function that runs `prim`. Control flow and calls are compiled, as a program."""
+        """A function that runs `prim`. Control flow, calls and collectives are compiled, as a
+        program."""
         runtime = device_runtime(device.index)
-        if has_lowering(prim) or not any(jaxprs_in(params)):
+        if not prim.collective and (has_lowering(prim) or not any(jaxprs_in(params))):
             run = eager.eager_function(runtime, device, prim, avals, params)
             if run is not None:
                 return run

@@ -1,8 +1,9 @@
 """The passes of the CUDA backend, in order: start here.
 
-    program          physical -> simplify -> rematerialise -> donations       compile_jaxpr
+    program          physical -> contiguous_collectives -> simplify           compile_jaxpr
+                     -> rematerialise -> donations
     body by body     absorb_casts -> group_matmuls -> fuse -> lower           schedule
-                     -> fuse_horizontally -> pack_arena
+                     -> fuse_horizontally -> overlap_collectives -> pack_arena
     executable       ProgramBinding, IOBuffers, CudaExecutable                compile_jaxpr
 
 `compile_jaxpr` runs the passes of a whole program, and makes the executable. `schedule` runs those
@@ -18,6 +19,7 @@ from collections.abc import Sequence
 
 from genesis_fn.backends.cuda.lower.fused_casts import absorb_casts
 from genesis_fn.backends.cuda.lower.horizontal_fusion import fuse_horizontally
+from genesis_fn.backends.cuda.lower.overlap import overlap_collectives
 from genesis_fn.backends.cuda.lower.steps import (
     BufferTable,
     ProgramLowering,
@@ -34,6 +36,7 @@ from genesis_fn.compiler.fusion.matmul_grouping import group_matmuls
 from genesis_fn.compiler.loop_ir.kernel import SliceStore
 from genesis_fn.compiler.memory.inplace import donations
 from genesis_fn.compiler.memory.rematerialise import rematerialise_jaxpr
+from genesis_fn.compiler.simplify.collectives import contiguous_collectives
 from genesis_fn.compiler.simplify.simplify import simplify_jaxpr
 from genesis_fn.core.aval import sig
 from genesis_fn.core.configuration import config
@@ -60,6 +63,9 @@ def compile_jaxpr(
 
     # Represent extended dtypes (random keys) by the words that they consist of.
     named = physical(jaxpr)
+
+    # Exchange contiguous memory with other processes, of dtypes that can be added.
+    named = contiguous_collectives(named)
 
     # Inline calls except fused functions with a kernel; remove repetition, no-ops and dead code.
     program = simplify_jaxpr(named, keeps_fused(target))
@@ -135,6 +141,11 @@ def schedule(
 
     # Fuse horizontally: small launches that do not depend on each other become one.
     items = fuse_horizontally(items, table, lowering.fixed)
+
+    # Collectives of the whole program run beside what needs nothing of them. In the bodies of
+    # loops, which are unrolled, they stay where they are.
+    if not depth:
+        items = overlap_collectives(items, table)
 
     # Pack temporaries into an arena, each alive from its first step to its last. Last, since the
     # order of the steps is final only now.

@@ -44,7 +44,7 @@ from genesis_fn.compiler.memory.inplace import updated_operand
 from genesis_fn.compiler.options import enabled
 from genesis_fn.compiler.simplify.rewriter import has_effect
 from genesis_fn.compiler.target import Target
-from genesis_fn.core.jaxpr import Eqn, Jaxpr, Var
+from genesis_fn.core.jaxpr import Eqn, Jaxpr, Var, e_jaxprs
 
 # Limits of a merged kernel. The kernel of one value may take four times the instructions.
 _MAX_ROOTS = 24
@@ -196,7 +196,7 @@ class _FusionState:
                     if type(v) is Var:
                         reads[graph.memory(v)[0]] = graph.memory(v)[0].aval.nbytes
                 g = self._add(FusionGroup(list(e.outs), None, None, e, reads, n, n))
-                if has_effect(e):
+                if has_effect(e) or _communicates(e):
                     if last_effect is not None:
                         self.before.setdefault(g, set()).add(last_effect)
                         self.after.setdefault(last_effect, set()).add(g)
@@ -662,6 +662,11 @@ class _FusionState:
                     heapq.heappush(ready, (self.groups[s].hi, s))
         if left:
             raise AssertionError(f"{left} steps of the program wait for each other")
+
+
+def _communicates(e: Eqn) -> bool:
+    """Whether an equation waits for other processes, which must be in the same order on all."""
+    return bool(e.prim.collective and e.ins) or any([j.axes for j in e_jaxprs(e)])
 
 
 def _column_outputs(g: FusionGroup, domain: IterationDomain) -> frozenset[Var]:

@@ -12,6 +12,10 @@ VARIABLES = {
     "GENESIS_DEVICE": (
         "Default device: `cpu`, `cuda`, `cuda:1`. Unset: a usable GPU, else the CPU."
     ),
+    "GENESIS_CPU_DEVICES": (
+        "How many devices the CPU shows in one process, 1 by default: for programs over meshes"
+        " without GPUs."
+    ),
     "GENESIS_CACHE_DIR": (
         "Folder of compiled kernels. Unset: `genesis_fn` in `XDG_CACHE_HOME`, else in `~/.cache`."
     ),

@@ -14,6 +14,7 @@ from genesis_fn.core.configuration import transfer_guard
 from genesis_fn.core.configuration.settings import device_of
 from genesis_fn.core.convert import as_array
 from genesis_fn.core.device import Device
+from genesis_fn.core.diagnostics.source_info import where
 from genesis_fn.core.primitive import Tracer, bind
 from genesis_fn.core.sharding.layout import (
     NamedSharding,
@@ -24,6 +25,7 @@ from genesis_fn.core.sharding.layout import (
 )
 from genesis_fn.core.types.annotations import PyTree
 from genesis_fn.core.types.extended import is_key
+from genesis_fn.core.world import world
 from genesis_fn.transforms.sharding.constraint import (
     sharding_constraint_p,
     with_sharding_constraint,
@@ -33,33 +35,61 @@ Tree = TypeVar("Tree")
 
 
 def devices(backend: str | None = None) -> list[Device]:
-    """All devices of a backend ("cpu", "gpu" or "cuda"), or of the default device's."""
+    """All devices of a backend ("cpu", "gpu" or "cuda"), or of the default device's: those of all
+    processes, in the order of the processes."""
     return devices_.devices(backend)
 
 
 def local_devices(
     process_index: int | None = None, backend: str | None = None, host_id: int | None = None
 ) -> list[Device]:
-    """The devices of this process: all of them."""
-    return devices_.devices(backend)
+    """The devices of this process, or of the process with this index.
+
+    Raises ValueError where there is no such process.
+    """
+    index = host_id if process_index is None else process_index
+    if index is None:
+        return devices_.local_devices(backend)
+    if not 0 <= index < world().size:
+        raise ValueError(
+            f"local_devices: there is no process {index}; the {world().size} processes are "
+            f"numbered from 0 to {world().size - 1}\n  at {where().describe()}"
+        )
+    return [d for d in devices_.devices(backend) if d.process_index == index]
 
 
 def device_count(backend: str | None = None) -> int:
-    """The number of devices of a backend."""
+    """The number of devices of a backend, over all processes."""
     return len(devices_.devices(backend))
 
 
-local_device_count = device_count
+def local_device_count(backend: str | None = None) -> int:
+    """The number of devices of a backend in this process."""
+    return len(devices_.local_devices(backend))
 
 
 def process_index() -> int:
-    """The rank of this process: 0."""
-    return 0
+    """The rank of this process among those that compute together.
+
+    Returns:
+        The rank, from 0 on; 0 but for processes that met by `distributed.initialize()`.
+
+    >>> gf.process_index()
+    0
+    """
+    return world().rank
 
 
 def process_count() -> int:
-    """The number of processes that compute together: 1."""
-    return 1
+    """The number of processes that compute together.
+
+    Returns:
+        The number; 1 but for processes that met by `distributed.initialize()`.
+
+    >>> gf.process_count()
+    1
+    """
+    return world().size
 
 
 def default_backend() -> str:

@@ -6,6 +6,7 @@ package registers all others (see `backends/cpu/lower.py`).
 
 from genesis_fn.backends.cpu.lowerings import (
     call as call,
+    collectives as collectives,
     contraction as contraction,
     conv as conv,
     elementwise as elementwise,

@@ -13,8 +13,10 @@ from typing import Any
 from cuda.bindings import driver as cu  # pyright: ignore[reportAttributeAccessIssue]
 
 from genesis_fn.backends.cuda.binaries.compile import CompiledKernel, compile_launches
-from genesis_fn.backends.cuda.driver import condition_kernels
+from genesis_fn.backends.cuda.driver import condition_kernels, nccl
+from genesis_fn.backends.cuda.driver.communication import Reduction
 from genesis_fn.backends.cuda.driver.driver import (
+    CommunicatorHandle,
     ConditionalKind,
     ConditionHandle,
     DeviceInfo,
@@ -32,6 +34,7 @@ from genesis_fn.backends.cuda.driver.parameters import (
     tensor_map_geometry,
 )
 from genesis_fn.compiler.target import Target, rates
+from genesis_fn.core.world import world
 from genesis_fn.kernels.plan import Descriptor, Launch
 
 _SUCCESS = cu.CUresult.CUDA_SUCCESS
@@ -208,7 +211,11 @@ class CudaDriver:
         self._several = device_count() > 1
         self.activate()
         self.driver_version = _check(cu.cuDriverGetVersion())
-        self._property = _allocation_property(index)
+        # NCCL has others write straight into memory that it can export (docs/cuda.md).
+        self._property = _allocation_property(
+            index,
+            world().size > 1 and self._attribute("HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED"),
+        )
         self.info = self._describe(index)
         self._access = _read_write(index)
         self.compute = self.new_stream()
@@ -431,6 +438,71 @@ class CudaDriver:
             content = patch_small_map(content, sizes, strides, meta["elem_size"])
         return content
 
+    # Exchanges.
+
+    def communicator(self, groups: Sequence[tuple[int, ...]]) -> CommunicatorHandle:
+        self.activate()
+        return nccl.communicator(groups)
+
+    def all_reduce(
+        self,
+        communicator: CommunicatorHandle,
+        source: int,
+        destination: int,
+        count: int,
+        dtype: str,
+        reduction: Reduction,
+        stream: StreamHandle,
+    ) -> None:
+        self.activate()
+        nccl.all_reduce(communicator, source, destination, count, dtype, reduction, int(stream))
+
+    def reduce_scatter(
+        self,
+        communicator: CommunicatorHandle,
+        source: int,
+        destination: int,
+        count: int,
+        dtype: str,
+        reduction: Reduction,
+        stream: StreamHandle,
+    ) -> None:
+        self.activate()
+        nccl.reduce_scatter(communicator, source, destination, count, dtype, reduction, int(stream))
+
+    def all_gather(
+        self,
+        communicator: CommunicatorHandle,
+        source: int,
+        destination: int,
+        size: int,
+        stream: StreamHandle,
+    ) -> None:
+        self.activate()
+        nccl.all_gather(communicator, source, destination, size, int(stream))
+
+    def all_to_all(
+        self,
+        communicator: CommunicatorHandle,
+        source: int,
+        destination: int,
+        size: int,
+        stream: StreamHandle,
+    ) -> None:
+        self.activate()
+        nccl.all_to_all(communicator, source, destination, size, int(stream))
+
+    def send_receive(
+        self,
+        communicator: CommunicatorHandle,
+        to: tuple[int, int] | None,
+        by: tuple[int, int] | None,
+        size: int,
+        stream: StreamHandle,
+    ) -> None:
+        self.activate()
+        nccl.send_receive(communicator, to, by, size, int(stream))
+
     # Graphs.
 
     def begin_capture(self, stream: StreamHandle) -> None:
@@ -561,11 +633,14 @@ class CudaDriver:
         return binary
 
 
-def _allocation_property(index: int) -> Any:
+def _allocation_property(index: int, exported: object) -> Any:
     wanted = cu.CUmemAllocationProp()
     wanted.type = cu.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
     wanted.location.type = cu.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
     wanted.location.id = index
+    if exported:
+        kinds = cu.CUmemAllocationHandleType
+        wanted.requestedHandleTypes = kinds.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
     return wanted
 
 

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, Self, TypeAlias
 
+from genesis_fn.backends.cuda.driver.communication import Reduction
 from genesis_fn.backends.cuda.driver.errors import ForkedProcessError
 from genesis_fn.compiler.target import Target
 from genesis_fn.kernels.plan import Launch
@@ -24,6 +25,7 @@ EventHandle: TypeAlias = Any
 GraphHandle: TypeAlias = Any
 ConditionHandle: TypeAlias = Any
 MemoryHandle: TypeAlias = Any
+CommunicatorHandle: TypeAlias = Any
 
 ConditionalKind: TypeAlias = Literal["while", "switch"]
 PredicateMode: TypeAlias = Literal["flag", "index", "count"]
@@ -180,6 +182,74 @@ class Driver(Protocol):
 
     def prepare(self, launches: Sequence[Launch]) -> Sequence[PreparedLaunch]:
         """Compiles the kernels of the launches in parallel, and loads them."""
+        ...
+
+    # Exchanges with other processes, in stream order. All processes of a group take part, in the
+    # same order. Members are numbered by their places in the group; sizes are those of one member.
+
+    def communicator(self, groups: Sequence[tuple[int, ...]]) -> CommunicatorHandle:
+        """What this process's group, by the ranks of its members in order, communicates through.
+        All processes in `groups` ask for it, and wait for each other the first time."""
+        ...
+
+    def all_reduce(
+        self,
+        communicator: CommunicatorHandle,
+        source: int,
+        destination: int,
+        count: int,
+        dtype: str,
+        reduction: Reduction,
+        stream: StreamHandle,
+    ) -> None:
+        """Reduces `count` elements of every member; each gets the result."""
+        ...
+
+    def reduce_scatter(
+        self,
+        communicator: CommunicatorHandle,
+        source: int,
+        destination: int,
+        count: int,
+        dtype: str,
+        reduction: Reduction,
+        stream: StreamHandle,
+    ) -> None:
+        """Reduces as many pieces of `count` elements as there are members; each gets its piece."""
+        ...
+
+    def all_gather(
+        self,
+        communicator: CommunicatorHandle,
+        source: int,
+        destination: int,
+        size: int,
+        stream: StreamHandle,
+    ) -> None:
+        """Puts `size` bytes of every member one behind the other, at every member."""
+        ...
+
+    def all_to_all(
+        self,
+        communicator: CommunicatorHandle,
+        source: int,
+        destination: int,
+        size: int,
+        stream: StreamHandle,
+    ) -> None:
+        """Sends the i-th `size` bytes to member i, for every i; puts what comes in that order."""
+        ...
+
+    def send_receive(
+        self,
+        communicator: CommunicatorHandle,
+        to: tuple[int, int] | None,
+        by: tuple[int, int] | None,
+        size: int,
+        stream: StreamHandle,
+    ) -> None:
+        """Sends `size` bytes to a member, and receives as many from one, as (member, address). All
+        members take part, those for whom both are None too."""
         ...
 
     # Graphs: a capture records what is enqueued on a stream instead of running it.

@@ -9,6 +9,7 @@ that a fault on a device is reported by.
 from __future__ import annotations
 
 import ctypes
+import functools
 import mmap
 import threading
 import time
@@ -16,16 +17,26 @@ import weakref
 from bisect import bisect_right, insort
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from genesis_fn.backends.cuda.binaries.compile import SourceKernel
 from genesis_fn.backends.cuda.driver import bounds
+from genesis_fn.backends.cuda.driver.communication import Reduction
 from genesis_fn.backends.cuda.driver.driver import ConditionalKind, DeviceInfo, PredicateMode
 from genesis_fn.backends.cuda.driver.errors import CudaError, DeviceMemoryExhausted
 from genesis_fn.compiler.target import H200, Target
 from genesis_fn.core.configuration import environment
+from genesis_fn.core.world import world
 from genesis_fn.kernels.language.dtypes import DTYPES
+from genesis_fn.kernels.language.element_types import ITEMSIZE
 from genesis_fn.kernels.plan import Argument, BufferArg, Descriptor, Launch, Scalar
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from genesis_fn.backends.cpu.process_groups import ProcessGroup
 
 _NORESERVE = 0x4000  # Linux; named in `mmap` from Python 3.13 on
 _KERNEL_LOCK = threading.Lock()  # the interpreter patches Triton's language while it runs
@@ -37,12 +48,14 @@ def device_count() -> int:
 
 
 class _Recording:
-    """A captured graph: the work of its nodes, in order."""
+    """A captured graph: the work of its nodes, in order. `joined` are streams that a capture has
+    spread to, by waiting for an event in it."""
 
-    __slots__ = ("work",)
+    __slots__ = ("work", "joined")
 
     def __init__(self) -> None:
         self.work: list[Callable[[], None]] = []
+        self.joined: list[_Stream] = []
 
     def run(self) -> None:
         for work in self.work:
@@ -67,12 +80,14 @@ class _Stream:
 
 
 class _Event:
-    """The time at which it was recorded, in seconds of the host's clock."""
+    """The time at which it was recorded, in seconds of the host's clock, and the capture that it
+    was recorded in."""
 
-    __slots__ = ("time",)
+    __slots__ = ("time", "recording")
 
     def __init__(self) -> None:
         self.time = 0.0
+        self.recording: _Recording | None = None
 
 
 class _Condition:
@@ -302,10 +317,13 @@ class InterpretDriver:
         def run() -> None:
             event.time = time.perf_counter()
 
+        event.recording = stream.recording
         stream.enqueue(run)
 
     def wait(self, stream: _Stream, event: _Event) -> None:
-        return None
+        if event.recording is not None and stream.recording is None:
+            stream.recording = event.recording
+            event.recording.joined.append(stream)
 
     def done(self, event: _Event) -> bool:
         return True
@@ -321,6 +339,104 @@ class InterpretDriver:
     def prepare(self, launches: Sequence[Launch]) -> list[_InterpretedLaunch]:
         return [_InterpretedLaunch(self, launch) for launch in launches]
 
+    # Exchanges, through gloo: it moves bytes, and sums are made here.
+
+    def communicator(self, groups: Sequence[tuple[int, ...]]) -> ProcessGroup:
+        from genesis_fn.backends.cpu.process_groups import group
+
+        (mine,) = [g for g in groups if world().rank in g]
+        return group(mine)
+
+    def all_reduce(
+        self,
+        communicator: ProcessGroup,
+        source: int,
+        destination: int,
+        count: int,
+        dtype: str,
+        reduction: Reduction,
+        stream: _Stream,
+    ) -> None:
+        size = count * ITEMSIZE[dtype]
+
+        def run() -> None:
+            parts = communicator.all_gather(self._bytes(source, size), "an all-reduce")
+            self._bytes(destination, size).copy_(_reduced(parts, dtype, reduction))
+
+        stream.enqueue(run)
+
+    def reduce_scatter(
+        self,
+        communicator: ProcessGroup,
+        source: int,
+        destination: int,
+        count: int,
+        dtype: str,
+        reduction: Reduction,
+        stream: _Stream,
+    ) -> None:
+        size = count * ITEMSIZE[dtype]
+
+        def run() -> None:
+            parts = communicator.all_to_all(
+                self._rows(communicator, source, size), "a reduce-scatter"
+            )
+            self._bytes(destination, size).copy_(_reduced(parts, dtype, reduction))
+
+        stream.enqueue(run)
+
+    def all_gather(
+        self, communicator: ProcessGroup, source: int, destination: int, size: int, stream: _Stream
+    ) -> None:
+        def run() -> None:
+            parts = communicator.all_gather(self._bytes(source, size), "an all-gather")
+            self._rows(communicator, destination, size).copy_(parts)
+
+        stream.enqueue(run)
+
+    def all_to_all(
+        self, communicator: ProcessGroup, source: int, destination: int, size: int, stream: _Stream
+    ) -> None:
+        def run() -> None:
+            parts = communicator.all_to_all(self._rows(communicator, source, size), "an all-to-all")
+            self._rows(communicator, destination, size).copy_(parts)
+
+        stream.enqueue(run)
+
+    def send_receive(
+        self,
+        communicator: ProcessGroup,
+        to: tuple[int, int] | None,
+        by: tuple[int, int] | None,
+        size: int,
+        stream: _Stream,
+    ) -> None:
+        import torch
+
+        receiver, source = to or (None, 0)
+        sender, destination = by or (None, 0)
+
+        def run() -> None:
+            given = (
+                torch.empty(size, dtype=torch.uint8) if to is None else self._bytes(source, size)
+            )
+            found = communicator.send(given, receiver, sender, "an exchange of messages")
+            if found is not None:
+                self._bytes(destination, size).copy_(found)
+
+        stream.enqueue(run)
+
+    def _bytes(self, address: int, size: int) -> Tensor:
+        """Memory of the device as a tensor over it."""
+        import torch
+
+        self._check(address, size)
+        return torch.frombuffer((ctypes.c_uint8 * size).from_address(address), dtype=torch.uint8)
+
+    def _rows(self, communicator: ProcessGroup, address: int, size: int) -> Tensor:
+        """Memory with `size` bytes for each member of a group, as rows."""
+        return self._bytes(address, communicator.size * size).view(communicator.size, size)
+
     # Graphs.
 
     def begin_capture(self, stream: _Stream) -> None:
@@ -331,10 +447,13 @@ class InterpretDriver:
     def end_capture(self, stream: _Stream) -> _Recording:
         if stream.recording is None:
             raise CudaError("end_capture", "CUDA_ERROR_ILLEGAL_STATE", "not capturing")
-        graph, stream.recording = stream.recording, None
+        graph = stream.recording
+        self.abandon_capture(stream)
         return graph
 
     def abandon_capture(self, stream: _Stream) -> None:
+        for other in stream.recording.joined if stream.recording is not None else ():
+            other.recording = None
         stream.recording = None
 
     def launch_graph(self, graph: _Recording, stream: _Stream) -> None:
@@ -406,6 +525,15 @@ class InterpretDriver:
                 if index < 0 or start + self._mapped[start] <= address:
                     raise CudaError("access", "CUDA_ERROR_ILLEGAL_ADDRESS", f"{address:#x}")
                 address = start + self._mapped[start]
+
+
+def _reduced(parts: Tensor, dtype: str, reduction: Reduction) -> Tensor:
+    """The bytes of the elementwise reduction of rows of bytes, in their order."""
+    import torch
+
+    combine = np.add if reduction == "sum" else getattr(np, reduction)
+    rows = parts.numpy().view(DTYPES[dtype])
+    return torch.from_numpy(functools.reduce(combine, list(rows)).view(np.uint8))
 
 
 def _interpreted(kernel: Any) -> Any:

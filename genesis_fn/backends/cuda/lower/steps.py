@@ -14,12 +14,15 @@ from dataclasses import dataclass, field, replace
 
 from genesis_fn.backends.cuda import lowerings
 from genesis_fn.backends.cuda.codegen import GeneratedKernels, KernelCache, generate_once
+from genesis_fn.backends.cuda.driver.communication import Permute
 from genesis_fn.backends.cuda.lower.fused_matmul import plan_few_rows, plan_matmul_epilogue
-from genesis_fn.backends.cuda.lowerings import HostCall, Views, checks, plan_for
+from genesis_fn.backends.cuda.lowerings import Constant, Exchange, HostCall, Views, checks, plan_for
 from genesis_fn.backends.cuda.run.graph import (
+    Collective,
     Copy,
     ForLoop,
     HostStep,
+    SetInteger,
     Step,
     SubProgram,
     Switch,
@@ -37,7 +40,7 @@ from genesis_fn.core import errors
 from genesis_fn.core.errors import BackendError
 from genesis_fn.core.jaxpr import Eqn, Jaxpr, Var, e_jaxprs
 from genesis_fn.core.primitive import Primitive
-from genesis_fn.kernels.plan import BufferArg, Launch, Plan
+from genesis_fn.kernels.plan import BufferArg, Launch, Memset, Plan
 from genesis_fn.transforms.control_flow.conditionals import cond_p
 from genesis_fn.transforms.control_flow.loops import while_p
 from genesis_fn.transforms.control_flow.scanning import scan_p
@@ -406,7 +409,7 @@ class ProgramLowering:
         self.table.summaries.append(
             StepSummary(
                 name,
-                g.traffic - (2 * avals[0].nbytes if in_place else 0),
+                g.traffic - (2 * avals[0].nbytes if in_place and not e.prim.collective else 0),
                 _work_of(e),
                 kernels,
                 [str(e.where)],
@@ -419,6 +422,10 @@ class ProgramLowering:
             given = iter(reads)
             operands = tuple([next(given) if type(i) is Var else None for i in e.ins])
             return ScheduledStep([HostStep(lowered, operands, tuple(writes))], reads, writes)
+        if type(lowered) is Exchange:
+            return self._exchange(e, lowered, reads[0], writes[0])
+        if type(lowered) is Constant:
+            return ScheduledStep([SetInteger(writes[0], lowered.value)], reads, writes)
         if type(lowered) is Views:
             for v, b, (source, offset) in zip(e.outs, writes, lowered.sources):
                 copy = Copy(b, reads[source], v.aval.nbytes, 0, offset)
@@ -433,6 +440,13 @@ class ProgramLowering:
                 self.table.error_word = self.table.new(8)
             writes = [*writes, self.table.error_word]
         return self._planned(lowered, reads, writes)
+
+    def _exchange(self, e: Eqn, lowered: Exchange, read: int, write: int) -> ScheduledStep:
+        step = Collective(lowered, read, write, f"{e.prim.name} at {e.where}")
+        moved = lowered.communication
+        unsent = type(moved) is Permute and moved.sender is None  # then the result is zero
+        steps: list[Step] = [Memset(write), step] if unsent else [step]
+        return ScheduledStep(steps if e.outs[0].aval.nbytes else [], [read], [write])
 
     def body(
         self,

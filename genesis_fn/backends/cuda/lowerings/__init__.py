@@ -1,4 +1,5 @@
-"""Lowers a primitive that is not fused: to a plan of kernels, to views, or to a call on the host.
+"""Lowers a primitive that is not fused: to a plan of kernels, to views, to a call on the host, or
+to an exchange with other processes.
 
     lowered = plan_for(eqn.prim, avals, eqn.params, target)
 
@@ -17,6 +18,8 @@ from genesis_fn.backends.cuda.lowerings.call import (
     RULES,
     SITES as SITES,
     Call as Call,
+    Constant as Constant,
+    Exchange as Exchange,
     HostCall as HostCall,
     Lowered as Lowered,
     Views as Views,
@@ -39,7 +42,7 @@ if TYPE_CHECKING:
 _MODULES = (
     "assertions",
     "elementwise", "shape", "reductions", "scans", "sorting", "indexing", "random", "window",
-    "conv", "contraction", "ragged", "host", "fused",
+    "conv", "contraction", "ragged", "host", "fused", "collectives",
 )  # fmt: skip
 
 
@@ -66,7 +69,7 @@ def plan_for(
         raise ValueError(f"{prim.name} cannot update its operand in place")
     call = Call(prim, tuple(avals), dict(params), target, site, in_place=in_place)
     kinds = [a.dtype for a in (*call.operands, *call.outs)]
-    if any(map(target.lacks, kinds)):
+    if any(map(target.lacks, kinds)) and not prim.collective:  # these move bytes
         return None if prim is fused_p else HostCall(prim, call.avals, call.params)
     rule = _rule_of(prim)
     if rule is not None:

@@ -1,4 +1,4 @@
-"""What a lowering rule takes (`Call`) and returns (`Plan`, `Views` or `HostCall`)."""
+"""What a lowering rule takes (`Call`) and returns (`Plan`, `Views`, `HostCall` or `Exchange`)."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias, TypeVar
 
+from genesis_fn.backends.cuda.driver.communication import Communication
 from genesis_fn.compiler.target import Target
 from genesis_fn.core.aval import Aval
 from genesis_fn.core.primitive import Primitive
@@ -54,7 +55,23 @@ class Views:
     sources: tuple[tuple[int, int], ...]
 
 
-Lowered: TypeAlias = Plan | HostCall | Views
+@dataclass(frozen=True)
+class Exchange:
+    """The processes of this one's group, which is one of `groups`, exchange the contents of their
+    operands and get their results."""
+
+    groups: tuple[tuple[int, ...], ...]
+    communication: Communication
+
+
+@dataclass(frozen=True)
+class Constant:
+    """The result is an int32 that this process knows, and others know another one."""
+
+    value: int
+
+
+Lowered: TypeAlias = Plan | HostCall | Views | Exchange | Constant
 
 
 @dataclass(frozen=True)

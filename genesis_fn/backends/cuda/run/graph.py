@@ -8,6 +8,11 @@ driver has conditional nodes. Otherwise it is cut into segments that run one aft
 graphs, host computations, and control flow whose predicate the host reads. Without conditional
 nodes, loops of known length are unrolled.
 
+Collectives are kernels of a communication library, captured into the graph on a second stream that
+forks from the first and joins it again (`lower/overlap.py` says where). The bodies of conditional
+nodes hold none, as they may need the host's help (proxies of a network): a
+loop of known length around one is unrolled, and other control flow is the host's.
+
 Programmatic launches: a kernel that follows a kernel may be started before its predecessor has
 ended, and waits on the device (`griddepcontrol.wait`) before it touches memory. Waiting for one
 predecessor is enough. The wait returns when the previous grid has ended and its memory is visible;
@@ -25,15 +30,18 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from genesis_fn.backends.cpu.storage import host_tensor, host_view
+from genesis_fn.backends.cuda.driver.communication import Communication
 from genesis_fn.backends.cuda.driver.driver import (
     Driver,
+    EventHandle,
     GraphHandle,
     PredicateMode,
     PreparedLaunch,
     StreamHandle,
 )
-from genesis_fn.backends.cuda.lowerings.call import HostCall
+from genesis_fn.backends.cuda.lowerings.call import Exchange, HostCall
 from genesis_fn.backends.cuda.memory.pool import Block
+from genesis_fn.backends.cuda.run.exchanges import Exchanges
 from genesis_fn.backends.cuda.run.runtime import Runtime
 from genesis_fn.kernels.plan import BufferArg, Descriptor, Launch, Memset, Scalar
 
@@ -97,15 +105,58 @@ class HostStep:
     writes: tuple[int, ...]
 
 
-Step: TypeAlias = Launch | Memset | Copy | SubProgram | While | Switch | ForLoop | HostStep
+@dataclass(frozen=True, slots=True)
+class Collective:
+    """The processes of a group exchange: each reads its operand from buffer `source`, and gets its
+    result in buffer `destination`, which may be the same. `name` is what errors call it. One with a
+    `number` runs on until the `Join` of that number."""
+
+    exchange: Exchange
+    source: int
+    destination: int
+    name: str
+    number: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Join:
+    """Waits for the collective of that number."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class SetInteger:
+    """Sets the int32 in buffer `destination`."""
+
+    destination: int
+    value: int
+
+
+Step: TypeAlias = (
+    Launch
+    | Memset
+    | Copy
+    | SubProgram
+    | While
+    | Switch
+    | ForLoop
+    | HostStep
+    | Collective
+    | Join
+    | SetInteger
+)
 
 _LONGEST_UNROLLED = 4096
 _SCRATCH_ALIGNMENT = 512
 
 
 def has_host(step: Step) -> bool:
-    """Whether a step contains a host computation."""
-    return isinstance(step, HostStep) or any(has_host(s) for body in _bodies(step) for s in body)
+    """Whether a step contains a host computation, or a collective under the host's control flow."""
+    inner = [s for body in _bodies(step) for s in body]
+    return isinstance(step, HostStep) or any(
+        has_host(s) or isinstance(s, Collective) for s in inner
+    )
 
 
 def _bodies(step: Step) -> tuple[tuple[Step, ...], ...]:
@@ -126,7 +177,8 @@ class BufferAddress:
 
 class CapturedProgram:
     """A program bound to addresses. A launch runs its segments in order; `graphs` are the graphs
-    among them, and `held` is kept alive. The caller serialises launches from several threads."""
+    among them, and `held` is kept alive. The caller serialises launches from several threads.
+    `exchanges` notes launches of a program with collectives."""
 
     def __init__(
         self,
@@ -134,11 +186,12 @@ class CapturedProgram:
         segments: list[_GraphSegment | _HostCmd | _HostControlFlow],
         graphs: list[GraphHandle],
         held: Sequence[Any],
+        exchanges: Exchanges | None = None,
     ) -> None:
         self._driver, self._segments, self._graphs, self._held = driver, segments, graphs, held
-        self._only = (
-            graphs[0] if len(segments) == 1 and isinstance(segments[0], _GraphSegment) else None
-        )
+        self._exchanges = exchanges
+        alone = len(segments) == 1 and isinstance(segments[0], _GraphSegment)
+        self._only = graphs[0] if alone and exchanges is None else None
         self._closed = False
 
     @property
@@ -155,6 +208,8 @@ class CapturedProgram:
             raise RuntimeError("the executable is closed")
         for segment in self._segments:
             segment.launch()
+        if self._exchanges is not None:
+            self._exchanges.launched()
 
     def close(self) -> None:
         """Destroys the graphs, none of which may be running."""
@@ -202,7 +257,8 @@ def capture_program(
         raise
     # A graph does not keep its kernels' modules loaded: the commands, which own them, must live as
     # long as the graph.
-    return CapturedProgram(driver, segments, graphs, (commands, scratch, *owners))
+    noted = device.exchanges if any(map(_exchanges, commands)) else None
+    return CapturedProgram(driver, segments, graphs, (commands, scratch, *owners), noted)
 
 
 class UncapturedSteps:
@@ -288,6 +344,30 @@ class _ConditionalCmd:
     branches: tuple[tuple[_Command, ...], ...]
 
 
+@dataclass(frozen=True, slots=True)
+class _CollectiveCmd:
+    """Exchanges memory with the processes of a group."""
+
+    communicator: Any
+    communication: Communication
+    source: int
+    destination: int
+    number: int | None = None
+
+    def record(self, driver: Driver, stream: StreamHandle) -> None:
+        self.communication.enqueue(driver, self.communicator, self.source, self.destination, stream)
+
+
+@dataclass(frozen=True, slots=True)
+class _JoinCmd:
+    """Waits for a collective that runs on the second stream."""
+
+    number: int
+
+    def record(self, driver: Driver, stream: StreamHandle) -> None:
+        """Nothing: without a second stream, collectives are in order."""
+
+
 class _HostCmd:
     """Copies operands to the host, calls the CPU's function, and copies results back."""
 
@@ -319,7 +399,16 @@ class _HostCmd:
                 device.staging.to_device(address, value.ctypes.data, value.nbytes)
 
 
-_Command: TypeAlias = _LaunchCmd | _ClearCmd | _SetInt32Cmd | _CopyCmd | _ConditionalCmd | _HostCmd
+_Command: TypeAlias = (
+    _LaunchCmd
+    | _ClearCmd
+    | _SetInt32Cmd
+    | _CopyCmd
+    | _CollectiveCmd
+    | _JoinCmd
+    | _ConditionalCmd
+    | _HostCmd
+)
 
 
 def _bind_steps(
@@ -395,6 +484,22 @@ def _commands(
             commands += _commands(device, step.steps, inner, found, runs)
         elif isinstance(step, HostStep):
             commands.append(_HostCmd(device, step, memory))
+        elif isinstance(step, Collective):
+            # Made in the order of the program, which is the same on every process.
+            communicator = device.driver.communicator(step.exchange.groups)
+            commands.append(
+                _CollectiveCmd(
+                    communicator,
+                    step.exchange.communication,
+                    addresses[step.source],
+                    addresses[step.destination],
+                    step.number,
+                )
+            )
+        elif isinstance(step, Join):
+            commands.append(_JoinCmd(step.number))
+        elif isinstance(step, SetInteger):
+            commands.append(_SetInt32Cmd(addresses[step.destination], step.value))
         else:
             bodies = [_commands(device, body, memory, reached, runs) for body in _bodies(step)]
             commands += _conditional(step, bodies, address_of)
@@ -446,7 +551,7 @@ def _segments(
             yield _GraphSegment(device.driver, graphs[-1])
             run.clear()
 
-    for command in commands if conditional_nodes else _unrolled(commands):
+    for command in _unrolled(commands, conditional_nodes):
         if not _involves_host(command, conditional_nodes):
             run.append(command)
             continue
@@ -465,22 +570,44 @@ def _segments(
 def _involves_host(command: _Command, conditional_nodes: bool) -> bool:
     """Whether a command contains a host computation, or control flow that the host decides."""
     if isinstance(command, _ConditionalCmd):
-        bodies = (command.first, *command.branches)
-        return not conditional_nodes or any([_involves_host(a, True) for b in bodies for a in b])
+        return not conditional_nodes or _needs_host(command)
     return isinstance(command, _HostCmd)
 
 
-def _unrolled(commands: Sequence[_Command]) -> Iterator[_Command]:
+def _exchanges(command: _Command) -> bool:
+    """Whether a command is a collective or contains one."""
+    if isinstance(command, _ConditionalCmd):
+        return any([_exchanges(a) for b in (command.first, *command.branches) for a in b])
+    return isinstance(command, _CollectiveCmd)
+
+
+def _needs_host(command: _ConditionalCmd) -> bool:
+    """Whether the bodies of a conditional contain what no conditional node can."""
+    return any(
+        [
+            _needs_host(a) if isinstance(a, _ConditionalCmd) else isinstance(a, _NO_NODES)
+            for body in (command.first, *command.branches)
+            for a in body
+        ]
+    )
+
+
+_NO_NODES = _HostCmd, _CollectiveCmd
+
+
+def _unrolled(commands: Sequence[_Command], conditional_nodes: bool) -> Iterator[_Command]:
     """The commands with short loops of known length unrolled, where their bodies are straight-line
-    device code."""
+    device code: with conditional nodes those around collectives, without them all."""
     for command in commands:
-        if not (isinstance(command, _ConditionalCmd) and command.mode == "count"):
+        if not (isinstance(command, _ConditionalCmd) and command.mode == "count") or (
+            conditional_nodes and not _needs_host(command)
+        ):
             yield command
             continue
-        body = list(_unrolled(command.branches[0]))
+        body = list(_unrolled(command.branches[0], conditional_nodes))
         # Unrolled, the loop stays in one graph; otherwise the host launches every iteration.
         if len(body) * command.limit > _LONGEST_UNROLLED or any(
-            isinstance(a, (_ConditionalCmd, _HostCmd)) for a in body
+            [_involves_host(a, conditional_nodes) for a in body]
         ):
             yield command
             continue
@@ -541,23 +668,77 @@ class _GraphSegment:
 def _capture(driver: Driver, commands: Sequence[_Command]) -> GraphHandle:
     # Not on the compute stream: what other threads enqueue there would be captured too.
     stream = driver.new_stream()
+    lane = _Lane(driver, stream)
     try:
         driver.begin_capture(stream)
         try:
-            _record(driver, commands, stream)
+            _record(driver, commands, stream, lane=lane)
+            lane.join_all()
         except BaseException:
             driver.abandon_capture(stream)
             raise
         return driver.end_capture(stream)
     finally:
+        lane.close()
         driver.destroy_stream(stream)
 
 
+class _Lane:
+    """The second stream of a capture, for collectives: it forks from the `main` one before each of
+    them, which joins it again where the result is needed."""
+
+    def __init__(self, driver: Driver, main: StreamHandle) -> None:
+        self._driver, self._main = driver, main
+        self._side: StreamHandle | None = None
+        self._ended: dict[int | None, EventHandle] = {}  # by number, when it has ended
+        self._events: list[EventHandle] = []
+
+    def start(self, command: _CollectiveCmd) -> None:
+        """Enqueue a collective behind what is on the main stream now."""
+        driver = self._driver
+        if self._side is None:
+            self._side = driver.new_stream()
+        ready = self._event(self._main)
+        driver.wait(self._side, ready)
+        command.record(driver, self._side)
+        self._ended[command.number] = self._event(self._side)
+        if command.number is None:
+            self.join(None)
+
+    def join(self, number: int | None) -> None:
+        """Have the main stream wait for a collective; for none where it has waited already."""
+        ended = self._ended.pop(number, None)
+        if ended is not None:
+            self._driver.wait(self._main, ended)
+
+    def join_all(self) -> None:
+        """Wait for all: a capture ends with one stream."""
+        for number in list(self._ended):
+            self.join(number)
+
+    def _event(self, stream: StreamHandle) -> EventHandle:
+        event = self._driver.new_event()
+        self._events.append(event)
+        self._driver.record(event, stream)
+        return event
+
+    def close(self) -> None:
+        """Destroy the stream and the events, which a graph does not need."""
+        for event in self._events:
+            self._driver.destroy_event(event)
+        if self._side is not None:
+            self._driver.destroy_stream(self._side)
+
+
 def _record(
-    driver: Driver, commands: Sequence[_Command], stream: StreamHandle, behind_kernel: bool = False
+    driver: Driver,
+    commands: Sequence[_Command],
+    stream: StreamHandle,
+    behind_kernel: bool = False,
+    lane: _Lane | None = None,
 ) -> bool:
-    """Enqueues the commands on a stream in order. Returns whether the last one is a kernel: only
-    then may the next kernel start early."""
+    """Enqueues the commands on a stream in order, collectives on the other one of `lane`. Returns
+    whether the last one is a kernel: only then may the next kernel start early."""
     for command in commands:
         if isinstance(command, _LaunchCmd):
             if 0 not in command.launch.grid:  # an empty grid is an error to the driver
@@ -566,6 +747,12 @@ def _record(
                 behind_kernel = True
         elif isinstance(command, _ConditionalCmd):
             _record_conditional(driver, command, stream, behind_kernel)
+            behind_kernel = False
+        elif lane is not None and isinstance(command, _CollectiveCmd):
+            lane.start(command)  # the next kernel still follows the last one
+            behind_kernel = behind_kernel and command.number is not None
+        elif lane is not None and isinstance(command, _JoinCmd):
+            lane.join(command.number)
             behind_kernel = False
         else:
             assert not isinstance(command, _HostCmd)

@@ -15,9 +15,12 @@ from typing import Any
 
 from genesis_fn.backends.cuda.run.graph import (
     BufferAddress,
+    Collective,
     Copy,
     ForLoop,
     HostStep,
+    Join,
+    SetInteger,
     SubProgram,
     UncapturedSteps,
     capture_program,
@@ -132,7 +135,9 @@ def _pieces(
             inner = step.steps if isinstance(step, SubProgram) else (step,)
             for s in inner:
                 number = len(alone)
-                if isinstance(s, (Launch, Memset, Copy)):
+                if isinstance(s, Join):  # one by one, steps are in order
+                    continue
+                if isinstance(s, (Launch, Memset, Copy, Collective, SetInteger)):
                     run = lambda number=number: direct.launch(number)
                     alone.append(replace(step, steps=(s,)) if isinstance(step, SubProgram) else s)
                     pieces.append(_Piece(_name(s), n, run, True))
@@ -147,7 +152,7 @@ def _pieces(
 def _name(step: Any) -> str:
     if isinstance(step, Launch):
         return getattr(step.kernel, "__name__", "") or getattr(step.kernel, "name", "kernel")
-    names = {Memset: "fill", ForLoop: "repeat", HostStep: "host"}
+    names = {Memset: "fill", SetInteger: "fill", ForLoop: "repeat", HostStep: "host"}
     return names.get(type(step), type(step).__name__.lower())
 
 

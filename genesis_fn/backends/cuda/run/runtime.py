@@ -11,10 +11,11 @@ from genesis_fn.backends.cuda.memory.pool import Block, Pool
 from genesis_fn.backends.cuda.memory.staging import Staging
 from genesis_fn.backends.cuda.memory.uploads import Uploads
 from genesis_fn.backends.cuda.run.error_word import ErrorWords
+from genesis_fn.backends.cuda.run.exchanges import Exchanges
 
 
 class Runtime:
-    """A device: its driver, memory pool, host copies and error words."""
+    """A device: its driver, memory pool, host copies, error words and collectives."""
 
     def __init__(self, driver: Driver) -> None:
         self.driver = driver
@@ -22,6 +23,7 @@ class Runtime:
         self.staging = Staging(driver)
         self.uploads = Uploads(driver)
         self.errors = ErrorWords(driver)
+        self.exchanges = Exchanges(driver)
 
     def alloc(self, size: int, site: object = None) -> Block:
         """A block of the device's pool."""

@@ -1,0 +1,257 @@
+"""Communication between GPUs: NVIDIA's NCCL through its own bindings, the package nccl4py.
+
+The communicator of the whole world is made from an identifier that the first process leaves in the
+world's store. Communicators of groups are split from it: all processes split together, each into
+its group. Groups that leave processes out have an identifier of their own.
+
+Nothing here is loaded before the first collective of a program.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import threading
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from genesis_fn.backends.cuda.driver.communication import Reduction
+from genesis_fn.core.errors import BackendError, DistributedError
+from genesis_fn.core.world import await_keys, world
+
+_DTYPES = {
+    "i8": "Int8", "u8": "Uint8", "i32": "Int32", "u32": "Uint32", "i64": "Int64", "u64": "Uint64",
+    "fp32": "Float32", "fp64": "Float64",
+}  # fmt: skip
+_REDUCTIONS = {"sum": "Sum", "maximum": "Max", "minimum": "Min"}
+_BYTES = 1  # ncclUint8
+_PER_FUNCTION = 22400  # the first version whose NCCL_ALGO may name functions
+
+
+@dataclass(frozen=True, slots=True)
+class Communicator:
+    """NCCL's handle of a group, and the number of its members."""
+
+    handle: Any
+    size: int
+
+
+_made: dict[Any, Communicator] = {}
+_aborted: str | None = None
+_lock = threading.Lock()
+
+
+@functools.cache
+def _library() -> Any:
+    """NCCL's functions. Raises BackendError where nccl4py or the library is missing."""
+    try:
+        from nccl.bindings import nccl  # pyright: ignore[reportAttributeAccessIssue]
+
+        version = nccl.get_version()
+    except Exception as error:  # the bindings raise several types where the library is missing
+        raise BackendError(
+            f"collectives between GPUs need NCCL and its bindings ({type(error).__name__}: {error})"
+            "\n  pip install genesis-fn[distributed], with the nvidia-nccl-cu12 or -cu13 of torch"
+        ) from error
+    # A ring adds in the same order in every run; what else NCCL would choose may not. It reads the
+    # variable when it makes the first communicator.
+    ring = "allreduce:ring;reducescatter:ring" if version >= _PER_FUNCTION else "Ring"
+    os.environ.setdefault("NCCL_ALGO", ring)
+    return nccl
+
+
+@contextlib.contextmanager
+def _named(what: str) -> Generator[Any]:
+    """NCCL's functions; their errors say what they were doing."""
+    nccl = _library()
+    if _aborted is not None:
+        raise DistributedError(f"{what}: communication was given up: {_aborted}")
+    try:
+        yield nccl
+    except nccl.NCCLError as error:
+        raise DistributedError(
+            f"{what} failed: {error}\n  NCCL_DEBUG=WARN in the environment has NCCL say why"
+        ) from error
+
+
+def communicator(groups: Sequence[tuple[int, ...]]) -> Communicator:
+    """The communicator of this process's group among `groups`, in the order of its ranks. The first
+    time, all processes in `groups` must ask for the same."""
+    here = world()
+    (mine,) = [g for g in groups if here.rank in g]
+    everyone = tuple(range(here.size))
+    complete = sorted([r for g in groups for r in g]) == list(everyone)
+    # The key is the same on all processes that have to take part.
+    key = frozenset(groups) if complete else mine
+    with _lock:
+        found = _made.get(key)
+        if found is None:
+            if not complete or mine == everyone:
+                found = _met(mine)
+            else:
+                found = _split(groups, mine)
+            _made[key] = found
+        return found
+
+
+def _met(ranks: tuple[int, ...]) -> Communicator:
+    """A communicator of processes that meet in the world's store."""
+    position, where = ranks.index(world().rank), f"nccl/{','.join(map(str, ranks))}"
+    with _named(f"meeting processes {list(ranks)}") as nccl:
+        if position == 0:
+            world().store.set(where, bytes(nccl.get_unique_id()).hex())
+        # NCCL waits for ever for who does not come: all say first that they are there.
+        _arrive(where, ranks)
+        identifier = bytearray.fromhex(world().store.get(where).decode())
+        handle = nccl.comm_init_rank_scalable(len(ranks), position, 1, identifier, 0)
+        return Communicator(handle, len(ranks))
+
+
+def _arrive(where: str, ranks: Sequence[int]) -> None:
+    here = world()
+    here.store.set(f"{where}/{here.rank}", "")
+    late = await_keys(here.store, [f"{where}/{r}" for r in ranks], here.timeout)
+    if not late:
+        return
+    message = (
+        f"rank {here.rank} of {here.size} gave up on the first collective of ranks {list(ranks)}: "
+        f"ranks {[int(key.rsplit('/', 1)[1]) for key in late]} did not come to it within "
+        f"{here.timeout:g} s\n  every process must run the same program; one that is slower for a "
+        "reason needs distributed.initialize(timeout=...)"
+    )
+    if here.watch is not None:
+        here.watch.failing(message)
+    raise DistributedError(message)
+
+
+def _split(groups: Sequence[tuple[int, ...]], mine: tuple[int, ...]) -> Communicator:
+    """This process's part of the world's communicator."""
+    everyone = tuple(range(world().size))
+    whole = _made.get(frozenset([everyone]))
+    if whole is None:
+        whole = _made[frozenset([everyone])] = _met(everyone)
+    where = f"nccl/split/{';'.join([','.join(map(str, g)) for g in groups])}"
+    with _named(f"splitting processes into {list(groups)}") as nccl:
+        _arrive(where, everyone)
+        color, position = list(groups).index(mine), mine.index(world().rank)
+        handle = nccl.comm_split(whole.handle, color, position, 0)
+        return Communicator(handle, len(mine))
+
+
+def all_reduce(
+    group: Communicator,
+    source: int,
+    destination: int,
+    count: int,
+    dtype: str,
+    reduction: Reduction,
+    stream: int,
+) -> None:
+    """Enqueue the reduction of `count` elements of every member, which each gets."""
+    with _named("an all-reduce") as nccl:
+        kind, operation = _codes(nccl, dtype, reduction)
+        nccl.all_reduce(source, destination, count, kind, operation, group.handle, stream)
+
+
+def reduce_scatter(
+    group: Communicator,
+    source: int,
+    destination: int,
+    count: int,
+    dtype: str,
+    reduction: Reduction,
+    stream: int,
+) -> None:
+    """Enqueue a reduction of which each member gets its `count` elements."""
+    with _named("a reduce-scatter") as nccl:
+        kind, operation = _codes(nccl, dtype, reduction)
+        nccl.reduce_scatter(source, destination, count, kind, operation, group.handle, stream)
+
+
+def all_gather(group: Communicator, source: int, destination: int, size: int, stream: int) -> None:
+    """Enqueue the gathering of `size` bytes of every member."""
+    with _named("an all-gather") as nccl:
+        nccl.all_gather(source, destination, size, _BYTES, group.handle, stream)
+
+
+def all_to_all(group: Communicator, source: int, destination: int, size: int, stream: int) -> None:
+    """Enqueue the exchange of pieces of `size` bytes, one for every member."""
+    at = range(group.size)
+    _exchange(
+        group,
+        [(i, source + i * size) for i in at],
+        [(i, destination + i * size) for i in at],
+        size,
+        stream,
+    )
+
+
+def send_receive(
+    group: Communicator,
+    to: tuple[int, int] | None,
+    by: tuple[int, int] | None,
+    size: int,
+    stream: int,
+) -> None:
+    """Enqueue sending `size` bytes to a member, and receiving as many, as (member, address)."""
+    if to is not None or by is not None:
+        _exchange(group, [to] if to else [], [by] if by else [], size, stream)
+
+
+def _exchange(
+    group: Communicator,
+    sends: Sequence[tuple[int, int]],
+    receives: Sequence[tuple[int, int]],
+    size: int,
+    stream: int,
+) -> None:
+    """Messages to and from members, all at once."""
+    with _named("an exchange of messages") as nccl:
+        nccl.group_start()
+        try:
+            for peer, address in sends:
+                nccl.send(address, size, _BYTES, peer, group.handle, stream)
+            for peer, address in receives:
+                nccl.recv(address, size, _BYTES, peer, group.handle, stream)
+        finally:
+            nccl.group_end()
+
+
+def _codes(nccl: Any, dtype: str, reduction: Reduction) -> tuple[int, int]:
+    return int(nccl.DataType[_DTYPES[dtype]]), int(nccl.RedOp[_REDUCTIONS[reduction]])
+
+
+# ---- for who watches over the processes ----
+
+
+def failed() -> str | None:
+    """What went wrong in a communicator since it was made, None if nothing did. Any thread may
+    ask."""
+    if _aborted is not None or not _made:
+        return _aborted
+    nccl = _library()
+    for group in list(_made.values()):
+        code = nccl.comm_get_async_error(group.handle)
+        if code not in (nccl.Result.Success, nccl.Result.InProgress):
+            return f"NCCL: {nccl.get_error_string(int(code))}"
+    return None
+
+
+def abort(why: str = "aborted") -> None:
+    """Give up all communication, so that the kernels that wait for others end. Later collectives
+    raise DistributedError."""
+    global _aborted
+    if _aborted is not None:
+        return
+    _aborted = why
+    made = list(_made.values())[::-1]  # those that were split off before what they are part of
+    _made.clear()
+    # Each may wait for its own kernels only, so none waits for another one's abort.
+    run: Callable[[Any], None] = lambda handle: _library().comm_abort(handle)
+    threads = [threading.Thread(target=run, args=(c.handle,), daemon=True) for c in made]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()

@@ -1,0 +1,102 @@
+"""Worlds of processes on the CPU, forked by one process that has imported the library."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The folder is about the CPU; one worker runs it, so that worlds are made once."""
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.cpu)
+            item.add_marker(pytest.mark.xdist_group("distributed"))
+
+
+def free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+def environment() -> dict[str, str]:
+    """That of a process which no launcher started."""
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM", "TORCHELASTIC"))}
+    return kept | {
+        "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "GENESIS_DEVICE": "cpu",
+        "GLOO_SOCKET_IFNAME": "lo",
+    }  # fmt: skip
+
+
+def of_torchrun(rank: int, size: int, port: int) -> dict[str, str]:
+    """What `torchrun` tells a process."""
+    told = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "MASTER_PORT": port}
+    return {"MASTER_ADDR": "127.0.0.1"} | {k: str(v) for k, v in told.items()}
+
+
+@dataclass
+class World:
+    """Processes that run. `pids` by rank; what rank r said is in `folder / "r.txt"`."""
+
+    folder: Path
+    pids: list[int]
+    launcher: Launcher
+
+    def wait(self) -> list[int]:
+        """The exit statuses, negative for signals."""
+        return self.launcher.ask("wait")
+
+    def said(self, rank: int) -> str:
+        return (self.folder / f"{rank}.txt").read_text()
+
+    def ready(self) -> None:
+        """Wait until every process is where its program says that it is ready."""
+        end = time.monotonic() + 30
+        names = [self.folder / f"ready {r}" for r in range(len(self.pids))]
+        while not all(n.exists() for n in names):
+            assert time.monotonic() < end, [self.said(r) for r in range(len(self.pids))]
+            time.sleep(0.02)
+
+
+class Launcher:
+    """The process that forks."""
+
+    def __init__(self) -> None:
+        command = [sys.executable, "-m", "tests.distributed.launcher"]
+        self.popen = subprocess.Popen(
+            command, cwd=ROOT, env=environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            text=True,
+        )  # fmt: skip
+        assert self.popen.stdin is not None and self.popen.stdout is not None
+        self.stdin, self.stdout = self.popen.stdin, self.popen.stdout
+        assert self.stdout.readline() == "[]\n"
+
+    def ask(self, line: str) -> list[int]:
+        print(line, file=self.stdin, flush=True)
+        return json.loads(self.stdout.readline())
+
+    def start(self, program: str, size: int, folder: Path, **told: str) -> World:
+        port = free_port()
+        environments = [of_torchrun(r, size, port) | told for r in range(size)]
+        task = {"program": program, "folder": str(folder), "environments": environments}
+        return World(folder, self.ask(json.dumps(task)), self)
+
+
+@pytest.fixture(scope="session")
+def launcher() -> Iterator[Launcher]:
+    found = Launcher()
+    yield found
+    found.stdin.close()
+    found.popen.wait(10)
