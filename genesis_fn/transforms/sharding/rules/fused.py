@@ -41,16 +41,35 @@ def _fused(mesh: Mesh, e: Eqn, operands: list[Any]) -> list[Placed]:
     outs = _letters(of_results, [o.aval for o in e.outs])
     divided = divisions(mesh, operands, ins)
     wanted = [layout_of(x.aval.shape, at, divided) for x, at in zip(operands, ins)]
-    xs = [
-        x if x.layout == at and x.due else moved(x, mesh, at) for x, at in zip(operands, wanted)
-    ]
+    xs = [x if x.layout == at and x.due else moved(x, mesh, at) for x, at in zip(operands, wanted)]
     layouts = [layout_of(o.aval.shape, at, divided) for o, at in zip(e.outs, outs)]
     put_off = tuple([n for x in xs for n in x.due])
     dues = [
         () if "=" in said else (*put_off, *_due(o.aval.shape, at, divided))
         for said, o, at in zip(of_results, e.outs, outs)
     ]
-    return _called(e, xs, layouts, dues)
+    results = _called(e, xs, layouts, dues)
+    return _with_kept(results, of_results, operands, of_operands)
+
+
+def _with_kept(
+    results: list[Placed],
+    of_results: Sequence[str],
+    operands: Sequence[Placed],
+    of_operands: Sequence[str],
+) -> list[Placed]:
+    """The results, of which those that are operands as they are stay laid out as those were: what
+    is saved of a gathered weight for the backward pass is a part."""
+    rest = list(zip(operands, of_operands))
+    for i, said in enumerate(of_results):
+        if "=" not in said:
+            continue
+        name = said.replace("=", "").split()
+        found = [x for x, at in rest if at.split() == name and x.aval == results[i].aval]
+        if found:
+            results[i] = found[0]
+            rest = [(x, at) for x, at in rest if x is not found[0]]
+    return results
 
 
 def _called(
