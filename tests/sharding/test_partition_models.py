@@ -19,7 +19,6 @@ import numpy as np
 import pytest
 
 import genesis_fn as gf
-import genesis_fn.numpy as jnp
 from genesis_fn import P, lax, models, optim, random, tree
 from genesis_fn.core.jaxpr import Eqn, Jaxpr, e_jaxprs
 from genesis_fn.models import decoder
@@ -196,3 +195,64 @@ def test_losses_and_gradients(name: str, way: str, again: bool) -> None:
     for (path, g), at in zip(tree.leaves_with_path(grads), tree.leaves(layouts), strict=True):
         assert g.sharding == at, tree.keystr(path)
         np.testing.assert_allclose(g, wanted[path], atol=1e-6, err_msg=tree.keystr(path))
+
+
+def test_mixed_precision() -> None:
+    """Weights are gathered as they are multiplied, in bfloat16; gradients are summed in float32."""
+    params, (tokens, ids) = decoder.init(random.key(0), QWEN3), batch()
+    loss, layouts = gf.amp(loss_of(QWEN3, False), "bfloat16"), layouts_of("fsdp_tp", params)
+    rows = rows_of(layouts)
+
+    def laid_out(params: Any, tokens: Any, ids: Any) -> Any:
+        return loss(lax.with_sharding_constraint(params, layouts), tokens, ids)
+
+    args = gf.device_put((params, tokens, ids), (layouts, rows, rows))
+    found = collectives(gf.value_and_grad(laid_out), *args)
+    assert found == expected("fsdp_tp", QWEN3, params, False)
+    value, grads = gf.jit(gf.value_and_grad(laid_out))(*args)
+    one, ones = gf.jit(gf.value_and_grad(loss))(params, tokens, ids)
+    np.testing.assert_allclose(value, one, rtol=1e-3)
+    tree.map(lambda g, h: np.testing.assert_allclose(g, h, atol=2e-2), grads, ones)
+
+
+# ---- a training step ----
+
+
+@pytest.mark.parametrize("way", MESHES)
+def test_training_step(way: str) -> None:
+    """The optimizer's state is divided as the parameters are: beside the gradients, only the sum of
+    squares that clips them is communicated, once along each axis that divides parameters."""
+    params, (tokens, ids) = decoder.init(random.key(0), QWEN3), batch()
+    optimizer = optim.chain(optim.clip_by_global_norm(0.5), optim.adamw(1e-3))
+    loss = loss_of(QWEN3, False)
+
+    def step(layouts: Any, state: Any, tokens: Any, ids: Any) -> Any:
+        params, moments, average = state
+
+        def laid_out(params: Any) -> Any:
+            at = params if layouts is None else lax.with_sharding_constraint(params, layouts)
+            return loss(at, tokens, ids)
+
+        value, grads = gf.value_and_grad(laid_out)(params)
+        updates, moments = optimizer.update(grads, moments, params)
+        params = optim.apply_updates(params, updates)
+        return (params, moments, optim.incremental_update(params, average, 0.1)), value
+
+    layouts = layouts_of(way, params)
+    rows = rows_of(layouts)
+    placed = gf.device_put(params, layouts)
+    laid = functools.partial(step, layouts)
+    args = ((placed, gf.jit(optimizer.init)(placed), placed), *gf.device_put((tokens, ids), rows))
+    wanted = expected(way, QWEN3, params, False)
+    wanted.update({f"forward psum {n} scalars": way != "dp" for n in MESHES[way][1]})
+    assert collectives(laid, *args) == wanted
+    state, value = gf.jit(laid)(*args)
+    for kept in (state[0], state[1][1][0].mu, state[1][1][0].nu, state[2]):
+        assert [x.sharding for x in tree.leaves(kept)] == tree.leaves(layouts)
+    first = (params, optimizer.init(params), params)
+    one, value_of_one = gf.jit(functools.partial(step, None))(first, tokens, ids)
+    np.testing.assert_allclose(value, value_of_one, rtol=1e-6)
+    tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=2e-6), state[2], one[2])
+    tree.map(
+        lambda x, y: np.testing.assert_allclose(x, y, atol=1e-6), state[1][1][0].mu, one[1][1][0].mu
+    )
