@@ -171,6 +171,7 @@ if _typing.TYPE_CHECKING:
         nn as nn,
         ops as ops,
         optim as optim,
+        parallel as parallel,
         profiler as profiler,
         random as random,
         scipy as scipy,
@@ -233,8 +234,8 @@ if _typing.TYPE_CHECKING:
 # Imported when they are first used, so that `import genesis_fn` stays quick.
 _LAZY = frozenset((
     "amp", "custom_batching", "custom_derivatives", "data", "distributed", "dlpack", "extend",
-    "flatten_util", "image", "io", "kernels", "models", "nn", "ops", "optim", "profiler", "random",
-    "scipy", "sharding", "stages", "test_util", "tree_util",
+    "flatten_util", "image", "io", "kernels", "models", "nn", "ops", "optim", "parallel", "profiler",
+    "random", "scipy", "sharding", "stages", "test_util", "tree_util",
 ))  # fmt: skip
 _LAZY_FUNCTIONS = {"bench": "genesis_fn.benchmarking", "profile": "genesis_fn.profiler"}
 

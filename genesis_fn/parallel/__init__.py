@@ -10,3 +10,10 @@ Programs on whole arrays are partitioned over the mesh (`data`, `fsdp`, `tensor`
 schedule of its own is a function under `shard_map` (`ring_attention`, `pipeline`, `experts`). Each
 is a module that reads as its paper. They combine on one mesh, by an axis for each.
 """
+
+from genesis_fn.parallel.context import (
+    context_attention as context_attention,
+    from_zigzag as from_zigzag,
+    ring_attention as ring_attention,
+    to_zigzag as to_zigzag,
+)

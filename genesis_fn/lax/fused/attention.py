@@ -203,7 +203,7 @@ def attention(
         f"{_dims(static['has'])} -> B t H e, {_dims(static['has'])}, B t H e, B H t"
     ),
 )
-def _attention_forward(
+def attention_forward(
     q: Any, k: Any, v: Any, *extras: Any, has: tuple[Any, ...], **static: Any
 ) -> tuple[Any, ...]:
     optional = _optional(extras, has)
@@ -222,7 +222,7 @@ def _attention_forward(
         f"{', B H t s' * static['has'][0]}"
     ),
 )
-def _attention_backward(
+def attention_backward(
     residuals: Any, ct: Any, *, has: tuple[Any, ...], needs: Sequence[bool], **static: Any
 ) -> tuple[Any, ...]:
     q, k, v, *extras, out, lse = residuals
@@ -263,7 +263,7 @@ def _attention_backward(
     return tuple(back + ([d_bias] if has[0] else []))
 
 
-attention.defvjp(_attention_forward, _attention_backward)
+attention.defvjp(attention_forward, attention_backward)
 
 
 @overload
