@@ -524,9 +524,7 @@ def _window(what: str, given: int | tuple[int | None, int | None] | None) -> Win
 
 def _is_zigzag(what: str, layout: str, window: Window) -> bool:
     if layout not in ("contiguous", "zigzag"):
-        raise errors.ArgumentError(
-            f"{what}: layout is {layout!r}, but is 'contiguous' or 'zigzag'"
-        )
+        raise errors.ArgumentError(f"{what}: layout is {layout!r}, but is 'contiguous' or 'zigzag'")
     if layout == "zigzag" and window is not None:
         raise errors.ArgumentError(
             f"{what}: local_window_size={window} in the zigzag layout, in which windows are no "
