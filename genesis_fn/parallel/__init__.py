@@ -17,3 +17,4 @@ from genesis_fn.parallel.context import (
     ring_attention as ring_attention,
     to_zigzag as to_zigzag,
 )
+from genesis_fn.parallel.experts import dispatched_mlp as dispatched_mlp, expert_mlp as expert_mlp

@@ -419,8 +419,8 @@ def context_attention(
     key: ArrayLike,
     value: ArrayLike,
     *,
+    mesh: Mesh,
     axis: Hashable,
-    mesh: Mesh | None = None,
     method: Literal["ring", "all_to_all"] = "ring",
     layout: Layout = "contiguous",
     is_causal: bool = False,
@@ -444,8 +444,8 @@ def context_attention(
     Args:
         query: floating array [B, T, N, H]; the devices along the axis divide T.
         key, value: arrays [B, T, K, H] with K dividing N.
+        mesh: the devices.
         axis: the axis of the mesh along which the sequence is divided.
-        mesh: the devices; None for the current mesh.
         method: "ring", or "all_to_all", which exchanges positions for heads: less communication,
             for no more devices than there are heads.
         layout: "zigzag" if the sequence is in the order of `to_zigzag`, by which devices have equal
