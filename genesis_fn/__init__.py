@@ -234,8 +234,8 @@ if _typing.TYPE_CHECKING:
 # Imported when they are first used, so that `import genesis_fn` stays quick.
 _LAZY = frozenset((
     "amp", "custom_batching", "custom_derivatives", "data", "distributed", "dlpack", "extend",
-    "flatten_util", "image", "io", "kernels", "models", "nn", "ops", "optim", "parallel", "profiler",
-    "random", "scipy", "sharding", "stages", "test_util", "tree_util",
+    "flatten_util", "image", "io", "kernels", "models", "nn", "ops", "optim", "parallel",
+    "profiler", "random", "scipy", "sharding", "stages", "test_util", "tree_util",
 ))  # fmt: skip
 _LAZY_FUNCTIONS = {"bench": "genesis_fn.benchmarking", "profile": "genesis_fn.profiler"}
 

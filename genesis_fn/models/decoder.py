@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import genesis_fn.numpy as jnp
-from genesis_fn import Array, ArrayLike, DTypeLike, PyTree, checkpoint, dtypes, errors, lax
+from genesis_fn import Array, ArrayLike, DTypeLike, PyTree, checkpoint, dtypes, errors
 from genesis_fn.extend import take_rows, typeof
 from genesis_fn.lax import dot_product_attention, linear_cross_entropy, rms_norm
 from genesis_fn.models.decoder_config import DecoderConfig
@@ -27,6 +27,7 @@ from genesis_fn.models.decoder_layer import (
     run_layer,
     visible_in_cache,
     visible_within,
+    within_segments,
 )
 from genesis_fn.nn import expert_mlp, linear, load_balancing_loss, plain_weight
 from genesis_fn.transforms import assert_
@@ -87,7 +88,7 @@ def _trunk(
     layers, t = layers_of(params, config), tokens.shape[-1]
     if segment_ids is not None:
         segment_ids = jnp.asarray(segment_ids)
-        restarted = _within_segments(segment_ids, tokens.shape)
+        restarted = within_segments(segment_ids, tokens.shape)
         positions = restarted if positions is None else positions
     places = jnp.arange(t)[None, :]
     if counts is not None:
@@ -105,19 +106,6 @@ def _trunk(
         if routing is not None:
             routings.append(routing)
     return rms_norm(x, params["norm"]["weight"], eps=config.rms_norm_eps), routings
-
-
-def _within_segments(ids: Array, shape: tuple[int, ...]) -> Array:
-    """The positions [B, T] within each run of one id. Raises ShapeError."""
-    aval = typeof(ids)
-    if aval.shape != shape or not dtypes.is_integer(aval.dtype):
-        raise errors.ShapeError(
-            f"decoder: segment_ids {aval} must be integers {list(shape)}, one for each token"
-        )
-    at = jnp.arange(shape[1], dtype=jnp.int32)[None, :]
-    begins = jnp.concatenate([jnp.ones_like(ids[:, :1], bool), ids[:, 1:] != ids[:, :-1]], axis=1)
-    start = lax.cummax(jnp.where(begins, at, 0), axis=1)
-    return at - start
 
 
 def hidden(
@@ -290,14 +278,23 @@ def loss_sum(
     >>> loss_sum(params, tokens, labels, config)[1]
     Array(2., dtype=float32)
     """
-    options: dict[str, Any] = {"ignore_index": ignore_index, "z_loss": z_loss, "reduction": "sum"}
     own = (attention, experts)
     x, balance = _before_head(params, tokens, config, positions, mask, remat, segment_ids, own)
+    total, count = cross_entropy_sum(x, head_weight(params), labels, ignore_index, z_loss)
+    return total if balance is None else total + balance * count, count
+
+
+def cross_entropy_sum(
+    x: Array, head: ArrayLike, labels: ArrayLike, ignore_index: int | None, z_loss: float
+) -> tuple[Array, Array]:
+    """(the sum of the cross-entropies of `x` after the last norm, the number of labels that
+    count)."""
     labels = jnp.asarray(labels)
     counted = jnp.ones_like(labels, bool) if ignore_index is None else labels != ignore_index
-    count = jnp.sum(counted, dtype=jnp.float32)
-    total = linear_cross_entropy(x, plain_weight(head_weight(params)), labels, **options)
-    return total if balance is None else total + balance * count, count
+    total = linear_cross_entropy(
+        x, plain_weight(head), labels, ignore_index=ignore_index, z_loss=z_loss, reduction="sum"
+    )
+    return total, jnp.sum(counted, dtype=jnp.float32)
 
 
 def _before_head(

@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import genesis_fn.numpy as jnp
-from genesis_fn import Array, ArrayLike, PyTree, errors
+from genesis_fn import Array, ArrayLike, PyTree, dtypes, errors, lax
+from genesis_fn.extend import typeof
 from genesis_fn.lax import dot_product_attention, dynamic_update_slice, rms_norm
 from genesis_fn.models.activations import ACTIVATIONS
 from genesis_fn.models.decoder_config import DecoderConfig
@@ -165,6 +166,19 @@ def _of_another_config(text: str, field: str, config: DecoderConfig) -> errors.S
 
 
 # ---- what a query attends to ----
+
+
+def within_segments(ids: Array, shape: tuple[int, ...]) -> Array:
+    """The positions [B, T] within each run of one id. Raises ShapeError."""
+    aval = typeof(ids)
+    if aval.shape != shape or not dtypes.is_integer(aval.dtype):
+        raise errors.ShapeError(
+            f"decoder: segment_ids {aval} must be integers {list(shape)}, one for each token"
+        )
+    at = jnp.arange(shape[1], dtype=jnp.int32)[None, :]
+    begins = jnp.concatenate([jnp.ones_like(ids[:, :1], bool), ids[:, 1:] != ids[:, :-1]], axis=1)
+    start = lax.cummax(jnp.where(begins, at, 0), axis=1)
+    return at - start
 
 
 def visible_within(t: int, window: int | None) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from genesis_fn.backends.cuda.driver.drivers import implementation
 from genesis_fn.backends.cuda.driver.interpret import InterpretDriver
 from genesis_fn.backends.cuda.run import exchanges, graph
 from genesis_fn.backends.cuda.run.executable import CudaExecutable
+from genesis_fn.compiler.options import without
 from genesis_fn.compiler.simplify.collectives import contiguous_collectives
 from genesis_fn.core import dtypes
 from genesis_fn.core.aval import aval
@@ -32,6 +33,8 @@ from genesis_fn.core.primitive import bind
 from genesis_fn.core.sharding.mesh import Mesh, MeshAxis
 from genesis_fn.core.world import World, enter_world, world
 from genesis_fn.primitives import elementwise as ops
+from genesis_fn.primitives.dot_general import dot_general
+from genesis_fn.primitives.shape import reshape, slice_in_dim
 from genesis_fn.transforms.batching import collectives as col
 from genesis_fn.transforms.control_flow.conditionals import cond
 from genesis_fn.transforms.control_flow.loops import while_loop
@@ -270,7 +273,7 @@ def test_a_sum_takes_the_memory_of_its_operand(mirror):
         lambda x: [ops.add(bind(col.psum_invariant_p, ops.sin(x), axis_name=axis), 1.0)], x
     )
     np.testing.assert_allclose(y, 2 * np.sin(1.0) + 1, rtol=1e-6)
-    step = next(s for s in executable.schedule.steps if isinstance(s, graph.Collective))
+    (step,) = members(executable.schedule.steps)
     assert step.source == step.destination
     assert executable.schedule.arena <= x.nbytes
 
@@ -323,6 +326,16 @@ def test_loops_and_branches_around_collectives_are_the_hosts(mirror):
     assert any(map(graph.has_host, executable.schedule.steps))
 
 
+def members(steps):
+    """The collectives of a schedule, in order."""
+    return [
+        m
+        for s in steps
+        if isinstance(s, (graph.Collective, graph.Collectives))
+        for m in getattr(s, "members", (s,))
+    ]
+
+
 def test_loops_without_collectives_stay_nodes_beside_them(mirror):
     axis, x = mesh_axis(), np.ones(4, np.float32)
     inner = lambda c, _: (ops.mul(c, 0.5), None)
@@ -336,7 +349,7 @@ def test_loops_without_collectives_stay_nodes_beside_them(mirror):
     assert segments(executable, x) == 1
 
 
-def test_collectives_keep_the_order_of_the_program(mirror):
+def test_collectives_start_early_and_are_joined_late(mirror):
     axis, x = mesh_axis(), np.ones(4, np.float32)
     p = {"axis_name": axis}
 
@@ -346,9 +359,40 @@ def test_collectives_keep_the_order_of_the_program(mirror):
         c = bind(col.ppermute_p, ops.add(x, 1.0), perm=((0, 1), (1, 0)), **p)
         return [c, b, a]
 
-    _, executable = run(f, x)
-    steps = [s for s in executable.schedule.steps if isinstance(s, graph.Collective)]
-    assert [s.name.split()[0] for s in steps] == ["all_gather", "psum_invariant", "ppermute"]
+    names = lambda steps: [m.name.split()[0] for m in members(steps)]
+    with without("overlap"):
+        _, executable = run(f, x)
+    assert names(executable.schedule.steps) == ["all_gather", "psum_invariant", "ppermute"]
+    _, executable = run(lambda *xs: f(*xs), x)
+    steps = executable.schedule.steps
+    # The sum of an input starts at once; each is joined once, behind its start.
+    assert names(steps) == ["psum_invariant", "all_gather", "ppermute"]
+    starts = {s.number: n for n, s in enumerate(steps) if isinstance(s, graph.Collectives)}
+    joins = {s.number: n for n, s in enumerate(steps) if isinstance(s, graph.Join)}
+    assert starts.keys() == joins.keys() and all(starts[k] < joins[k] for k in starts)
+
+
+def test_gathers_run_ahead_of_their_uses_by_a_limited_number_of_bytes(mirror, monkeypatch):
+    from genesis_fn.backends.cuda.lower import overlap
+
+    x = np.ones((16, 16), np.float32)
+    monkeypatch.setattr(overlap, "_AHEAD", 7 * x.nbytes)  # a gather reads one and writes two
+    monkeypatch.setattr(overlap, "_TOGETHER", 0)
+    axis = mesh_axis()
+
+    def f(y, *ws):
+        for w in ws:
+            whole = bind(col.all_gather_p, w, axis=0, size=2, axis_name=axis)
+            y = dot_general(y, reshape(whole, (32, 16)), (((1,), (1,)), ((), ())))
+            y = slice_in_dim(y, 0, 16, axis=1)
+        return [y]
+
+    _, executable = run(f, *[x + k for k in range(8)])
+    ahead = most = 0
+    for s in executable.schedule.steps:
+        ahead += isinstance(s, graph.Collectives) - isinstance(s, graph.Join)
+        most = max(most, ahead)
+    assert most == 2
 
 
 def test_a_collective_outside_of_programs_is_one_of_its_own(mirror):

@@ -3,7 +3,7 @@
     program          physical -> contiguous_collectives -> simplify           compile_jaxpr
                      -> rematerialise -> donations
     body by body     absorb_casts -> group_matmuls -> fuse -> lower           schedule
-                     -> fuse_horizontally -> pack_arena
+                     -> fuse_horizontally -> overlap_collectives -> pack_arena
     executable       ProgramBinding, IOBuffers, CudaExecutable                compile_jaxpr
 
 `compile_jaxpr` runs the passes of a whole program, and makes the executable. `schedule` runs those
@@ -19,6 +19,7 @@ from collections.abc import Sequence
 
 from genesis_fn.backends.cuda.lower.fused_casts import absorb_casts
 from genesis_fn.backends.cuda.lower.horizontal_fusion import fuse_horizontally
+from genesis_fn.backends.cuda.lower.overlap import overlap_collectives
 from genesis_fn.backends.cuda.lower.steps import (
     BufferTable,
     ProgramLowering,
@@ -140,6 +141,11 @@ def schedule(
 
     # Fuse horizontally: small launches that do not depend on each other become one.
     items = fuse_horizontally(items, table, lowering.fixed)
+
+    # Collectives of the whole program run beside what needs nothing of them. In the bodies of
+    # loops, which are unrolled, they stay where they are.
+    if not depth:
+        items = overlap_collectives(items, table)
 
     # Pack temporaries into an arena, each alive from its first step to its last. Last, since the
     # order of the steps is final only now.

@@ -31,14 +31,16 @@ from genesis_fn.core.sharding.layout import (
 from genesis_fn.core.sharding.placement import Placement
 from genesis_fn.core.types.extended import is_key
 from genesis_fn.transforms.sharding.constraint import sharding_constraint_p
-from genesis_fn.transforms.sharding.local import batched, untyped
+from genesis_fn.transforms.sharding.local import batched, reduced_early, untyped
 from genesis_fn.transforms.sharding.partition import partition
 from genesis_fn.transforms.sharding.rules import (  # noqa: F401 # pyright: ignore[reportUnusedImport] - registers rules
     collectives as _collectives,
     elementwise as _elementwise,
     fused as _fused,
+    indexing as _indexing,
     products as _products,
     programs as _programs,
+    random as _random,
     reductions as _reductions,
     shape as _shape,
 )
@@ -94,7 +96,7 @@ class MeshBackend(Backend):
             ]
         )
         program, out_layouts = partition(jaxpr, mesh, in_layouts, (None,) * len(jaxpr.outs))
-        local = untyped(program)
+        local = reduced_early(untyped(program))
         if mesh.batched:
             local = batched(local, mesh, jaxpr.in_avals, in_layouts, out_layouts)
         local.labels = jaxpr.labels

@@ -26,8 +26,10 @@ from genesis_fn.primitives.elementwise import add_n, convert_p
 from genesis_fn.primitives.factories import full_p
 from genesis_fn.primitives.ragged_dot import ragged_contraction_p
 from genesis_fn.primitives.shape import barrier_p, transpose_p
+from genesis_fn.transforms.batching.collectives import all_gather_invariant_p, all_gather_p
 from genesis_fn.transforms.custom.fused_functions import fused_p
 
+GATHERS = frozenset((all_gather_p, all_gather_invariant_p))
 Rule = Callable[["Rewriter", Eqn, Primitive, list[Any], dict[Any, Any]], "list[Atom] | None"]
 RULES: dict[Primitive | type, Rule] = {}
 # How dead code elimination narrows a loop or branch: (equation, live variables) -> equation.
@@ -161,6 +163,8 @@ class Rewriter:
         key = None
         if not (prim.effect or prim is barrier_p):  # a barrier keeps equal computations apart
             key = (prim, *map(_key, ins), *[(k, _key(v)) for k, v in params.items()])
+            if prim in GATHERS:  # what is gathered is dropped behind each use, and gathered anew
+                key = (*key, at.where, at.backward)
             # Common subexpressions: equal primitive, operands and parameters.
             try:
                 found = self.seen.get(key)

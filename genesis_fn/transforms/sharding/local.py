@@ -12,7 +12,7 @@ from genesis_fn.core.sharding.layout import Layout
 from genesis_fn.core.sharding.mesh import Mesh
 from genesis_fn.primitives.shape import reshape, transpose
 from genesis_fn.transforms.batching.batch import vmap_flat
-from genesis_fn.transforms.batching.collectives import pvary_p
+from genesis_fn.transforms.batching.collectives import psum_invariant_p, psum_scatter_p, pvary_p
 from genesis_fn.transforms.sharding.shard_map import Layouts
 from genesis_fn.transforms.staging.stage_trace import evaluate, stage_closed
 
@@ -116,3 +116,43 @@ def _joined(x: Any, mesh: Mesh, layout: Layout) -> Any:
             size *= shape[i]
         sizes.append(size)
     return reshape(transpose(x, tuple(order)), tuple(sizes))
+
+
+_REDUCTIONS = frozenset((psum_invariant_p, psum_scatter_p))
+
+
+def reduced_early(jaxpr: Jaxpr) -> Jaxpr:
+    """The program in an order in which sums over devices, and what leads to them alone, follow the
+    values that they are of: the gradients of a layer are reduced while those of the layer before
+    are computed, and their terms are dropped. Derivatives put the sums at the end, where the
+    parameters' layout is said."""
+    uses: dict[Any, int] = {}
+    for v in [*jaxpr.outs, *(i for e in jaxpr.eqns for i in e.ins)]:
+        if type(v) is Var:
+            uses[v] = uses.get(v, 0) + 1
+    leading: set[int] = set()
+    producer = {o: e for e in jaxpr.eqns for o in e.outs}
+    for e in jaxpr.eqns:
+        if e.prim not in _REDUCTIONS:
+            continue
+        leading.add(id(e))
+        at = producer.get(e.ins[0])
+        while at is not None and _leads(at) and uses[at.outs[0]] == 1:
+            leading.add(id(at))
+            at = producer.get(next(i for i in at.ins if type(i) is Var))
+    place: dict[Var, int] = {}
+    order = []
+    for n, e in enumerate(jaxpr.eqns):
+        made = [place.get(i, -1) for i in e.ins if type(i) is Var]
+        at = max(made, default=n) if id(e) in leading else n
+        order.append((at, n))
+        place.update(dict.fromkeys(e.outs, at))
+    eqns = [jaxpr.eqns[n] for _, n in sorted(order)]
+    return Jaxpr(jaxpr.invars, eqns, jaxpr.outs, jaxpr.labels, jaxpr.name)
+
+
+def _leads(e: Eqn) -> bool:
+    """Whether an equation changes one array, without making it larger than float32 makes it."""
+    arrays = [i for i in e.ins if type(i) is Var]
+    moves = len(arrays) == len(e.outs) == 1 and e.prim.lowering is not None
+    return moves and not e.prim.effect and e.outs[0].aval.size <= arrays[0].aval.size

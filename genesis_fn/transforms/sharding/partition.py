@@ -14,7 +14,7 @@ parameters are reduced.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from genesis_fn.core.aval import Aval
@@ -38,12 +38,20 @@ from genesis_fn.transforms.staging.stage_trace import stage_closed
 @dataclass(slots=True)
 class Placed:
     """A whole value `aval` as this device has it: `part` of it, by `layout`; the sum over the axes
-    `due` is still to be taken."""
+    `due` is still to be taken.
+
+    `remade(layout)` makes the value anew, laid out so or nearly so, for less than what moving it
+    costs, or is None: a broadcast is made of its operand again. `part` is dead code then.
+
+    `moves` has the value as it was laid out otherwise in the backward pass: where activations are
+    recomputed, weights are gathered once for that and the derivative."""
 
     part: Any
     layout: Layout
     aval: Aval
     due: tuple[Hashable, ...] = ()
+    remade: Callable[[Layout], Placed | None] | None = None
+    moves: dict[Layout, Placed] = field(default_factory=dict)
 
     @property
     def is_whole(self) -> bool:
@@ -79,7 +87,21 @@ def partition(
 ) -> tuple[Jaxpr, Layouts]:
     """(the program of a part, layouts of its results), for operands laid out so. `out_layouts` are
     those that results must have; None for any."""
-    made: list[Layouts] = []
+    program, layouts, _ = unsettled(jaxpr, mesh, in_layouts, out_layouts, True)
+    return program, layouts
+
+
+@memoized
+def unsettled(
+    jaxpr: Jaxpr,
+    mesh: Mesh,
+    in_layouts: Layouts,
+    out_layouts: tuple[Layout | None, ...],
+    settles: bool = False,
+) -> tuple[Jaxpr, Layouts, tuple[tuple[Hashable, ...], ...]]:
+    """`partition`, and over which axes sums of the results are due. Where `settles`, or the layout
+    of a result is given, there are none."""
+    made: list[Any] = []
 
     def f(*xs: Any) -> list[Any]:
         given = [
@@ -87,16 +109,16 @@ def partition(
         ]
         outs = run(jaxpr, mesh, given)
         outs = [
-            moved(o, mesh, o.layout if at is None else at)
+            o if at is None and not settles else moved(o, mesh, o.layout if at is None else at)
             for o, at in zip(outs, out_layouts, strict=True)
         ]
-        made.append(tuple([o.layout for o in outs]))
+        made.append((tuple([o.layout for o in outs]), tuple([o.due for o in outs])))
         return [o.part for o in outs]
 
     avals = [part_of(v.aval, mesh, at) for v, at in zip(jaxpr.invars, in_layouts, strict=True)]
     with on_mesh(mesh):
         program = stage_closed(f, avals, jaxpr.name)
-    return program, made[-1]
+    return program, *made[-1]
 
 
 def run(jaxpr: Jaxpr, mesh: Mesh, given: Sequence[Placed]) -> list[Placed]:
@@ -131,16 +153,28 @@ def _rule_of(e: Eqn) -> Rule:
 
 def settle(x: Placed) -> None:
     """Take the sum that is due, for this use and all that follow."""
-    x.part, x.due = psum(x.part, x.due), ()
+    x.part, x.due, x.remade = psum(x.part, x.due), (), None
 
 
 def moved(x: Placed, mesh: Mesh, layout: Layout) -> Placed:
     """`x` laid out otherwise: what is divided otherwise is gathered first, then divided. A sum that
-    is due is taken, of the part alone that is wanted."""
+    is due is taken, once, of the part alone that is wanted first."""
+    given = x
+    if x.remade is not None and x.layout != layout:
+        x = x.remade(layout) or x
     if x.due:
         x = _summed(x, mesh, layout)
+        given.part, given.layout, given.due, given.remade = x.part, x.layout, (), None
     if x.layout == layout:
         return x
+    if ctx.backward:
+        if layout not in x.moves:
+            x.moves[layout] = _laid_out(x, mesh, layout)
+        return x.moves[layout]
+    return _laid_out(x, mesh, layout)
+
+
+def _laid_out(x: Placed, mesh: Mesh, layout: Layout) -> Placed:
     part, now = x.part, list(x.layout)
     for i, (have, want) in enumerate(zip(x.layout, layout)):
         kept = _common(have, want)
@@ -210,10 +244,16 @@ def local(x: Any) -> Any:
 
 
 def placed(
-    part: Any, e: Eqn, layouts: Sequence[Layout], due: tuple[Hashable, ...] = ()
+    part: Any,
+    e: Eqn,
+    layouts: Sequence[Layout],
+    due: tuple[Hashable, ...] = (),
+    remade: Callable[[Layout], Placed | None] | None = None,
 ) -> list[Placed]:
     found = part if e.prim.multi else [part]
-    return [Placed(p, at, o.aval, due) for p, at, o in zip(found, layouts, e.outs, strict=True)]
+    return [
+        Placed(p, at, o.aval, due, remade) for p, at, o in zip(found, layouts, e.outs, strict=True)
+    ]
 
 
 # ---- for rules ----
@@ -243,9 +283,18 @@ def _of_whole(value: Any, mesh: Mesh) -> Any:
 
 
 def most_divided(mesh: Mesh, xs: Sequence[Placed]) -> Layout:
-    """The layout in which most is divided: its parts are smallest."""
+    """The layout in which most is divided: that of the operand whose parts are smallest, divided
+    further where others are. What can be made anew for any layout comes last."""
+
     # Over axes of length 1 too, which divide nothing but are part of the layout.
-    return max(
-        [x.layout for x in xs],
-        key=lambda at: (parts(mesh, [n for axes in at for n in axes]), sum(map(len, at))),
-    )
+    def rank(x: Placed) -> tuple[bool, int, int]:
+        names = [n for axes in x.layout for n in axes]
+        return x.remade is None, parts(mesh, names), len(names)
+
+    first, *rest = sorted(xs, key=rank, reverse=True)
+    layout = list(first.layout)
+    for x in rest:
+        for i, axes in enumerate(x.layout):
+            if not layout[i] and not {n for at in layout for n in at} & set(axes):
+                layout[i] = axes
+    return tuple(layout)

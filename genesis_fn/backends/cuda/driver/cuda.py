@@ -8,6 +8,7 @@ import threading
 import weakref
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from typing import Any
 
 from cuda.bindings import driver as cu  # pyright: ignore[reportAttributeAccessIssue]
@@ -34,6 +35,7 @@ from genesis_fn.backends.cuda.driver.parameters import (
     tensor_map_geometry,
 )
 from genesis_fn.compiler.target import Target, rates
+from genesis_fn.core.world import world
 from genesis_fn.kernels.plan import Descriptor, Launch
 
 _SUCCESS = cu.CUresult.CUDA_SUCCESS
@@ -210,7 +212,11 @@ class CudaDriver:
         self._several = device_count() > 1
         self.activate()
         self.driver_version = _check(cu.cuDriverGetVersion())
-        self._property = _allocation_property(index)
+        # NCCL has others write straight into memory that it can export (docs/cuda.md).
+        self._property = _allocation_property(
+            index,
+            world().size > 1 and self._attribute("HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED"),
+        )
         self.info = self._describe(index)
         self._access = _read_write(index)
         self.compute = self.new_stream()
@@ -439,6 +445,10 @@ class CudaDriver:
         self.activate()
         return nccl.communicator(groups)
 
+    def one_launch(self) -> AbstractContextManager[object]:
+        self.activate()
+        return nccl.one_launch()
+
     def all_reduce(
         self,
         communicator: CommunicatorHandle,
@@ -628,11 +638,14 @@ class CudaDriver:
         return binary
 
 
-def _allocation_property(index: int) -> Any:
+def _allocation_property(index: int, exported: object) -> Any:
     wanted = cu.CUmemAllocationProp()
     wanted.type = cu.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
     wanted.location.type = cu.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
     wanted.location.id = index
+    if exported:
+        kinds = cu.CUmemAllocationHandleType
+        wanted.requestedHandleTypes = kinds.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
     return wanted
 
 

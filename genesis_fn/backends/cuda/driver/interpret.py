@@ -8,6 +8,7 @@ that a fault on a device is reported by.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import mmap
@@ -16,6 +17,7 @@ import time
 import weakref
 from bisect import bisect_right, insort
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -48,12 +50,14 @@ def device_count() -> int:
 
 
 class _Recording:
-    """A captured graph: the work of its nodes, in order."""
+    """A captured graph: the work of its nodes, in order. `joined` are streams that a capture has
+    spread to, by waiting for an event in it."""
 
-    __slots__ = ("work",)
+    __slots__ = ("work", "joined")
 
     def __init__(self) -> None:
         self.work: list[Callable[[], None]] = []
+        self.joined: list[_Stream] = []
 
     def run(self) -> None:
         for work in self.work:
@@ -78,12 +82,14 @@ class _Stream:
 
 
 class _Event:
-    """The time at which it was recorded, in seconds of the host's clock."""
+    """The time at which it was recorded, in seconds of the host's clock, and the capture that it
+    was recorded in."""
 
-    __slots__ = ("time",)
+    __slots__ = ("time", "recording")
 
     def __init__(self) -> None:
         self.time = 0.0
+        self.recording: _Recording | None = None
 
 
 class _Condition:
@@ -313,10 +319,13 @@ class InterpretDriver:
         def run() -> None:
             event.time = time.perf_counter()
 
+        event.recording = stream.recording
         stream.enqueue(run)
 
     def wait(self, stream: _Stream, event: _Event) -> None:
-        return None
+        if event.recording is not None and stream.recording is None:
+            stream.recording = event.recording
+            event.recording.joined.append(stream)
 
     def done(self, event: _Event) -> bool:
         return True
@@ -339,6 +348,9 @@ class InterpretDriver:
 
         (mine,) = [g for g in groups if world().rank in g]
         return group(mine)
+
+    def one_launch(self) -> AbstractContextManager[object]:
+        return contextlib.nullcontext()
 
     def all_reduce(
         self,
@@ -440,10 +452,13 @@ class InterpretDriver:
     def end_capture(self, stream: _Stream) -> _Recording:
         if stream.recording is None:
             raise CudaError("end_capture", "CUDA_ERROR_ILLEGAL_STATE", "not capturing")
-        graph, stream.recording = stream.recording, None
+        graph = stream.recording
+        self.abandon_capture(stream)
         return graph
 
     def abandon_capture(self, stream: _Stream) -> None:
+        for other in stream.recording.joined if stream.recording is not None else ():
+            other.recording = None
         stream.recording = None
 
     def launch_graph(self, graph: _Recording, stream: _Stream) -> None:

@@ -48,18 +48,18 @@ def fuse_horizontally(
 
 
 @dataclass(slots=True)
-class _Accesses:
+class Accesses:
     """The buffers that steps read and write, as roots: views of one buffer count as it."""
 
     reads: set[int] = field(default_factory=set)
     writes: set[int] = field(default_factory=set)
 
     @staticmethod
-    def by(item: ScheduledStep, table: BufferTable) -> _Accesses:
+    def by(item: ScheduledStep, table: BufferTable) -> Accesses:
         """The accesses of one item."""
-        return _Accesses({table.root(b) for b in item.reads}, {table.root(b) for b in item.writes})
+        return Accesses({table.root(b) for b in item.reads}, {table.root(b) for b in item.writes})
 
-    def commutes_with(self, other: _Accesses) -> bool:
+    def commutes_with(self, other: Accesses) -> bool:
         """Whether the steps may be exchanged with others: no write meets a read or a write."""
         return (
             self.writes.isdisjoint(other.reads)
@@ -67,7 +67,7 @@ class _Accesses:
             and self.reads.isdisjoint(other.writes)
         )
 
-    def add(self, other: _Accesses) -> None:
+    def add(self, other: Accesses) -> None:
         """Add the accesses of another step."""
         self.reads |= other.reads
         self.writes |= other.writes
@@ -99,7 +99,7 @@ def _fuse_same_kernel(items: list[ScheduledStep], table: BufferTable) -> list[Sc
     last: dict[Any, _Batch] = {}
     batches: list[_Batch] = []
     for n, item in enumerate(items):
-        accesses = _Accesses.by(item, table)
+        accesses = Accesses.by(item, table)
         key = _kernel_key(item, table.target)
         for batch in batches:
             if batch.open and not batch.accesses.commutes_with(accesses):
@@ -126,7 +126,7 @@ class _Batch:
     """Items with equal kernels, by position. An open batch takes further members."""
 
     members: list[int] = field(default_factory=list)
-    accesses: _Accesses = field(default_factory=_Accesses)
+    accesses: Accesses = field(default_factory=Accesses)
     open: bool = True
 
 
@@ -137,7 +137,7 @@ def _hoist(items: list[ScheduledStep], table: BufferTable, fixed: set[int]) -> l
     groups: dict[Any, list[ScheduledStep]] = {}
     key_of: dict[int, Any] = {}
     for n, item in enumerate(items):
-        accesses = _Accesses.by(item, table)
+        accesses = Accesses.by(item, table)
         early = accesses.reads <= fixed and accesses.reads.isdisjoint(written)
         key = (
             _kernel_key(item, table.target) if early and accesses.writes.isdisjoint(fixed) else None
@@ -211,7 +211,7 @@ def _fuse_different_kernels(
     Members move *forward* to the first one, so each must commute with everything in between.
     """
     small = [_candidate(item, table) for item in items]
-    accesses = [_Accesses.by(item, table) for item in items]
+    accesses = [Accesses.by(item, table) for item in items]
     taken: set[int] = set()
     result: list[ScheduledStep] = []
     for n, item in enumerate(items):
@@ -221,7 +221,7 @@ def _fuse_different_kernels(
             continue
         members = [first]
         # Accesses of the members and of all that lies between: copies, since they grow.
-        between = _Accesses({*accesses[n].reads}, {*accesses[n].writes})
+        between = Accesses({*accesses[n].reads}, {*accesses[n].writes})
         for m in range(n + 1, min(n + 1 + _WINDOW, len(items))):
             other = small[m]
             if m in taken or len(members) == _MOST_KERNELS:

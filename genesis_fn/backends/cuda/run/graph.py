@@ -8,8 +8,9 @@ driver has conditional nodes. Otherwise it is cut into segments that run one aft
 graphs, host computations, and control flow whose predicate the host reads. Without conditional
 nodes, loops of known length are unrolled.
 
-Collectives are kernels of a communication library, on the same stream, captured into the graph. The
-bodies of conditional nodes hold none, as they may need the host's help (proxies of a network): a
+Collectives are kernels of a communication library, captured into the graph on a second stream that
+forks from the first and joins it again (`lower/overlap.py` says where). The bodies of conditional
+nodes hold none, as they may need the host's help (proxies of a network): a
 loop of known length around one is unrolled, and other control flow is the host's.
 
 Programmatic launches: a kernel that follows a kernel may be started before its predecessor has
@@ -21,6 +22,7 @@ everything before it is complete.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -32,6 +34,7 @@ from genesis_fn.backends.cpu.storage import host_tensor, host_view
 from genesis_fn.backends.cuda.driver.communication import Communication
 from genesis_fn.backends.cuda.driver.driver import (
     Driver,
+    EventHandle,
     GraphHandle,
     PredicateMode,
     PreparedLaunch,
@@ -115,6 +118,21 @@ class Collective:
 
 
 @dataclass(frozen=True, slots=True)
+class Collectives:
+    """Several of them in one launch, which runs on until the `Join` of its number."""
+
+    members: tuple[Collective, ...]
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Join:
+    """Waits for the collectives of that number."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
 class SetInteger:
     """Sets the int32 in buffer `destination`."""
 
@@ -132,6 +150,8 @@ Step: TypeAlias = (
     | ForLoop
     | HostStep
     | Collective
+    | Collectives
+    | Join
     | SetInteger
 )
 
@@ -143,7 +163,7 @@ def has_host(step: Step) -> bool:
     """Whether a step contains a host computation, or a collective under the host's control flow."""
     inner = [s for body in _bodies(step) for s in body]
     return isinstance(step, HostStep) or any(
-        has_host(s) or isinstance(s, Collective) for s in inner
+        has_host(s) or isinstance(s, (Collective, Collectives)) for s in inner
     )
 
 
@@ -333,16 +353,36 @@ class _ConditionalCmd:
 
 
 @dataclass(frozen=True, slots=True)
-class _CollectiveCmd:
-    """Exchanges memory with the processes of a group."""
+class _Exchanged:
+    """One collective: what is exchanged among whom, and where it is."""
 
     communicator: Any
     communication: Communication
     source: int
     destination: int
 
+
+@dataclass(frozen=True, slots=True)
+class _CollectiveCmd:
+    """Exchanges memory with the processes of groups, all in one launch."""
+
+    members: tuple[_Exchanged, ...]
+    number: int | None = None
+
     def record(self, driver: Driver, stream: StreamHandle) -> None:
-        self.communication.enqueue(driver, self.communicator, self.source, self.destination, stream)
+        with driver.one_launch() if len(self.members) > 1 else contextlib.nullcontext():
+            for m in self.members:
+                m.communication.enqueue(driver, m.communicator, m.source, m.destination, stream)
+
+
+@dataclass(frozen=True, slots=True)
+class _JoinCmd:
+    """Waits for a collective that runs on the second stream."""
+
+    number: int
+
+    def record(self, driver: Driver, stream: StreamHandle) -> None:
+        """Nothing: without a second stream, collectives are in order."""
 
 
 class _HostCmd:
@@ -377,7 +417,14 @@ class _HostCmd:
 
 
 _Command: TypeAlias = (
-    _LaunchCmd | _ClearCmd | _SetInt32Cmd | _CopyCmd | _CollectiveCmd | _ConditionalCmd | _HostCmd
+    _LaunchCmd
+    | _ClearCmd
+    | _SetInt32Cmd
+    | _CopyCmd
+    | _CollectiveCmd
+    | _JoinCmd
+    | _ConditionalCmd
+    | _HostCmd
 )
 
 
@@ -454,23 +501,26 @@ def _commands(
             commands += _commands(device, step.steps, inner, found, runs)
         elif isinstance(step, HostStep):
             commands.append(_HostCmd(device, step, memory))
-        elif isinstance(step, Collective):
-            # Made in the order of the program, which is the same on every process.
-            communicator = device.driver.communicator(step.exchange.groups)
-            commands.append(
-                _CollectiveCmd(
-                    communicator,
-                    step.exchange.communication,
-                    addresses[step.source],
-                    addresses[step.destination],
-                )
-            )
+        elif isinstance(step, (Collective, Collectives)):
+            members = step.members if isinstance(step, Collectives) else (step,)
+            number = step.number if isinstance(step, Collectives) else None
+            found = tuple([_exchanged(device, m, addresses) for m in members])
+            commands.append(_CollectiveCmd(found, number))
+        elif isinstance(step, Join):
+            commands.append(_JoinCmd(step.number))
         elif isinstance(step, SetInteger):
             commands.append(_SetInt32Cmd(addresses[step.destination], step.value))
         else:
             bodies = [_commands(device, body, memory, reached, runs) for body in _bodies(step)]
             commands += _conditional(step, bodies, address_of)
     return tuple(commands)
+
+
+def _exchanged(device: Runtime, step: Collective, addresses: Sequence[int]) -> _Exchanged:
+    # Communicators are made in the order of the program, which is the same on every process.
+    communicator = device.driver.communicator(step.exchange.groups)
+    source, destination = addresses[step.source], addresses[step.destination]
+    return _Exchanged(communicator, step.exchange.communication, source, destination)
 
 
 def _arguments(launch: Launch) -> list[int]:
@@ -635,23 +685,77 @@ class _GraphSegment:
 def _capture(driver: Driver, commands: Sequence[_Command]) -> GraphHandle:
     # Not on the compute stream: what other threads enqueue there would be captured too.
     stream = driver.new_stream()
+    lane = _Lane(driver, stream)
     try:
         driver.begin_capture(stream)
         try:
-            _record(driver, commands, stream)
+            _record(driver, commands, stream, lane=lane)
+            lane.join_all()
         except BaseException:
             driver.abandon_capture(stream)
             raise
         return driver.end_capture(stream)
     finally:
+        lane.close()
         driver.destroy_stream(stream)
 
 
+class _Lane:
+    """The second stream of a capture, for collectives: it forks from the `main` one before each of
+    them, which joins it again where the result is needed."""
+
+    def __init__(self, driver: Driver, main: StreamHandle) -> None:
+        self._driver, self._main = driver, main
+        self._side: StreamHandle | None = None
+        self._ended: dict[int | None, EventHandle] = {}  # by number, when it has ended
+        self._events: list[EventHandle] = []
+
+    def start(self, command: _CollectiveCmd) -> None:
+        """Enqueue a collective behind what is on the main stream now."""
+        driver = self._driver
+        if self._side is None:
+            self._side = driver.new_stream()
+        ready = self._event(self._main)
+        driver.wait(self._side, ready)
+        command.record(driver, self._side)
+        self._ended[command.number] = self._event(self._side)
+        if command.number is None:
+            self.join(None)
+
+    def join(self, number: int | None) -> None:
+        """Have the main stream wait for a collective; for none where it has waited already."""
+        ended = self._ended.pop(number, None)
+        if ended is not None:
+            self._driver.wait(self._main, ended)
+
+    def join_all(self) -> None:
+        """Wait for all: a capture ends with one stream."""
+        for number in list(self._ended):
+            self.join(number)
+
+    def _event(self, stream: StreamHandle) -> EventHandle:
+        event = self._driver.new_event()
+        self._events.append(event)
+        self._driver.record(event, stream)
+        return event
+
+    def close(self) -> None:
+        """Destroy the stream and the events, which a graph does not need."""
+        for event in self._events:
+            self._driver.destroy_event(event)
+        if self._side is not None:
+            self._driver.destroy_stream(self._side)
+
+
 def _record(
-    driver: Driver, commands: Sequence[_Command], stream: StreamHandle, behind_kernel: bool = False
+    driver: Driver,
+    commands: Sequence[_Command],
+    stream: StreamHandle,
+    behind_kernel: bool = False,
+    lane: _Lane | None = None,
 ) -> bool:
-    """Enqueues the commands on a stream in order. Returns whether the last one is a kernel: only
-    then may the next kernel start early."""
+    """Enqueues the commands on a stream in order, collectives on the other one of `lane`. Returns
+    whether the last one is a kernel: only then may the next kernel start early."""
     for command in commands:
         if isinstance(command, _LaunchCmd):
             if 0 not in command.launch.grid:  # an empty grid is an error to the driver
@@ -660,6 +764,12 @@ def _record(
                 behind_kernel = True
         elif isinstance(command, _ConditionalCmd):
             _record_conditional(driver, command, stream, behind_kernel)
+            behind_kernel = False
+        elif lane is not None and isinstance(command, _CollectiveCmd):
+            lane.start(command)  # the next kernel still follows the last one
+            behind_kernel = behind_kernel and command.number is not None
+        elif lane is not None and isinstance(command, _JoinCmd):
+            lane.join(command.number)
             behind_kernel = False
         else:
             assert not isinstance(command, _HostCmd)

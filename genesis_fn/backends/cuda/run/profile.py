@@ -16,9 +16,11 @@ from typing import Any
 from genesis_fn.backends.cuda.run.graph import (
     BufferAddress,
     Collective,
+    Collectives,
     Copy,
     ForLoop,
     HostStep,
+    Join,
     SetInteger,
     SubProgram,
     UncapturedSteps,
@@ -134,7 +136,9 @@ def _pieces(
             inner = step.steps if isinstance(step, SubProgram) else (step,)
             for s in inner:
                 number = len(alone)
-                if isinstance(s, (Launch, Memset, Copy, Collective, SetInteger)):
+                if isinstance(s, Join):  # one by one, steps are in order
+                    continue
+                if isinstance(s, (Launch, Memset, Copy, Collective, Collectives, SetInteger)):
                     run = lambda number=number: direct.launch(number)
                     alone.append(replace(step, steps=(s,)) if isinstance(step, SubProgram) else s)
                     pieces.append(_Piece(_name(s), n, run, True))

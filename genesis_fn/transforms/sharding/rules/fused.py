@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from genesis_fn.core.jaxpr import Eqn
@@ -15,10 +15,10 @@ from genesis_fn.primitives.shape import broadcast_in_dim
 from genesis_fn.transforms.batching.collectives import psum
 from genesis_fn.transforms.custom.fused_functions import Fused, fused_p
 from genesis_fn.transforms.sharding.partition import Placed, local, moved, partitions, settle
+from genesis_fn.transforms.sharding.rules.letters import Axes, Divided, divisions, layout_of
 from genesis_fn.transforms.sharding.rules.programs import as_program
 
 Letter = tuple[str, int]  # a dimension by its letter; leading ones are numbered
-Axes = tuple[Hashable, ...]
 
 
 @partitions(fused_p, puts_off=True)
@@ -37,9 +37,9 @@ def _fused(mesh: Mesh, e: Eqn, operands: list[Any]) -> list[Placed]:
         of_results = []
     ins = _letters(of_operands, [x.aval for x in operands])
     outs = _letters(of_results, [o.aval for o in e.outs])
-    divided = _divisions(mesh, operands, ins)
-    xs = [moved(x, mesh, _layout(x.aval.shape, at, divided)) for x, at in zip(operands, ins)]
-    layouts = [_layout(o.aval.shape, at, divided) for o, at in zip(e.outs, outs)]
+    divided = divisions(mesh, operands, ins)
+    xs = [moved(x, mesh, layout_of(x.aval.shape, at, divided)) for x, at in zip(operands, ins)]
+    layouts = [layout_of(o.aval.shape, at, divided) for o, at in zip(e.outs, outs)]
     dues = [_due(said, at, divided) for said, at in zip(of_results, outs)]
     return _called(e, xs, layouts, dues)
 
@@ -57,52 +57,21 @@ def _called(
     ]
 
 
-def _letters(texts: Sequence[str], avals: Sequence[Any]) -> list[list[Letter]]:
-    """The letter of each dimension of each array."""
+def _letters(texts: Sequence[str], avals: Sequence[Any]) -> list[list[Letter | None]]:
+    """The letter of each dimension of each array that may be divided."""
     result = []
     for text, a in zip(texts, avals, strict=True):
         names = text.replace("=", " ").split()
         leading = a.ndim - len([n for n in names if n != "..."])
-        found: list[Letter] = []
+        found: list[Letter | None] = []
         for n in names:
-            found += [("...", i) for i in range(leading)] if n == "..." else [(n, 0)]
+            one = [(n, 0)] if n.isupper() else [None]
+            found += [("...", i) for i in range(leading)] if n == "..." else one
         result.append(found)
     return result
 
 
-def _divisions(
-    mesh: Mesh, operands: Sequence[Placed], letters: Sequence[Sequence[Letter]]
-) -> dict[Letter, Axes]:
-    """The axes that divide each letter: those that make most parts of it in an operand, if they
-    divide it everywhere; an axis divides one letter."""
-    sizes: dict[Letter, set[int]] = {}
-    wanted: dict[Letter, list[Axes]] = {}
-    for x, at in zip(operands, letters, strict=True):
-        for n, letter, axes in zip(x.aval.shape, at, x.layout, strict=True):
-            if letter[0] == "..." or letter[0].isupper():
-                sizes.setdefault(letter, set()).add(n)
-                wanted.setdefault(letter, []).append(axes)
-    divided: dict[Letter, Axes] = {}
-    used: set[Hashable] = set()
-    for letter, choices in wanted.items():
-        whole_sizes = sizes[letter] - {1} if len(sizes[letter]) > 1 else sizes[letter]
-        for axes in sorted(choices, key=lambda a: -parts(mesh, a) if a else 1):
-            count = parts(mesh, axes)
-            if axes and not used & set(axes) and all(n % count == 0 for n in whole_sizes):
-                divided[letter] = axes
-                used |= set(axes)
-                break
-    return divided
-
-
-def _layout(shape: Sequence[int], letters: Sequence[Letter], divided: dict[Letter, Axes]) -> Layout:
-    """The layout of an array: a dimension of length 1 is repeated, not divided."""
-    return tuple(
-        [divided.get(at, ()) if n > 1 else () for n, at in zip(shape, letters, strict=True)]
-    )
-
-
-def _due(text: str, letters: Sequence[Letter], divided: dict[Letter, Axes]) -> Axes:
+def _due(text: str, letters: Sequence[Letter | None], divided: Divided) -> Axes:
     if "=" in text:
         return ()
     return tuple([n for at, axes in divided.items() if at not in letters for n in axes])
@@ -116,11 +85,13 @@ _OF_MEANS = ("linear_cross_entropy", "linear_cross_entropy_forward")
 def _mean_of_rows(mesh: Mesh, e: Eqn, operands: list[Any]) -> list[Placed]:
     """Each device takes the sum over its rows; the mean divides by the rows of all that count. The
     axes that divide the classes divide the rows further, and the weight is gathered: every device
-    has as many rows to do, and none does them twice."""
+    has as many rows to do, and none does them twice. The cotangent of the rows is gathered again to
+    what they were, as what follows is computed by classes' axes otherwise."""
     for x in operands:
         if x.due:
             settle(x)
     x, weight, labels = operands
+    given = x.layout
     static = dict(e.params["static"])
     rows = max(x.layout[0], labels.layout[0], key=lambda a: parts(mesh, a) if a else 0)
     for n in (n for axes in (*weight.layout, *x.layout[1:]) for n in axes):
@@ -132,6 +103,7 @@ def _mean_of_rows(mesh: Mesh, e: Eqn, operands: list[Any]) -> list[Placed]:
     dues = [rows, (), rows]
     count = len(e.outs)
     outs = _called(e, [x, weight, labels], layouts[:count], dues[:count], reduction="sum")
+    outs[1:2] = [moved(dx, mesh, given) for dx in outs[1:2]]
     if static["reduction"] == "sum":
         return outs
     ignored = static["ignore_index"]
