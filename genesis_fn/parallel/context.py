@@ -20,8 +20,8 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Literal, TypeAlias
 
 import genesis_fn.numpy as jnp
-from genesis_fn import Array, ArrayLike, P, custom_vjp, dtypes, errors, lax, shard_map
-from genesis_fn.extend import where
+from genesis_fn import Array, ArrayLike, P, dtypes, errors, lax, shard_map
+from genesis_fn.extend import fused, where
 from genesis_fn.lax import dot_product_attention
 from genesis_fn.lax.fused.attention import MASKED, attention_backward, attention_forward
 from genesis_fn.sharding import Mesh
@@ -105,14 +105,16 @@ class _Span:
     size: int
 
     def taken(self, x: Array, axis: int = 1) -> Array:
-        if x.shape[axis] == self.size:
-            return x
+        if isinstance(self.start, int):
+            return lax.slice_in_dim(x, self.start, self.start + self.size, axis=axis)
         return lax.dynamic_slice_in_dim(x, self.start, self.size, axis)
 
     def spread(self, x: Array, length: int, fill: float = 0.0, axis: int = 1) -> Array:
         """`x` at its positions of a part, `fill` at the others."""
-        if length == self.size:
-            return x
+        if isinstance(self.start, int):
+            around = [(0, 0, 0)] * x.ndim
+            around[axis] = (self.start, length - self.start - self.size, 0)
+            return x if length == self.size else lax.pad(x, fill, around)
         shape = (*x.shape[:axis], length, *x.shape[axis + 1 :])
         return lax.dynamic_update_slice_in_dim(jnp.full(shape, fill, x.dtype), x, self.start, axis)
 
@@ -145,6 +147,11 @@ class _Keys:
     v: Array
     segments: Array | None
     own_segments: Array | None
+
+    @classmethod
+    def at_home(cls, k: Array, v: Array, segments: Sequence[Array]) -> _Keys:
+        own = segments[0] if segments else None
+        return cls(k, v, own, own)
 
     def after(self, ring: _Ring, hops: int) -> _Keys:
         moved = [None if x is None else ring.sent(x, hops) for x in (self.k, self.v, self.segments)]
@@ -199,7 +206,7 @@ class _Ring:
 def _zigzag_visits(hops: int, half: int, me: Array) -> list[_Visit]:
     """The later chunk attends to the visitor's earlier one in any case; beyond that the earlier
     one does, if the visitor comes from a device before, else the later one to the later one."""
-    start = jnp.where(me >= hops, 0, half)
+    start = (me < hops).astype(jnp.int32) * half
     either = _Span(start, half)
     return [_Visit(hops, _Span(half, half), _Span(0, half)), _Visit(hops, either, either)]
 
@@ -230,10 +237,8 @@ def _visit_behind(hops: int, length: int, right: int | None, counts: Array) -> _
 # ---- the ring ----
 
 
-def _travel(
-    ring: _Ring, q: Array, keys: _Keys, step: Callable[[_Visit, _Keys], None]
-) -> tuple[int, ...]:
-    """Call `step` for each visit, with the visitor's keys; the hops at which they were."""
+def _travel(ring: _Ring, q: Array, keys: _Keys, step: Callable[[_Visit, _Keys], None]) -> None:
+    """Call `step` for each visit, with the visitor's keys."""
     visits = ring.visits(q.shape[1])
     for i, visit in enumerate(visits):
         # The next visitor is sent for before this one is attended to: both go on at a time.
@@ -241,11 +246,10 @@ def _travel(
         coming = keys.after(ring, ahead)
         step(visit, keys)
         keys = coming
-    return tuple([v.hops for v in visits])
 
 
-def _ring_forward(
-    ring: _Ring, q: Array, k: Array, v: Array, segments: Array | None
+def _attended(
+    ring: _Ring, q: Array, k: Array, v: Array, segments: Sequence[Array]
 ) -> tuple[Array, Array]:
     """(output, log-sum-exp [batch, heads, positions]) of all keys."""
     wide = jnp.promote_types(q.dtype, jnp.float32)
@@ -260,7 +264,7 @@ def _ring_forward(
         lse = visit.queries.spread(lse, q.shape[1], MASKED, axis=2)
         merged[:] = _merged(*merged, out, lse) if merged else (out, lse)
 
-    _travel(ring, q, _Keys(k, v, segments, segments), step)
+    _travel(ring, q, _Keys.at_home(k, v, segments), step)
     out, lse = merged
     return out.astype(q.dtype), lse
 
@@ -272,10 +276,43 @@ def _merged(out: Array, lse: Array, other: Array, other_lse: Array) -> tuple[Arr
     return out * share(lse) + other * share(other_lse), total
 
 
+_PARTS = "B t H d, B s H d, B s H e"
+
+
+def _dims(results: str) -> Callable[..., str]:
+    """Batch entries and heads may be divided among other devices."""
+
+    def dims(avals: Sequence[Any], static: dict[str, Any]) -> str:
+        segments = ", B t" if any(not dtypes.is_float(a.dtype) for a in avals) else ""
+        return f"{results}".replace("@", _PARTS + segments)
+
+    return dims
+
+
+@fused("ring_attention", static=("ring",), precision="low", dims=_dims("@ -> B t H e"))
+def _ring_attention(q: Array, k: Array, v: Array, *segments: Array, ring: _Ring) -> Array:
+    return _attended(ring, q, k, v, segments)[0]
+
+
+@fused(
+    "ring_attention_forward", static=("ring",), dims=_dims("@ -> B t H e, @, B t H e, B H t")
+)
+def _ring_forward(
+    q: Array, k: Array, v: Array, *segments: Array, ring: _Ring
+) -> tuple[Any, tuple[Any, ...]]:
+    out, lse = _attended(ring, q, k, v, segments)
+    return (out,), (q, k, v, *segments, out, lse)
+
+
+@fused(
+    "ring_attention_backward",
+    static=("ring",),
+    dims=_dims("@, B t H e, B H t, B t H e -> B t H d, B s H d, B s H e"),
+)
 def _ring_backward(
-    ring: _Ring, residuals: tuple[Any, ...], ct: Array
-) -> tuple[Array, Array, Array, None]:
-    q, k, v, segments, out, lse = residuals
+    residuals: tuple[Any, ...], ct: Array, *, ring: _Ring, needs: Sequence[bool]
+) -> tuple[Array, ...]:
+    q, k, v, *segments, out, lse = residuals
     wide = jnp.promote_types(q.dtype, jnp.float32)
     sums = [jnp.zeros(x.shape, wide) for x in (q, k, v)]
     at = 0  # how many hops from home the gradients of k and v are
@@ -292,25 +329,12 @@ def _ring_backward(
         for i, (span, grad) in enumerate(zip((visit.queries, visit.keys, visit.keys), grads)):
             sums[i] = sums[i] + span.spread(grad.astype(wide), q.shape[1])
 
-    _travel(ring, q, _Keys(k, v, segments, segments), step)
+    _travel(ring, q, _Keys.at_home(k, v, segments), step)
     sums[1:] = [ring.sent(x, -at) for x in sums[1:]]
-    dq, dk, dv = [s.astype(x.dtype) for s, x in zip(sums, (q, k, v))]
-    return dq, dk, dv, None
+    return tuple([s.astype(x.dtype) for s, x in zip(sums, (q, k, v))])
 
 
-def _attended(ring: _Ring, q: Array, k: Array, v: Array, segments: Array | None) -> Array:
-    return _ring_forward(ring, q, k, v, segments)[0]
-
-
-def _attended_forward(
-    ring: _Ring, q: Array, k: Array, v: Array, segments: Array | None
-) -> tuple[Array, tuple[Any, ...]]:
-    out, lse = _ring_forward(ring, q, k, v, segments)
-    return out, (q, k, v, segments, out, lse)
-
-
-_ring_attention = custom_vjp(_attended, nondiff_argnums=(0,))
-_ring_attention.defvjp(_attended_forward, _ring_backward)
+_ring_attention.defvjp(_ring_forward, _ring_backward)
 
 
 def ring_attention(
@@ -377,7 +401,8 @@ def ring_attention(
     factor = 1.0 / math.sqrt(q.shape[-1]) if scale is None else float(scale)
     # Without a mask by position the order does not matter.
     ring = _Ring(axis, bool(is_causal), window, factor, float(softcap), zigzag and bool(is_causal))
-    return _ring_attention(ring, q, k, v, _integers(segment_ids))
+    segments = () if segment_ids is None else (jnp.asarray(segment_ids).astype(jnp.int32),)
+    return _ring_attention(q, k, v, *segments, ring=ring)
 
 
 # ---- heads instead of positions ----
