@@ -44,6 +44,7 @@ NAMESPACES = [
     "debug",
     "cuda",
     "distributed",
+    "parallel",
 ]
 GLOBALS = {
     "gf": gf,

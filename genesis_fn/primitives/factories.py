@@ -298,7 +298,8 @@ def varying_as(x: Array, kind: Aval) -> Array:
 
 def axis_in_scope(name: Hashable) -> Hashable:
     """The axis of a name, which a vmap or a mesh around has."""
-    return next(a.axis for a in ctx.axes if a.name == name)
+    # Where one process computes for all devices, it maps over the axes of the mesh themselves.
+    return next(a.axis for a in ctx.axes if name in (a.name, getattr(a.axis, "name", None)))
 
 
 def zero(d: DType) -> Scalar:
