@@ -14,7 +14,7 @@ import functools
 from typing import Any
 
 import genesis_fn.numpy as jnp
-from genesis_fn import Array, ArrayLike, DTypeLike, PyTree, checkpoint, dtypes, errors, lax
+from genesis_fn import Array, ArrayLike, DTypeLike, PyTree, checkpoint, dtypes, errors
 from genesis_fn.extend import take_rows, typeof
 from genesis_fn.lax import linear_cross_entropy, rms_norm
 from genesis_fn.models.decoder_config import DecoderConfig

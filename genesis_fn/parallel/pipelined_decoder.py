@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any
 
 import genesis_fn.numpy as jnp
 from genesis_fn import Array, ArrayLike, DTypeLike, PyTree, amp, checkpoint, lax, tree
@@ -136,7 +135,11 @@ def pipelined_decoder(
         )
 
     def loss(
-        params: PyTree, tokens: ArrayLike, labels: ArrayLike, *, segment_ids: ArrayLike | None = None
+        params: PyTree,
+        tokens: ArrayLike,
+        labels: ArrayLike,
+        *,
+        segment_ids: ArrayLike | None = None,
     ) -> Array:
         _check_params(params, config, stages)
         parts = {
