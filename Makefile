@@ -2,9 +2,11 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# pytest workers; the tests keep torch to one thread each.
+# pytest workers; the tests keep torch to one thread each. A worker takes the tests of a module one
+# after the other, so that its fixtures and programs are made once; who is done takes over the rest of
+# another. Tests start a hundred processes, which need not compile the library's sources each.
 WORKERS ?= 2
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
+PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
 .PHONY: demo test test-slow lint sweep bench coverage clean
 

@@ -35,6 +35,12 @@ settings.load_profile(os.environ.get("HYPOTHESIS", "repeatable"))
 
 os.environ.setdefault("GENESIS_DEVICE", "cpu")
 os.environ["JAX_PLATFORMS"] = "cpu"  # the reference
+# JAX reads it once, when it is first used: the tests of meshes need eight of its devices.
+if "device_count" not in os.environ.get("XLA_FLAGS", ""):
+    flags = os.environ.get("XLA_FLAGS", ""), "--xla_force_host_platform_device_count=8"
+    os.environ["XLA_FLAGS"] = " ".join(flags).strip()
+
+gc.disable()  # until the tests are collected: see `pytest_collection_finish`
 
 COMPILED = os.environ.get("GENESIS_KERNELS") == "compiled"
 if COMPILED:
@@ -58,6 +64,10 @@ def pytest_configure() -> None:
         from tests.support import compiled
 
         compiled.install()
+    elif os.environ.get("TRITON_INTERPRET") == "1":
+        from tests.support import interpreter
+
+        interpreter.install()
     if "GENESIS_TEST_MARGINS" in os.environ:
         margins.install()
 
@@ -67,6 +77,14 @@ def pytest_sessionstart() -> None:
     a test process's own messages are lost with it."""
     if path := os.environ.get("GENESIS_TEST_REPORT"):
         faulthandler.enable(open(f"{path}.{os.getpid()}", "w", encoding="utf-8"))
+
+
+def pytest_collection_finish() -> None:
+    """What was imported and collected stays: the cyclic collector does not walk those millions of
+    objects after every module, and in every test that asks for it."""
+    gc.collect()
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(autouse=True, scope="module")

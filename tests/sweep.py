@@ -98,7 +98,7 @@ def run(
             "-n",
             options.workers,
             "--dist",
-            "loadgroup",
+            "worksteal",
             "-p",
             "no:cacheprovider",
             f"@{chosen}",

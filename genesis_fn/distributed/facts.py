@@ -11,8 +11,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
 import genesis_fn
 from genesis_fn.core.configuration import environment
 
@@ -51,10 +49,9 @@ def own_facts(rank: int, kind: str, gpu: str) -> Facts:
 
 def versions(kind: str) -> dict[str, str]:
     """The versions of what results depend on, on devices of `kind`."""
-    found = {"genesis_fn": genesis_fn.__version__, "torch": torch.__version__}
-    if kind == "cuda":
-        found["triton"] = importlib.metadata.version("triton")
-    return found
+    packages = ("torch", "triton") if kind == "cuda" else ("torch",)
+    found = {name: importlib.metadata.version(name) for name in packages}
+    return {"genesis_fn": genesis_fn.__version__} | found
 
 
 def _machine() -> str:

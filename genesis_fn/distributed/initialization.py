@@ -142,7 +142,7 @@ def _identity(chosen: Device) -> str:
 
 def _leave(watch: WatchThread) -> None:
     """The end of the program."""
-    lost = "" if watch.ending else watch.stop()
+    lost = watch.stop()
     if lost:
         watch.leave(f"{lost}, before it had ended", 1)
 

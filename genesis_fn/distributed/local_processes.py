@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import datetime
 import importlib.util
 import os
 import pickle
@@ -21,6 +20,7 @@ from typing import Any
 from genesis_fn.core.diagnostics.source_info import where
 from genesis_fn.core.errors import ArgumentError, DistributedError
 from genesis_fn.distributed import worker
+from genesis_fn.distributed.meeting import launchers_store
 
 # Seconds in which the process that another one's failure comes from shows itself.
 _CAUSE = 1.0
@@ -74,7 +74,8 @@ def run(
     if processes < 1:
         raise ArgumentError(f"run: processes={processes}; give a positive number")
     task = _pickled(fn, args)
-    with _store() as port, _started(processes, port) as them:
+    store = launchers_store()
+    with _started(processes, store.port) as them:
         for each in them:
             _send(each, task, timeout)
         _collect(them)
@@ -101,17 +102,6 @@ def _pickled(fn: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
             f"  at {where().describe()}\n  give it a function that a module defines at its top (in "
             "a notebook, write one: %%writefile work.py) and data, or pip install cloudpickle"
         ) from None
-
-
-@contextlib.contextmanager
-def _store() -> Generator[int, None, None]:
-    """The store in which the processes meet; its port."""
-    from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
-
-    limit = datetime.timedelta(seconds=60)
-    store = TCPStore("127.0.0.1", 0, None, True, timeout=limit, wait_for_workers=False)
-    yield store.port
-    del store
 
 
 @contextlib.contextmanager

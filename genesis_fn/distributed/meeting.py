@@ -14,6 +14,7 @@ from genesis_fn.core.world import await_keys
 from genesis_fn.distributed.clusters import Place
 from genesis_fn.distributed.facts import Facts, disagreement
 
+_ANSWER = 60.0  # seconds that whoever keeps a store has for an answer of its own
 _LINGER = 5.0  # seconds that the process with the store stays for the others to read an error
 
 
@@ -38,18 +39,23 @@ def open_store(place: Place, seconds: float) -> Any:
 
 def connect(place: Place, seconds: float, keeps: bool = False) -> Any:
     """A connection to the store of all processes."""
-    from torch.distributed import PrefixStore, TCPStore  # pyright: ignore[reportPrivateImportUsage]
+    from torch.distributed import PrefixStore  # pyright: ignore[reportPrivateImportUsage]
 
-    store = TCPStore(
-        place.host,
-        place.port,
-        None,
-        keeps,
-        timeout=datetime.timedelta(seconds=seconds),
-        wait_for_workers=False,
-    )
+    store = _tcp_store(place.host, place.port, seconds, keeps)
     # What processes wrote that a launcher has started anew since is not for these.
     return PrefixStore(f"genesis_fn/{place.attempt}", store)
+
+
+def launchers_store() -> Any:
+    """A store that whoever starts processes keeps for them, on any free `port` of this machine."""
+    return _tcp_store("127.0.0.1", 0, _ANSWER, keeps=True)
+
+
+def _tcp_store(host: str, port: int, seconds: float, keeps: bool) -> Any:
+    from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
+
+    limit = datetime.timedelta(seconds=seconds)
+    return TCPStore(host, port, None, keeps, timeout=limit, wait_for_workers=False)
 
 
 def _await_address(place: Place, seconds: float) -> None:

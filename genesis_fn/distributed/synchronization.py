@@ -13,9 +13,8 @@ import json
 from typing import Any
 
 import numpy as np
-import torch
 
-from genesis_fn.backends.cpu.process_groups import group
+from genesis_fn.backends.cpu.process_groups import ProcessGroup, group
 from genesis_fn.core import tree
 from genesis_fn.core.array import Array, ArrayImpl, from_numpy, keys_over, stored
 from genesis_fn.core.aval import aval
@@ -115,7 +114,7 @@ def broadcast_one_to_all(in_tree: PyTree, is_source: bool | None = None) -> PyTr
             f"  at {where().describe()}"
         )
     data = _joined(values)
-    if here.size > 1 and data.numel():
+    if here.size > 1:
         _everyone().broadcast(data, flags.index(True), what)
     return tree.unflatten(
         treedef, [_like(v, x) for v, x in zip(_parted(data, values), leaves, strict=True)]
@@ -140,7 +139,7 @@ def process_allgather(in_tree: PyTree, tiled: bool = False) -> PyTree:
     >>> gf.distributed.process_allgather(np.arange(3.0))
     array([[0., 1., 2.]])
     """
-    here, what = world(), "process_allgather"
+    what = "process_allgather"
     leaves, treedef = tree.flatten(in_tree)
     values = [_host(x) for x in leaves]
     for path, x in zip(tree.paths(in_tree) if tiled else (), leaves):
@@ -151,7 +150,7 @@ def process_allgather(in_tree: PyTree, tiled: bool = False) -> PyTree:
             )
     _agree(in_tree, values, what, False)
     data = _joined(values)
-    rows = _everyone().all_gather(data, what) if here.size > 1 else data.reshape(1, -1)
+    rows = _everyone().gathered(data, what)
     ranks = [_parted(row, values) for row in rows]
     join = np.concatenate if tiled else np.stack
     out = [_like(join(parts), x) for parts, x in zip(zip(*ranks), leaves, strict=True)]
@@ -174,7 +173,7 @@ def assert_equal(in_tree: PyTree, fail_message: str = "") -> None:
     >>> gf.distributed.assert_equal({"step": np.int32(3)}, "steps differ")
     """
     values = [_host(x) for x in tree.leaves(in_tree)]
-    digests = [hashlib.sha256(_bytes(v).numpy().data).hexdigest() for v in values]
+    digests = [hashlib.sha256(_bytes(v).data).hexdigest() for v in values]
     everyone = _agree(in_tree, values, "assert_equal", digests)
     for rank, theirs in enumerate(everyone):
         for path, mine, other in zip(_paths(in_tree), everyone[0], theirs):
@@ -186,7 +185,7 @@ def assert_equal(in_tree: PyTree, fail_message: str = "") -> None:
                 )
 
 
-def _everyone() -> Any:
+def _everyone() -> ProcessGroup:
     return group(tuple(range(world().size)))
 
 
@@ -212,21 +211,20 @@ def _like(value: np.ndarray, x: Any) -> Any:
     return keys_over(y, aval(value.shape[:-1], x.dtype)) if is_key(x.dtype) else y
 
 
-def _bytes(value: np.ndarray) -> torch.Tensor:
-    flat = np.ascontiguousarray(value).reshape(-1).view(np.uint8)
-    return torch.from_numpy(flat.copy() if not flat.flags.writeable else flat)
+def _bytes(value: np.ndarray) -> np.ndarray:
+    return np.ascontiguousarray(value).reshape(-1).view(np.uint8)
 
 
-def _joined(values: list[np.ndarray]) -> torch.Tensor:
+def _joined(values: list[np.ndarray]) -> np.ndarray:
     """The bytes of all values one after the other, in new memory."""
-    return torch.cat([torch.empty(0, dtype=torch.uint8), *map(_bytes, values)])
+    return np.concatenate([np.empty(0, np.uint8), *map(_bytes, values)])
 
 
-def _parted(data: torch.Tensor, values: list[np.ndarray]) -> list[np.ndarray]:
+def _parted(data: np.ndarray, values: list[np.ndarray]) -> list[np.ndarray]:
     """Arrays of the shapes and dtypes of `values`, from their bytes one after the other."""
     found, at = [], 0
     for v in values:
-        part = data[at : at + v.nbytes].numpy().copy()
+        part = data[at : at + v.nbytes].copy()
         found.append(part.view(v.dtype).reshape(v.shape))
         at += v.nbytes
     return found
@@ -258,9 +256,9 @@ def _leaf(leaf: Any) -> str:
 
 def _exchanged(text: bytes, what: str) -> list[bytes]:
     """The texts of all processes, which may be of different lengths."""
-    mine = torch.from_numpy(np.frombuffer(text, np.uint8).copy())
-    length = torch.tensor([mine.numel()]).view(torch.uint8)
-    lengths = _everyone().all_gather(length, what).view(torch.int64).reshape(-1).tolist()
-    padded = torch.nn.functional.pad(mine, (0, max(lengths) - mine.numel()))
-    rows = _everyone().all_gather(padded, what)
-    return [row[:n].numpy().tobytes() for row, n in zip(rows, lengths, strict=True)]
+    mine = np.frombuffer(text, np.uint8)
+    length = np.array([mine.size], np.int64).view(np.uint8)
+    lengths = _everyone().gathered(length, what).view(np.int64).reshape(-1).tolist()
+    padded = np.pad(mine, (0, max(lengths) - mine.size))
+    rows = _everyone().gathered(padded, what)
+    return [row[:n].tobytes() for row, n in zip(rows, lengths, strict=True)]

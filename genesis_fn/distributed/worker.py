@@ -10,8 +10,6 @@ import traceback
 from multiprocessing import spawn
 from typing import Any
 
-import torch
-
 from genesis_fn.core.configuration import environment
 from genesis_fn.core.diagnostics.source_info import SourceLocation, is_internal
 from genesis_fn.core.errors import DistributedError
@@ -65,7 +63,6 @@ def _await_end(given: int) -> None:
 
 def _call(prepared: dict[str, Any], timeout: float, task: bytes) -> Any:
     global starting
-    torch.set_num_threads(1)
     initialize(timeout=timeout)
     starting = True
     spawn.prepare(prepared)

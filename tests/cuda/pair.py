@@ -1,5 +1,10 @@
-"""One of two processes that run CUDA programs with collectives on the interpreting driver, and
-compare with NumPy: `python pair.py STORE RANK`, which `test_collectives.py` starts."""
+"""One of two processes that run CUDA programs with collectives, and compare with NumPy.
+
+`test_collectives.py` starts them on the interpreting driver. On two GPUs, from the root:
+
+    export GENESIS_CUDA_DRIVER=cuda PYTHONPATH=.
+    for r in 0 1; do python tests/cuda/pair.py /tmp/store $r & done; wait
+"""
 
 from __future__ import annotations
 
@@ -13,7 +18,7 @@ from programs import get, put
 from torch.distributed import FileStore
 
 from genesis_fn.core.aval import aval
-from genesis_fn.core.device import cuda, devices
+from genesis_fn.core.device import cuda, decide_default, devices
 from genesis_fn.core.primitive import bind
 from genesis_fn.core.sharding.mesh import make_mesh
 from genesis_fn.core.world import World, enter_world
@@ -29,6 +34,8 @@ SIZE = 2
 def main(path: str, rank: int) -> None:
     """Compare every collective."""
     enter_world(World(rank, SIZE, rank, 60.0, FileStore(path, SIZE)))
+    here = cuda(rank)
+    decide_default(here)
     axis = make_mesh((SIZE,), ("i",), devices=devices("cuda")).axes["i"]
 
     def agree(
@@ -38,9 +45,9 @@ def main(path: str, rank: int) -> None:
         everyone = [made(np.random.default_rng(r)) for r in range(SIZE)]
         x = everyone[rank]
         program, captured = stage(lambda x: [f(x)], [aval(x.shape, x.dtype, frozenset("i"))])
-        run = cuda().backend.compile(program, cuda())
+        run = here.backend.compile(program, here)
         for _ in range(2):
-            (found,) = run(*[put(np.asarray(c)) for c in captured], put(x))
+            (found,) = run(*[put(np.asarray(c), here) for c in captured], put(x, here))
         np.testing.assert_array_equal(get(found), wanted(everyone))
 
     real = lambda *shape: lambda rng: rng.normal(size=shape).astype(np.float32)
@@ -94,8 +101,8 @@ def main(path: str, rank: int) -> None:
     more = lambda c: (ops.add(c[0], 1), bind(col.pvary_p, total(c[1]), **p))
     grown = lambda x: while_loop(lambda c: ops.lt(c[0], 2), more, (0, x))[1]
     agree(grown, lambda xs: 2 * sum(xs), lambda rng: rng.integers(0, 99, 5).astype(np.int32))
-    here = lambda x: ops.add(x, ops.convert(bind(col.axis_index_p, **p), x.dtype))
-    agree(here, lambda xs: xs[rank] + np.float32(rank), lambda rng: real()(rng))
+    placed = lambda x: ops.add(x, ops.convert(bind(col.axis_index_p, **p), x.dtype))
+    agree(placed, lambda xs: xs[rank] + np.float32(rank), lambda rng: real()(rng))
     print("agreed")
 
 

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 
 import genesis_fn as gf
+from genesis_fn.backends.cuda.run.exchanges import Exchanges
 from genesis_fn.core.primitive import bind
 from genesis_fn.core.sharding.mesh import Mesh, MeshAxis
+from genesis_fn.core.world import world
+from genesis_fn.distributed import facts, watch
 from genesis_fn.transforms.batching import collectives as c
 
 DTYPES = [
@@ -228,8 +234,49 @@ def works(rank: int) -> None:
     sums(lambda: time.sleep(60))
 
 
+def quick(rank: int) -> None:
+    sums(lambda: None)
+
+
+def endless(rank: int) -> None:
+    """Collectives one after the other."""
+
+    def more() -> None:
+        axis = gf_mesh((gf.process_count(),), ("i",)).axes["i"]
+        while True:
+            bind(c.psum_invariant_p, gf.numpy.ones(40_000), axis_name=axis)
+
+    sums(more)
+
+
 def late(rank: int) -> None:
     sums(lambda: time.sleep(3) if rank == 1 else None, timeout=1)
+
+
+class Busy:
+    """A GPU on which nothing ends."""
+
+    compute = None
+
+    def new_event(self) -> None:
+        return None
+
+    def record(self, event: None, stream: None) -> None:
+        return None
+
+    def done(self, event: None) -> bool:
+        return False
+
+
+def late_on_a_gpu(rank: int) -> None:
+    """Rank 0 has launched a program whose collectives rank 1 does not come to."""
+
+    def wait() -> None:
+        if rank == 0:
+            Exchanges(Busy()).launched()  # pyright: ignore[reportArgumentType]
+        time.sleep(60)
+
+    sums(wait, timeout=1)
 
 
 def raises(rank: int) -> None:
@@ -246,6 +293,64 @@ def leaves(rank: int) -> None:
     sums(lambda: None)
     if rank == 0:
         time.sleep(2.5)
+
+
+def on_machines_of_their_own() -> None:
+    """Have processes not see each other, and give up a silent one soon."""
+    facts._machine = lambda: f"machine of {os.getpid()}"  # pyright: ignore[reportPrivateUsage]
+    watch._SILENCE = 3  # pyright: ignore[reportPrivateUsage]
+
+
+def works_far_apart(rank: int) -> None:
+    on_machines_of_their_own()
+
+    def at_work() -> None:
+        here = world().watch
+        assert here is not None
+        here.step = 7
+        time.sleep(60)
+
+    sums(at_work)
+
+
+def ends_far_apart(rank: int) -> None:
+    """Rank 1 ends early, and is not missed; rank 0 keeps the store for rank 2."""
+    on_machines_of_their_own()
+    sums(lambda: None)
+    time.sleep([0, 0, 5][rank])
+
+
+def waits_on_a_gpu(rank: int) -> None:
+    """As where the GPU of rank 1 waits for others for too long."""
+
+    def stall() -> None:
+        said = "NCCL: remote error" if rank == 1 else None
+        name = "genesis_fn.backends.cuda.run.exchanges"
+        sys.modules[name] = SimpleNamespace(failed=lambda: said)  # pyright: ignore[reportArgumentType]
+        time.sleep(60)
+
+    sums(stall)
+
+
+def stuck(rank: int) -> None:
+    """Rank 0 is in a call that Python's handlers of signals wait for."""
+    watch._STUCK = 1.0  # pyright: ignore[reportPrivateUsage]
+    mutex = ctypes.create_string_buffer(64)
+    lock = ctypes.CDLL(None).pthread_mutex_lock
+    lock(mutex)
+    sums(lambda: lock(mutex) if rank == 0 else time.sleep(60))
+
+
+def interrupted_and_goes_on(rank: int) -> None:
+    watch._STUCK = 1.0  # pyright: ignore[reportPrivateUsage]
+
+    def survive() -> None:
+        try:
+            time.sleep(60 if rank == 0 else 0)
+        except KeyboardInterrupt:
+            time.sleep(4)
+
+    sums(survive)
 
 
 # ---- what `run` is given ----

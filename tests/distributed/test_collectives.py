@@ -9,6 +9,11 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+import genesis_fn as gf
+from genesis_fn.core.primitive import bind
+from genesis_fn.core.sharding.mesh import Mesh
+from genesis_fn.core.world import world
+from genesis_fn.transforms.batching.collectives import axis_index_p, psum_invariant_p
 from tests.distributed import programs
 from tests.distributed.conftest import Launcher
 
@@ -142,3 +147,23 @@ def test_what_does_not_fit_is_an_error_on_every_process(worlds: dict[int, Found]
             said = str(each[f"error {name}"])
             assert ERRORS[name] in said, said
             assert name == "scalars" or f"{Path(programs.__file__).name}:" in said
+
+
+def test_inductor_compiles_no_meeting():
+    axis = Mesh(np.array(gf.devices("cpu")[:1], object), ("i",)).axes["i"]
+    f = lambda x: bind(psum_invariant_p, x, axis_name=axis) + 1.0
+    with pytest.raises(gf.errors.BackendError, match="processes meet in it"):
+        gf.jit(f, compiler="inductor")(gf.numpy.ones(3))
+    assert gf.jit(f)(gf.numpy.ones(3)).tolist() == [2.0] * 3
+
+
+def test_a_group_of_one_exchanges_nothing():
+    """And gives memory of its own."""
+    axis = Mesh(np.array(gf.devices("cpu")[:1], object), ("i",)).axes["i"]
+    for case, of in programs.CASES.items():
+        prim, params, shape = of(1)
+        x = gf.numpy.asarray(programs.values(0, "float32", shape))
+        y = bind(prim, x, axis_name=axis, **params)
+        same_bits(np.asarray(y), expected(case, [np.asarray(x)], 0))
+        assert not x.size or y.data.data_ptr() != x.data.data_ptr()
+    assert bind(axis_index_p, axis_name=axis) == 0 and world().store is None

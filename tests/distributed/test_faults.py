@@ -49,6 +49,18 @@ def test_a_late_process_is_waited_for_no_longer_than_said(launcher: Launcher, tm
     assert said.count("Error: ") == 1
 
 
+def test_a_gpu_waits_no_longer_than_said(launcher: Launcher, tmp_path: Path):
+    world = launcher.start("late_on_a_gpu", 2, tmp_path)
+    assert world.wait() == [1, 1]
+    why = (
+        "rank 0: a program on the GPU has waited for other processes for 1 s, the timeout of "
+        "distributed.initialize; behind is rank 1, which has begun 3 collectives and this one 4\n"
+    )
+    for rank in range(2):
+        assert world.said(rank).count(why) == 1, world.said(rank)
+        assert re.search(LINE, world.said(rank))
+
+
 def test_ctrl_c_in_one_process_ends_all(launcher: Launcher, tmp_path: Path):
     world = launcher.start("waits", 2, tmp_path)
     world.ready()
@@ -73,3 +85,61 @@ def test_a_process_may_end_before_the_others(launcher: Launcher, tmp_path: Path)
     world = launcher.start("leaves", 2, tmp_path)
     assert world.wait() == [0, 0]
     assert world.said(0) == world.said(1) == ""
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL])
+def test_a_silent_machine_ends_all(
+    launcher: Launcher, tmp_path: Path, victim: int, number: signal.Signals
+):
+    """Processes that do not see each other's: one says nothing any more."""
+    world = launcher.start("works_far_apart", 3, tmp_path)
+    world.ready()
+    time.sleep(1.5)
+    begun = time.monotonic()
+    os.kill(world.pids[victim], number)
+    others = [r for r in range(3) if r != victim]
+    while not all("ends: " in world.said(r) for r in others):
+        assert time.monotonic() - begun < 30, [world.said(r) for r in range(3)]
+        time.sleep(0.05)
+    if number == signal.SIGSTOP:
+        os.kill(world.pids[victim], signal.SIGKILL)
+    assert world.wait() == [-9 if r == victim else 1 for r in range(3)]
+    for rank in others:
+        said = world.said(rank)
+        silent = rf"rank {victim} (\(process \d+ on .*\) )?has said nothing for 3 s"
+        # Rank 0 keeps the store: without it nobody hears of anybody.
+        silent = rf"{silent}; its last step was 7" if victim else rf"{silent}|rank 0 is gone, or"
+        assert re.search(silent, said), said
+
+
+def test_a_process_that_ended_is_not_missed(launcher: Launcher, tmp_path: Path):
+    world = launcher.start("ends_far_apart", 3, tmp_path)
+    assert world.wait() == [0, 0, 0]
+    assert [world.said(r) for r in range(3)] == [""] * 3
+
+
+def test_ctrl_c_ends_a_process_that_cannot_see_it(launcher: Launcher, tmp_path: Path):
+    world = launcher.start("stuck", 2, tmp_path)
+    world.ready()
+    time.sleep(0.3)
+    os.kill(world.pids[0], signal.SIGINT)
+    assert world.wait() == [130, 1]
+    assert re.search("rank 0 of 2 ends: interrupted" + LINE, world.said(0)), world.said(0)
+    assert "rank 0 was interrupted" in world.said(1)
+
+
+def test_a_program_may_go_on_after_ctrl_c(launcher: Launcher, tmp_path: Path):
+    world = launcher.start("interrupted_and_goes_on", 2, tmp_path)
+    world.ready()
+    time.sleep(0.3)
+    os.kill(world.pids[0], signal.SIGINT)
+    assert world.wait() == [0, 0], [world.said(r) for r in range(2)]
+
+
+def test_a_gpu_that_waits_too_long_ends_all(launcher: Launcher, tmp_path: Path):
+    world = launcher.start("waits_on_a_gpu", 2, tmp_path)
+    assert world.wait() == [1, 1]
+    for rank in range(2):
+        said = world.said(rank)
+        assert re.search("ends: rank 1 gave up: NCCL: remote error" + LINE, said), said

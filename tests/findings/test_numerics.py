@@ -125,10 +125,11 @@ def test_a09_derivatives_of_frexp_and_sinc() -> None:
     agree(jnp.frexp(x), np.frexp(x), 0)
     both(lambda F, N: F.grad(lambda v: N.frexp(v)[0])(3.0))
     for order in range(7):
+        theirs = jax.jit(derivative(jax, J.sinc, order))
         for at in (0.0, 0.2, 0.24, 0.26, 1.3, -0.1):
             got = derivative(gf, jnp.sinc, order)(jnp.asarray(at, "float64"))
             with jax.enable_x64(True):
-                want = derivative(jax, J.sinc, order)(np.float64(at))
+                want = theirs(np.float64(at))
             scale = 1e-11 if order < 3 or abs(at) > 1 or not at else 1e-4
             np.testing.assert_allclose(np.asarray(got), want, rtol=scale, atol=1e-12 * 4**order)
 

@@ -15,7 +15,13 @@ from genesis_fn.compiler.target import OF_ARCHITECTURE
 FOLDER = Path(__file__).parent
 
 
-@pytest.mark.parametrize("arch", [80, 89, 100, 120])
+# The other two are between these: 80 is 89 without 8-bit floats and with more shared memory; 120 is
+# 89 with the early starts of 100 (docs/hardware.md). That plans ask for nothing that a GPU lacks
+# is tested of all (tests/cuda/test_targets.py).
+@pytest.mark.parametrize(
+    "arch",
+    [pytest.param(80, marks=pytest.mark.slow), 89, 100, pytest.param(120, marks=pytest.mark.slow)],
+)
 def test_kernels_compile_for(arch):
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     environment["PYTHONPATH"] = os.pathsep.join(

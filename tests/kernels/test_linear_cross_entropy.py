@@ -92,7 +92,7 @@ WEIGHTED = [
         16, "none", precision="ieee", chunk_rows=128, row_weights=True,
     ),
     LinearCrossEntropy(
-        CrossEntropy(3, 17000, "fp32", class_weights=True, **OPTIONS),
+        CrossEntropy(17, 17000, "fp32", class_weights=True, **OPTIONS),  # in tiles, not by rows
         16, "none", precision="ieee", row_weights=True,
     ),
     LinearCrossEntropy(

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from genesis_fn.backends.cpu.compile import TensorProgram, function_of
+from genesis_fn.backends.cpu.lowerings.collectives import MEETINGS
 from genesis_fn.backends.cpu.lowerings.indexing import starts_for
 from genesis_fn.backends.cpu.storage import TORCH_DTYPE
 from genesis_fn.compiler.simplify.simplify import simplify_jaxpr
@@ -22,7 +23,7 @@ from genesis_fn.core.aval import Aval, sig
 from genesis_fn.core.backend.executable import Executable
 from genesis_fn.core.device import Device
 from genesis_fn.core.diagnostics.source_info import line_of
-from genesis_fn.core.jaxpr import Eqn, Jaxpr, Var
+from genesis_fn.core.jaxpr import Eqn, Jaxpr, Var, e_jaxprs
 from genesis_fn.primitives import elementwise as ops
 from genesis_fn.primitives.indexing.scatter import segment_sum, segment_sum_p
 from genesis_fn.primitives.shape import slice_in_dim
@@ -77,6 +78,11 @@ def _compile(jaxpr: Jaxpr) -> Callable[..., list[torch.Tensor]]:
     from torch.fx.experimental.proxy_tensor import make_fx
 
     simple = _with_static_segment_sums(simplify_jaxpr(jaxpr, _has_kernel))
+    if _meets(simple):
+        raise errors.BackendError(
+            f"TorchInductor cannot compile {name}: processes meet in it\n"
+            "  leave compiler out: the CPU backend runs every program"
+        )
     if simple.effect:
         raise errors.BackendError(
             f"TorchInductor cannot compile {name}: it has callbacks or assertions\n"
@@ -109,6 +115,10 @@ def _compile(jaxpr: Jaxpr) -> Callable[..., list[torch.Tensor]]:
         return found[:count]
 
     return run
+
+
+def _meets(jaxpr: Jaxpr) -> bool:
+    return any(e.prim in MEETINGS or any(map(_meets, e_jaxprs(e))) for e in jaxpr.eqns)
 
 
 def _with_static_segment_sums(jaxpr: Jaxpr) -> Jaxpr:

@@ -12,6 +12,7 @@ import datetime
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from genesis_fn.core.errors import DistributedError
@@ -70,10 +71,14 @@ class ProcessGroup:
             self._run(what, lambda gloo: gloo.alltoall_base(out, given, counts(source), counts(to)))
         return None if source is None else out
 
-    def broadcast(self, x: torch.Tensor, source: int, what: str) -> None:
+    def gathered(self, x: np.ndarray, what: str) -> np.ndarray:
+        """`all_gather` of bytes on the host: [n] to [size, n]."""
+        return self.all_gather(torch.from_numpy(x), what).numpy()
+
+    def broadcast(self, x: np.ndarray, source: int, what: str) -> None:
         """Write the bytes [n] of the process at position `source` over those of the others."""
-        if self.size > 1 and x.numel():
-            self._run(what, lambda gloo: gloo.broadcast(x, source))
+        if self.size > 1 and x.size:
+            self._run(what, lambda gloo: gloo.broadcast(torch.from_numpy(x), source))
 
     def close(self) -> None:
         """Give the connections back."""
@@ -125,14 +130,16 @@ class ProcessGroup:
             reason = f"{behind or 'a process'} did not come to it within {here.timeout:g} s"
         else:
             reason = "a process of them ended" if "closed by peer" in said else said.split(". ")[0]
+        if late or known:
+            advice = (
+                "every process must run the same program; one that is slower for a reason needs "
+                "distributed.initialize(timeout=...)"
+            )
+        else:
+            advice = "look at its last messages" if lost else "look at the first error among theirs"
         message = (
             f"{what}: rank {here.rank} of {here.size} gave up on the {_named(self.ranks)}: {reason}"
-            "\n  every process must run the same program; "
-            + (
-                "one that is slower for a reason needs distributed.initialize(timeout=...)"
-                if late or known
-                else "look at the first error among their messages"
-            )
+            f"\n  {advice}"
         )
         if here.watch is not None:
             here.watch.failing(message)

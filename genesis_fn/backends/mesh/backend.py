@@ -40,6 +40,7 @@ from genesis_fn.transforms.sharding.rules import (  # noqa: F401 # pyright: igno
     indexing as _indexing,
     products as _products,
     programs as _programs,
+    random as _random,
     reductions as _reductions,
     shape as _shape,
 )

@@ -10,10 +10,17 @@ import genesis_fn.numpy as jnp
 import genesis_fn.random as random
 from genesis_fn import Array, ArrayLike, DTypeLike, Key, PyTree
 from genesis_fn.errors import ArgumentError, ShapeError
-from genesis_fn.extend import segment_sum, take_rows, wide
-from genesis_fn.lax import ragged_dot, stop_gradient, top_k as greatest
+from genesis_fn.extend import wide
+from genesis_fn.lax import stop_gradient, top_k as greatest
 from genesis_fn.nn.functions import logsumexp, sigmoid, silu, softmax
 from genesis_fn.nn.layers.dense import Linear
+from genesis_fn.nn.layers.expert_rows import (
+    expert_order,
+    expert_product,
+    rows_of_choices,
+    rows_of_tokens,
+    tokens_of_rows,
+)
 from genesis_fn.nn.layers.feed_forward import GatedMLP, check_activation
 from genesis_fn.nn.module import (
     Module,
@@ -28,9 +35,6 @@ from genesis_fn.nn.module import (
 
 # Sums of scores that are all 0 divide 0, not NaN; no other sum in float32 changes.
 _LEAST_SUM = 1e-20
-# Tokens times rows up to which rows are added by comparing each with every token: one launch, where
-# `segment_sum` sorts in five. A step of decoding has few.
-_MOST_COMPARED = 512
 
 
 def _single(x: ArrayLike) -> Array:
@@ -278,35 +282,15 @@ def expert_mlp(
     _check_shapes(rows, weights, experts, gate, up, down)
     count = gate.shape[0]
     dtype = jnp.result_type(rows, gate, up, down)
-    tokens, k = jnp.shape(experts)
-
-    chosen = jnp.reshape(jnp.asarray(experts), (-1,))
+    chosen: Array = jnp.asarray(experts)
     chosen = jnp.where((chosen >= 0) & (chosen < count), chosen, count)
-    # The fewer bits, the fewer passes a sort takes.
-    narrow = jnp.uint8 if count < 2**8 else jnp.int32
-    order = jnp.argsort(chosen.astype(narrow), stable=True)
-    sizes = expert_load(chosen[:, None], count)
-    token = order // k
-    share = take_rows(jnp.reshape(jnp.asarray(weights), (-1,)), order, mode="clip")
-
-    grouped = take_rows(rows.astype(dtype), token, mode="clip")
-    h = activation(_grouped_product(grouped, gate, sizes)) * _grouped_product(grouped, up, sizes)
+    order = expert_order(chosen, count=count)
+    grouped = rows_of_tokens(rows.astype(dtype), order)
+    product = lambda x, weight: expert_product(x, weight.astype(x.dtype), chosen)
+    h = activation(product(grouped, gate)) * product(grouped, up)
     # Weighting the hidden features instead of the outputs touches fewer numbers.
-    h = (h * share[:, None]).astype(dtype)
-    return _summed_by_token(_grouped_product(h, down, sizes), token, tokens)
-
-
-def _summed_by_token(rows: Array, token: Array, tokens: int) -> Array:
-    """The sums of the rows of each token, 16-bit floats added in float32."""
-    if tokens * rows.shape[0] > _MOST_COMPARED:
-        return segment_sum(rows, token, tokens)
-    mine = token == jnp.arange(tokens, dtype=token.dtype)[:, None]
-    return jnp.sum(jnp.where(mine[..., None], rows, 0), 1)
-
-
-def _grouped_product(rows: Array, weight: Array, sizes: Array) -> Array:
-    """Rows, sorted by group, times weight[group].T."""
-    return ragged_dot(rows, jnp.swapaxes(weight.astype(rows.dtype), 1, 2), sizes)
+    h = (h * rows_of_choices(jnp.asarray(weights), order)[..., None]).astype(dtype)
+    return tokens_of_rows(product(h, down), order)
 
 
 def _check_shapes(

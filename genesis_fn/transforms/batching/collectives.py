@@ -37,6 +37,7 @@ from genesis_fn.primitives.shape import (
     slice_in_dim,
     transpose,
 )
+from genesis_fn.transforms.keys.key_uses import UNCHANGED
 
 Tree = TypeVar("Tree")
 AxisName: TypeAlias = Hashable | Sequence[Hashable]
@@ -120,15 +121,16 @@ psum_invariant_p.linearize = linear_rule(psum_invariant_p)
 psum_invariant_p.transpose = lambda ct, x, *, axis_name: [bind(pvary_p, ct, axis_name=axis_name)]
 
 
-def _itself(size: int, xs: Any, dims: Any, *, axis_name: Any, over_other: bool = False) -> Any:
-    return xs[0], dims[0]
+def _vary_batch(size: int, xs: Any, dims: Any, *, axis_name: Any, over_other: bool = False) -> Any:
+    return bind(pvary_p, xs[0], axis_name=axis_name) if over_other else xs[0], dims[0]
 
 
 pvary_p = Primitive(
-    "pvary", lambda x, *, axis_name: x, collective=True, batch=_itself, lowering=same()
+    "pvary", lambda x, *, axis_name: x, collective=True, batch=_vary_batch, lowering=same()
 )
 pvary_p.linearize = linear_rule(pvary_p)
 pvary_p.transpose = lambda ct, x, *, axis_name: [bind(psum_invariant_p, ct, axis_name=axis_name)]
+pvary_p.key_uses = lambda **_: UNCHANGED
 PRIM["pvary"] = pvary_p
 
 
@@ -151,6 +153,7 @@ assume_invariant_p = Primitive(
     lowering=same(),
 )
 assume_invariant_p.linearize = linear_rule(assume_invariant_p)
+assume_invariant_p.key_uses = lambda **_: UNCHANGED
 assume_invariant_p.transpose = lambda ct, x, *, axis_name: [
     bind(pvary_p, ops.div(ct, float(axis_name.size)), axis_name=axis_name)
 ]

@@ -40,6 +40,7 @@ class Uses(NamedTuple):
 
 
 NOTHING = Uses()
+UNCHANGED = Uses((None,), ((0, 0),))  # one operand, which is the result
 
 
 @memoized
@@ -76,7 +77,11 @@ def _follow(
     """Mark the keys that one equation uses in `drawn`, and number its results."""
     if e.prim is random_bits_p or (e.prim is key_hash_p and e.params["tag"] == SPLIT):
         drawn[numbers_in[0]] = True
-    elif type(e.prim.lowering) is View and e.prim is not copy_p:  # copies may be drawn from again
+    elif (
+        type(e.prim.lowering) is View
+        and e.prim.key_uses is None
+        and e.prim is not copy_p  # copies may be drawn from again
+    ):
         unknown = lambda i: np.full(i.aval.shape, -1)
         known = [unknown(i) if n is None else n for i, n in zip(e.ins, numbers_in)]
         # Views move numbers as they move keys: run the operation on the numbers, eagerly.

@@ -21,11 +21,14 @@ from genesis_fn.primitives.factories import full_p, move_batch
 from genesis_fn.primitives.indexing import gather, indexing, scatter
 from genesis_fn.primitives.reductions import reduce
 from genesis_fn.transforms.autodiff.checkpointing import checkpoint_p, name_p
+from genesis_fn.transforms.batching import collectives
 from genesis_fn.transforms.control_flow.conditionals import cond_p
 from genesis_fn.transforms.control_flow.loops import while_p
 from genesis_fn.transforms.control_flow.scanning import scan_p
 from genesis_fn.transforms.custom.custom_call import custom_call_p
 from genesis_fn.transforms.custom.fused_functions import fused_p
+from genesis_fn.transforms.sharding.constraint import sharding_constraint_p
+from genesis_fn.transforms.sharding.shard_map import shard_map_p
 from genesis_fn.transforms.staging.call import jit_p, region_p, wide_p
 from genesis_fn.transforms.staging.stage_trace import StageTrace, StageTracer
 
@@ -42,6 +45,14 @@ def _by_batching(
         return _at_end(out, d)
     kinds = prim.abstract(tuple(avals), params)  # a barrier passes keys and other values
     return [_at_end(x, i) if dtypes.is_key(k.dtype) else x for x, i, k in zip(out, d, kinds)]
+
+
+def _along_axis(
+    prim: Primitive, xs: Sequence[Any], avals: Sequence[Any], params: dict[Any, Any]
+) -> Any:
+    """A collective that moves elements, or says of them that they vary: over both words alike."""
+    out, d = prim.batch(WORDS, xs, [avals[0].ndim], over_other=True, **params)  # pyright: ignore[reportOptionalCall]
+    return _at_end(out, d)
 
 
 def _at_end(x: Any, d: int | None) -> Any:
@@ -87,6 +98,20 @@ def _physical_param(value: Any) -> Any:
     return tuple(map(_physical_param, value)) if type(value) is tuple else value
 
 
+def _parts(prim: Primitive, xs: Sequence[Any], avals: Any, params: dict[Any, Any]) -> Any:
+    """`shard_map`: words of a key are not divided."""
+    jaxpr = params["jaxpr"]
+    wide = lambda layouts, kinds: tuple(
+        [(*at, ()) if dtypes.is_key(k.dtype) else at for at, k in zip(layouts, kinds, strict=True)]
+    )
+    ins, outs = (
+        wide(params["in_layouts"], jaxpr.in_avals),
+        wide(params["out_layouts"], jaxpr.out_avals),
+    )
+    given = {"jaxpr": physical(jaxpr), "in_layouts": ins, "out_layouts": outs}
+    return bind(prim, *xs, **params | given)
+
+
 for _prim in (
     shape.slice_p,
     shape.rev_p,
@@ -115,8 +140,18 @@ for _prim in (
     scan_p,
 ):
     _prim.words = _nested
+for _prim in (
+    collectives.pvary_p,
+    collectives.assume_invariant_p,
+    collectives.all_gather_p,
+    collectives.all_gather_invariant_p,
+    collectives.all_to_all_p,
+    collectives.ppermute_p,
+):
+    _prim.words = _along_axis
 for _prim in (elementwise.eq.prim, elementwise.ne.prim):
     _prim.words = _equal
+sharding_constraint_p.words, shard_map_p.words = _nested, _parts
 shape.reshape_p.words, shape.broadcast_in_dim_p.words = _reshape, _broadcast
 shape.transpose_p.words, full_p.words = _transpose, _full
 

@@ -18,6 +18,7 @@ from genesis_fn.core.sharding.layout import (
     spec_of,
 )
 from genesis_fn.primitives.factories import linear_rule
+from genesis_fn.transforms.keys.key_uses import UNCHANGED
 
 Tree = TypeVar("Tree")
 
@@ -32,6 +33,7 @@ sharding_constraint_p.linearize = linear_rule(sharding_constraint_p)
 sharding_constraint_p.transpose = lambda ct, x, *, sharding: [
     bind(sharding_constraint_p, ct, sharding=sharding)
 ]
+sharding_constraint_p.key_uses = lambda **_: UNCHANGED
 
 
 def _batch(size: int, xs: Any, dims: Any, *, sharding: NamedSharding) -> Any:

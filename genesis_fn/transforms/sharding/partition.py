@@ -14,7 +14,7 @@ parameters are reduced.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from genesis_fn.core.aval import Aval
@@ -41,13 +41,17 @@ class Placed:
     `due` is still to be taken.
 
     `remade(layout)` makes the value anew, laid out so or nearly so, for less than what moving it
-    costs, or is None: a broadcast is made of its operand again. `part` is dead code then."""
+    costs, or is None: a broadcast is made of its operand again. `part` is dead code then.
+
+    `moves` has the value as it was laid out otherwise in the backward pass: where activations are
+    recomputed, weights are gathered once for that and the derivative."""
 
     part: Any
     layout: Layout
     aval: Aval
     due: tuple[Hashable, ...] = ()
     remade: Callable[[Layout], Placed | None] | None = None
+    moves: dict[Layout, Placed] = field(default_factory=dict)
 
     @property
     def is_whole(self) -> bool:
@@ -163,6 +167,14 @@ def moved(x: Placed, mesh: Mesh, layout: Layout) -> Placed:
         given.part, given.layout, given.due, given.remade = x.part, x.layout, (), None
     if x.layout == layout:
         return x
+    if ctx.backward:
+        if layout not in x.moves:
+            x.moves[layout] = _laid_out(x, mesh, layout)
+        return x.moves[layout]
+    return _laid_out(x, mesh, layout)
+
+
+def _laid_out(x: Placed, mesh: Mesh, layout: Layout) -> Placed:
     part, now = x.part, list(x.layout)
     for i, (have, want) in enumerate(zip(x.layout, layout)):
         kept = _common(have, want)

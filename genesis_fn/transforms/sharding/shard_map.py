@@ -12,6 +12,8 @@ import functools
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, ParamSpec, TypeVar
 
+import numpy as np
+
 from genesis_fn.core import errors, tree
 from genesis_fn.core.aval import Aval
 from genesis_fn.core.diagnostics.source_info import where
@@ -34,7 +36,7 @@ from genesis_fn.transforms.autodiff.linearize import jvp_jaxpr, linearize_jaxpr
 from genesis_fn.transforms.autodiff.transpose import transpose_jaxpr
 from genesis_fn.transforms.batching.batch import at_front, batch_jaxpr
 from genesis_fn.transforms.batching.collectives import assume_invariant_p
-from genesis_fn.transforms.keys.key_uses import user_call, uses
+from genesis_fn.transforms.keys.key_uses import Uses, user_call, uses
 from genesis_fn.transforms.sharding.varying import on_mesh
 from genesis_fn.transforms.staging.api_util import FlatFunction, flatten_arrays, labels_of, name_of
 from genesis_fn.transforms.staging.dependency import dependent
@@ -228,7 +230,20 @@ shard_map_p = Primitive(
     batch=_batch,
 )
 shard_map_p.depends = lambda ins, *, jaxpr, **_: dependent(jaxpr, ins)
-shard_map_p.key_uses = lambda *, jaxpr, **_: uses(jaxpr)
+
+
+def _key_uses(*, jaxpr: Jaxpr, mesh: Mesh, in_layouts: Layouts, out_layouts: Layouts) -> Uses:
+    """What one device does with its keys, all do with theirs."""
+    found = uses(jaxpr)
+    used = [
+        None if part is None else np.tile(part, [parts(mesh, axes) for axes in at])
+        for part, at in zip(found.used, in_layouts)
+    ]
+    same = [(o, i) for o, i in found.same if out_layouts[o] == in_layouts[i]]
+    return Uses(tuple(used), tuple(same))
+
+
+shard_map_p.key_uses = _key_uses
 
 
 # ---- what users call ----

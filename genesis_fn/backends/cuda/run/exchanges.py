@@ -67,8 +67,7 @@ def failed() -> str | None:
     limit = world().timeout
     if any([e.waiting() > limit for e in _all]):
         return (
-            f"a program on the GPU has waited for other processes for {limit:g} s\n  every process "
-            "must run the same program; one that is slower for a reason needs "
-            "distributed.initialize(timeout=...)"
+            f"a program on the GPU has waited for other processes for {limit:g} s, the timeout of "
+            "distributed.initialize"
         )
     return None

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 from genesis_fn.core import dtypes
 from genesis_fn.core.backend.lowering import Elementwise
 from genesis_fn.core.jaxpr import Eqn
-from genesis_fn.core.primitive import bind
+from genesis_fn.core.primitive import bind, typeof
 from genesis_fn.core.sharding.layout import Layout
 from genesis_fn.core.sharding.mesh import Mesh
 from genesis_fn.primitives.elementwise import (
@@ -16,15 +17,19 @@ from genesis_fn.primitives.elementwise import (
     bitcast_p,
     convert_p,
     div,
+    eq,
     mul,
     neg,
+    polygamma_p,
+    select,
     select_p,
     stop_gradient_p,
     sub,
 )
-from genesis_fn.primitives.random_bits import unwrap_p, wrap_p
-from genesis_fn.primitives.shape import barrier_p
+from genesis_fn.primitives.factories import zero_of
+from genesis_fn.primitives.shape import barrier_p, broadcast_in_dim
 from genesis_fn.transforms.autodiff.checkpointing import name_p
+from genesis_fn.transforms.batching.collectives import axis_index
 from genesis_fn.transforms.sharding.partition import (
     BY_LOWERING,
     Placed,
@@ -39,7 +44,7 @@ from genesis_fn.transforms.sharding.partition import (
 from genesis_fn.transforms.sharding.rules.letters import by_letters, untouched
 
 
-@partitions(select_p, stop_gradient_p, name_p)
+@partitions(select_p, stop_gradient_p, name_p, polygamma_p)
 def _elementwise(mesh: Mesh, e: Eqn, operands: list[Any]) -> list[Placed]:
     shape = e.outs[0].aval.shape
     arrays = [x for x in operands if type(x) is Placed and x.aval.shape == shape]
@@ -67,24 +72,29 @@ def _bitcast(mesh: Mesh, e: Eqn, operands: list[Any]) -> list[Placed]:
     return by_letters(mesh, e, operands, [at[: x.aval.ndim]], [at[: y.ndim]])
 
 
-@partitions(wrap_p, unwrap_p)
-def _words(mesh: Mesh, e: Eqn, operands: list[Any]) -> list[Placed]:
-    """Words are the last dimension, and whole."""
-    (x,), y = operands, e.outs[0].aval
-    at = untouched(max(x.aval.ndim, y.ndim), [max(x.aval.ndim, y.ndim) - 1])
-    return by_letters(mesh, e, operands, [at[: x.aval.ndim]], [at[: y.ndim]])
-
-
 @partitions(add.prim, sub.prim, add_n.prim, puts_off=True)
 def _sum(mesh: Mesh, e: Eqn, operands: list[Any]) -> list[Placed]:
-    """A sum of sums that are due over the same axes is due over them. Where another operand is
-    divided, the sum is taken so."""
-    dues = {x.due if type(x) is Placed else () for x in operands}
-    alike = {x.layout if type(x) is Placed else () for x in operands}
-    if len(dues) == 1 and len(alike) == 1 and dues != {()}:
-        (due,), (layout,) = dues, alike
-        return placed(bind(e.prim, *map(local, operands), **e.params), e, [layout], due)
-    return _elementwise(mesh, e, operands)
+    """A sum of sums that are due is due, over the axes of all: along those that are not its own, a
+    term counts on the first device alone. So does what is made anew at will, as zeros are. Where
+    there is an operand of another kind, sums are taken."""
+    putting_off = [x for x in operands if type(x) is Placed and x.due]
+    takes_part = [type(x) is Placed and (x.due or x.remade is not None) for x in operands]
+    layouts = {x.layout for x in putting_off}
+    if len(layouts) != 1 or not all(takes_part):
+        return _elementwise(mesh, e, operands)
+    (layout,) = layouts
+    due = tuple(dict.fromkeys([n for x in putting_off for n in x.due]))
+    xs = [x if x.due else moved(x, mesh, layout) for x in operands]
+    terms = [on_the_first(x.part, [n for n in due if n not in x.due]) for x in xs]
+    return placed(bind(e.prim, *terms, **e.params), e, [layout], due)
+
+
+def on_the_first(x: Any, axes: Sequence[Hashable]) -> Any:
+    """`x` on the first device along these axes, zeros on others."""
+    if not axes:
+        return x
+    first = broadcast_in_dim(eq(axis_index(tuple(axes)), 0), typeof(x).shape, ())
+    return select(first, x, zero_of(x))
 
 
 @partitions(neg.prim, convert_p, puts_off=True)

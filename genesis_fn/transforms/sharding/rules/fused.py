@@ -85,11 +85,13 @@ _OF_MEANS = ("linear_cross_entropy", "linear_cross_entropy_forward")
 def _mean_of_rows(mesh: Mesh, e: Eqn, operands: list[Any]) -> list[Placed]:
     """Each device takes the sum over its rows; the mean divides by the rows of all that count. The
     axes that divide the classes divide the rows further, and the weight is gathered: every device
-    has as many rows to do, and none does them twice."""
+    has as many rows to do, and none does them twice. The cotangent of the rows is gathered again to
+    what they were, as what follows is computed by classes' axes otherwise."""
     for x in operands:
         if x.due:
             settle(x)
     x, weight, labels = operands
+    given = x.layout
     static = dict(e.params["static"])
     rows = max(x.layout[0], labels.layout[0], key=lambda a: parts(mesh, a) if a else 0)
     for n in (n for axes in (*weight.layout, *x.layout[1:]) for n in axes):
@@ -101,6 +103,7 @@ def _mean_of_rows(mesh: Mesh, e: Eqn, operands: list[Any]) -> list[Placed]:
     dues = [rows, (), rows]
     count = len(e.outs)
     outs = _called(e, [x, weight, labels], layouts[:count], dues[:count], reduction="sum")
+    outs[1:2] = [moved(dx, mesh, given) for dx in outs[1:2]]
     if static["reduction"] == "sum":
         return outs
     ignored = static["ignore_index"]

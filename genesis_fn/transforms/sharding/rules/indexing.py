@@ -11,13 +11,13 @@ from genesis_fn.core.primitive import bind, typeof
 from genesis_fn.core.sharding.layout import Layout, part_shape, parts
 from genesis_fn.core.sharding.mesh import Mesh
 from genesis_fn.primitives import elementwise as ops
-from genesis_fn.primitives.factories import zero_of
 from genesis_fn.primitives.indexing.gather import gather_p, take_rows_p
 from genesis_fn.primitives.indexing.indexing import dynamic_slice_p, dynamic_update_slice_p
 from genesis_fn.primitives.indexing.scatter import scatter_p, segment_sum_p
 from genesis_fn.primitives.shape import broadcast_in_dim
 from genesis_fn.transforms.batching.collectives import axis_index
 from genesis_fn.transforms.sharding.partition import Placed, moved, partitions, placed
+from genesis_fn.transforms.sharding.rules.elementwise import on_the_first
 from genesis_fn.transforms.sharding.rules.letters import (
     Divided,
     Letters,
@@ -90,8 +90,8 @@ def _gather(mesh: Mesh, e: Eqn, operands: list[Any]) -> list[Placed]:
 
 @partitions(scatter_p)
 def _scatter(mesh: Mesh, e: Eqn, operands: list[Any]) -> list[Placed]:
-    """Windows that are added may be divided among devices: the first one adds to the operand, others
-    to zeros, and the sum is due. Otherwise every device writes all windows."""
+    """Windows that are added may be divided among devices: the first one adds to the operand,
+    others to zeros, and the sum is due. Otherwise every device writes all windows."""
     operand, _, updates = [i.aval for i in e.ins]
     numbers = e.params["dimension_numbers"]
     window, inserted, _, batching, index_batching = numbers
@@ -110,16 +110,9 @@ def _scatter(mesh: Mesh, e: Eqn, operands: list[Any]) -> list[Placed]:
     base = operands[0]
     layout = layout_of(operand.shape, x, divided)
     axes = tuple([n for at in order for n in divided.get(at, ())])
-    own = _on_the_first(moved(base, mesh, layout).part, axes)
+    own = on_the_first(moved(base, mesh, layout).part, axes)
     operands = [Placed(own, layout, operand), *operands[1:]]
     return by_letters(mesh, e, operands, [x, indices, windows], [x], first=order)
-
-
-def _on_the_first(x: Any, axes: tuple[Hashable, ...]) -> Any:
-    """`x` on the first device along these axes, zeros on others."""
-    shape = typeof(x).shape
-    first = broadcast_in_dim(ops.eq(axis_index(axes), 0), shape, ())
-    return ops.select(first, x, zero_of(x))
 
 
 # ---- rows of a table ----

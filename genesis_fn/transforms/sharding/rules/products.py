@@ -1,4 +1,4 @@
-"""Matrix products and convolutions."""
+"""Matrix products, factorizations and convolutions."""
 
 from __future__ import annotations
 
@@ -9,6 +9,15 @@ from genesis_fn.core.jaxpr import Eqn
 from genesis_fn.core.sharding.mesh import Mesh
 from genesis_fn.primitives.conv import conv_p
 from genesis_fn.primitives.dot_general import dot_general_p
+from genesis_fn.primitives.linalg import (
+    cholesky_p,
+    eigh_p,
+    lu_p,
+    qr_p,
+    solve_p,
+    svd_p,
+    triangular_solve_p,
+)
 from genesis_fn.primitives.ragged_dot import ragged_contraction_p, ragged_dot_p
 from genesis_fn.transforms.sharding.partition import Placed, partitions
 from genesis_fn.transforms.sharding.rules.letters import Letters, by_letters, untouched
@@ -67,3 +76,11 @@ def _by_groups(mesh: Mesh, e: Eqn, operands: list[Any]) -> list[Placed]:
     matrix = ["n", "k"] if e.params["rhs_transposed"] else ["k", "n"]
     ins[1] = [*(batch if y > 3 else ()), None, *matrix]
     return by_letters(mesh, e, operands, ins, [[*batch, None, "n"]])
+
+
+@partitions(cholesky_p, triangular_solve_p, solve_p, lu_p, qr_p, eigh_p, svd_p)
+def _of_matrices(mesh: Mesh, e: Eqn, operands: list[Any]) -> list[Placed]:
+    """A matrix is whole; batches of them are divided."""
+    lead = operands[0].aval.ndim - 2
+    at = lambda x: untouched(x.aval.ndim, range(lead, x.aval.ndim))
+    return by_letters(mesh, e, operands, list(map(at, operands)), list(map(at, e.outs)))

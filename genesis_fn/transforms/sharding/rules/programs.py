@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
-from genesis_fn.core.jaxpr import Eqn
+from genesis_fn.core.jaxpr import Eqn, Jaxpr
 from genesis_fn.core.primitive import bind
 from genesis_fn.core.sharding.layout import parts
 from genesis_fn.core.sharding.mesh import Mesh
 from genesis_fn.transforms.autodiff.checkpointing import checkpoint_p
 from genesis_fn.transforms.control_flow.conditionals import cond_p
+from genesis_fn.transforms.control_flow.loops import while_p
 from genesis_fn.transforms.control_flow.scanning import scan_p
 from genesis_fn.transforms.custom.custom_call import custom_call_p
 from genesis_fn.transforms.sharding.constraint import sharding_constraint_p
@@ -26,7 +28,7 @@ from genesis_fn.transforms.sharding.partition import (
     unsettled,
     whole,
 )
-from genesis_fn.transforms.sharding.shard_map import shard_map_p
+from genesis_fn.transforms.sharding.shard_map import Layouts, shard_map_p
 from genesis_fn.transforms.staging.call import jit_p, region_p, wide_p
 from genesis_fn.transforms.staging.stage_trace import evaluate
 
@@ -104,26 +106,62 @@ def _checkpoint(mesh: Mesh, e: Eqn, operands: list[Any]) -> list[Placed]:
 
 @partitions(scan_p)
 def _scan(mesh: Mesh, e: Eqn, operands: list[Any]) -> list[Placed]:
-    """The carry keeps the layout that it begins with; slices of xs have that of xs without its
-    first dimension, which every device steps through."""
+    """Slices of xs have the layout of xs without its first dimension, which every device steps
+    through."""
     p = e.params
-    steps = p["consts"] + p["carry"]
-    xs = [x if i < steps else moved(x, mesh, ((), *x.layout[1:])) for i, x in enumerate(operands)]
-    ins = tuple([x.layout if i < steps else x.layout[1:] for i, x in enumerate(xs)])
-    kept = ins[p["consts"] : steps]
-    wanted = (*kept, *(None,) * (len(e.outs) - len(kept)))
+    a, b = p["consts"], p["consts"] + p["carry"]
+    xs = [x if i < b else moved(x, mesh, ((), *x.layout[1:])) for i, x in enumerate(operands)]
+    steps = tuple([x.layout[1:] for x in xs[b:]])
+
+    def body(carry: Layouts) -> tuple[Jaxpr, Layouts]:
+        ins = (*[x.layout for x in xs[:a]], *carry, *steps)
+        return unsettled(p["jaxpr"], mesh, ins, (None,) * len(e.outs))[:2]
+
+    carry = _carried(body, tuple([x.layout for x in xs[a:b]]))
+    ins = (*[x.layout for x in xs[:a]], *carry, *steps)
+    wanted = (*carry, *(None,) * (len(e.outs) - len(carry)))
     program, layouts = partition(p["jaxpr"], mesh, ins, wanted)
+    xs[a:b] = [moved(x, mesh, at) for x, at in zip(xs[a:b], carry)]
     outs = bind(e.prim, *map(local, xs), **{**p, "jaxpr": program})
-    stacked = [at if i < len(kept) else ((), *at) for i, at in enumerate(layouts)]
+    stacked = [at if i < len(carry) else ((), *at) for i, at in enumerate(layouts)]
     return placed(outs, e, stacked)
+
+
+def _carried(body: Callable[[Layouts], tuple[Jaxpr, Layouts]], carry: Layouts) -> Layouts:
+    """The layouts that a carry keeps: those that it begins with, but what is whole first, as zeros
+    are, and divided after a step, is divided from the start."""
+    while True:
+        after = body(carry)[1]
+        grown = tuple([at if any(at) else new for at, new in zip(carry, after)])
+        if grown == carry:
+            return carry
+        carry = grown
+
+
+@partitions(while_p)
+def _while(mesh: Mesh, e: Eqn, operands: list[Any]) -> list[Placed]:
+    """Every device takes as many steps."""
+    p = e.params
+    a, b = p["cond_consts"], p["cond_consts"] + p["body_consts"]
+    layouts = tuple([x.layout for x in operands])
+    test, own, carry = layouts[:a], layouts[a:b], layouts[b:]
+    any_layout = (None,) * len(e.outs)
+    carry = _carried(lambda c: unsettled(p["body"], mesh, (*own, *c), any_layout)[:2], carry)
+    body = partition(p["body"], mesh, (*own, *carry), carry)[0]
+    cond = partition(p["cond"], mesh, (*test, *carry), ((),))[0]
+    xs = [*operands[:b], *[moved(x, mesh, at) for x, at in zip(operands[b:], carry)]]
+    outs = bind(e.prim, *map(local, xs), **{**p, "cond": cond, "body": body})
+    return placed(outs, e, carry)
 
 
 @partitions(cond_p)
 def _cond(mesh: Mesh, e: Eqn, operands: list[Any]) -> list[Placed]:
-    """Every device takes the same branch; the first branch decides how results are laid out."""
+    """Every device takes the same branch; a result is divided as it is in the first branch that
+    divides it."""
     index, *xs = [whole(operands[0], mesh), *operands[1:]]
     ins, branches = tuple([x.layout for x in xs]), e.params["branches"]
-    _, layouts = partition(branches[0], mesh, ins, (None,) * len(e.outs))
+    found = [unsettled(b, mesh, ins, (None,) * len(e.outs))[1] for b in branches]
+    layouts = tuple([next((at for at in each if any(at)), each[0]) for each in zip(*found)])
     programs = tuple([partition(b, mesh, ins, layouts)[0] for b in branches])
     outs = bind(e.prim, index.part, *map(local, xs), branches=programs)
     return placed(outs, e, layouts)
