@@ -11,23 +11,10 @@ import pytest
 import genesis_fn as gf
 import genesis_fn.numpy as jnp
 from genesis_fn import lax, parallel
-from genesis_fn.core import device as devices
 from genesis_fn.core.jaxpr import Eqn, Jaxpr, e_jaxprs
 from genesis_fn.models import DecoderConfig, decoder
 
-pytestmark = pytest.mark.cpu
 VOCABULARY, HIDDEN, IGNORED = 11, 6, -100
-_shown: dict[tuple[str, int], devices.Device] = {}
-
-
-@pytest.fixture(autouse=True)
-def eight_devices(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The CPU shows eight devices, the same objects in all tests, and none of them afterwards."""
-    monkeypatch.setenv("GENESIS_CPU_DEVICES", "8")
-    devices._devices.update(_shown)
-    yield
-    for key in [k for k in devices._devices if k[0] == "cpu" and k[1]]:
-        _shown[key] = devices._devices.pop(key)
 
 
 def batch(rows: int, length: int = 5) -> tuple[Any, Any]:
