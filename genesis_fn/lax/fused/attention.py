@@ -153,10 +153,12 @@ def _fold_batch(size: int, xs: Sequence[Any], dims: Sequence[Any], **static: Any
     return [reshape(out, (size, batch, *typeof(out).shape[1:]))], [0]
 
 
-def _dims(has: _Has) -> str:
-    """The dimensions of the operands: batch entries and heads may be divided among devices."""
+def _dims(has: _Has, kept: bool = False) -> str:
+    """The dimensions of the operands, or of the same as results, if they are `kept`: batch entries
+    and heads may be divided among devices."""
     extras = ("B H t s", "B H t s", "B", "B t", "B s")
-    return ", ".join(["B t H d", "B s H d", "B s H e", *[x for x, h in zip(extras, has) if h]])
+    every = ["B t H d", "B s H d", "B s H e", *[x for x, h in zip(extras, has) if h]]
+    return ", ".join(["=" * kept + x for x in every])
 
 
 @fused(
@@ -188,7 +190,7 @@ def attention(
     "attention_forward",
     static=(*_STATIC, "has"),
     dims=lambda avals, static: (
-        f"{_dims(static['has'])} -> B t H e, {_dims(static['has'])}, B t H e, B H t"
+        f"{_dims(static['has'])} -> B t H e, {_dims(static['has'], kept=True)}, B t H e, B H t"
     ),
 )
 def _attention_forward(

@@ -133,12 +133,12 @@ def run(jaxpr: Jaxpr, mesh: Mesh, given: Sequence[Placed]) -> list[Placed]:
         for e in jaxpr.eqns:
             ctx.line = e.where
             operands = [env[i] if type(i) is Var else i for i in e.ins]
-            if e.prim not in PUTS_OFF:
-                for x in operands:
-                    if type(x) is Placed and x.due:
-                        settle(x)
             backward, ctx.backward = ctx.backward, ctx.backward or e.backward
             try:
+                if e.prim not in PUTS_OFF:
+                    for x in operands:
+                        if type(x) is Placed and x.due:
+                            settle(x)
                 outs = _rule_of(e)(mesh, e, operands)
             finally:
                 ctx.backward = backward
