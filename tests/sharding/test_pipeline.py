@@ -13,6 +13,7 @@ import genesis_fn.numpy as jnp
 from genesis_fn import lax, parallel
 from genesis_fn.core.jaxpr import Eqn, Jaxpr, e_jaxprs
 from genesis_fn.models import DecoderConfig, decoder
+from genesis_fn.transforms.sharding.partition import partition
 
 VOCABULARY, HIDDEN, IGNORED = 11, 6, -100
 
@@ -45,7 +46,7 @@ def stage(p: Any, x: Any, tokens: Any) -> Any:
 
 def last(p: Any, x: Any, labels: Any) -> Any:
     total = lax.linear_cross_entropy(x, p, labels, ignore_index=IGNORED, reduction="sum")
-    return total, (labels != IGNORED).sum()
+    return total, jnp.sum(labels != IGNORED, dtype=jnp.float32)
 
 
 def on_one(params: Any, tokens: Any, labels: Any) -> Any:
@@ -237,6 +238,28 @@ def test_stages_pay_for_what_they_do():
         assert sum(e.prim.name == "ppermute" for _, e in steps) == exchanges
         contractions = [within for within, e in steps if e.prim.name in ("dot_general", "fused")]
         assert contractions and all("cond" in within for within in contractions)
+
+
+def test_devices_beside_each_other_meet_once():
+    """Along another axis that divides rows: what is kept and sent are parts, and gradients are
+    summed once, behind the loop, not for each micro-batch."""
+    mesh = gf.make_mesh((2, 2), ("stage", "data"))
+    loss = parallel.pipeline(first, stage, last, mesh, microbatches=2)
+    given = parameters(2), *batch(8)
+    jaxpr = gf.jit(gf.value_and_grad(loss)).trace(*given).jaxpr
+    layouts = [((),) * k.ndim for k in jaxpr.in_avals[:-2]] + [(("data",), ())] * 2
+    program, _ = partition(jaxpr, mesh, tuple(layouts), (None,) * len(jaxpr.outs))
+    steps = [*programs(program)]
+    (scan,) = [e for within, e in steps if e.prim.name == "scan"]
+    kept = [v.aval.shape for v in scan.params["jaxpr"].outs[:3]]
+    assert kept == [(2, 5, HIDDEN), (2, 5, HIDDEN), (3, 2, 5, HIDDEN)]
+    sums = [
+        within
+        for within, e in steps
+        if e.prim.name == "psum_invariant" and e.params["axis_name"].name == "data"
+    ]
+    # The loss, the number of labels, and four parameters.
+    assert len(sums) == 6 and not any("scan" in within for within in sums)
 
 
 # ---- what is refused ----
