@@ -54,6 +54,7 @@ GLOBALS = {
     "optim": optim,
     "random": random,
     "np": np,
+    "parallel": gf.parallel,
 }
 
 
