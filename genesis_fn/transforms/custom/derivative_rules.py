@@ -22,9 +22,9 @@ from genesis_fn.core.static import NotStatic, aux_key, fingerprint_of, is_array
 from genesis_fn.core.types.annotations import Array, ArrayLike, PyTree
 from genesis_fn.primitives import elementwise as ops
 from genesis_fn.primitives.factories import instantiate, zeros
+from genesis_fn.transforms.batching.collectives import psum
 from genesis_fn.transforms.custom.custom_call import CustomCall, custom_call_p
 from genesis_fn.transforms.custom.recorded import Recording
-from genesis_fn.transforms.sharding.varying import matched
 from genesis_fn.transforms.staging.api_util import (
     Static,
     as_taken,
@@ -212,7 +212,11 @@ class _UserCall(CustomCall):
         if not is_value(ct):
             what = f"returned {ct!r:.60} of type {type(ct).__name__} for {argument}"
             raise self.owner.rule_error(TypeError, "bwd", what)
-        ct = instantiate(as_array(ct), kind)
+        ct = as_array(ct)
+        # Of an argument that devices share, a rule returns the sum over them, or what each adds.
+        if shares := typeof(ct).varying - kind.varying:
+            ct = psum(ct, sorted(shares, key=str))
+        ct = instantiate(ct, kind)
         if typeof(ct) is not kind:
             what = f"returned {typeof(ct)} for {argument}, which is {kind}"
             remedy = "a cotangent has the shape and dtype of its argument, or is None for zero"
@@ -329,8 +333,6 @@ class _Differentiated(CustomFunction[P, R]):
             return self.fun(*as_taken(arguments))
         arguments = tuple([self.array_or_static(i, a) for i, a in enumerate(arguments)])
         leaves, in_tree, _ = flatten_arrays(arguments, f"an argument of {self.name}: ")
-        if ctx.match is not None:
-            leaves = matched(leaves)
         static = [i for i, a in enumerate(arguments) if type(a) is Static]
         call = _UserCall(self, static, in_tree, leaves)
         outs = bind(custom_call_p, *leaves, call=call, jaxpr=None)
