@@ -294,9 +294,7 @@ def _ring_attention(q: Array, k: Array, v: Array, *segments: Array, ring: _Ring)
     return _attended(ring, q, k, v, segments)[0]
 
 
-@fused(
-    "ring_attention_forward", static=("ring",), dims=_dims("@ -> B t H e, @, B t H e, B H t")
-)
+@fused("ring_attention_forward", static=("ring",), dims=_dims("@ -> B t H e, @, B t H e, B H t"))
 def _ring_forward(
     q: Array, k: Array, v: Array, *segments: Array, ring: _Ring
 ) -> tuple[Any, tuple[Any, ...]]:

@@ -30,20 +30,10 @@ from genesis_fn.core.sharding.layout import (
 )
 from genesis_fn.core.sharding.placement import Placement
 from genesis_fn.core.types.extended import is_key
+from genesis_fn.transforms.sharding import rules as _rules  # noqa: F401 # pyright: ignore[reportUnusedImport] - registers rules
 from genesis_fn.transforms.sharding.constraint import sharding_constraint_p
 from genesis_fn.transforms.sharding.local import batched, reduced_early, untyped
 from genesis_fn.transforms.sharding.partition import partition
-from genesis_fn.transforms.sharding.rules import (  # noqa: F401 # pyright: ignore[reportUnusedImport] - registers rules
-    collectives as _collectives,
-    elementwise as _elementwise,
-    fused as _fused,
-    indexing as _indexing,
-    products as _products,
-    programs as _programs,
-    random as _random,
-    reductions as _reductions,
-    shape as _shape,
-)
 
 
 class MeshBackend(Backend):

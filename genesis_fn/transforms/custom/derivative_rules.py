@@ -141,8 +141,8 @@ class _UserCall(CustomCall):
         _, derivatives = self._arguments(self._zeros(tangents, self.in_avals))
         out, tangent = owner.pair(owner.jvp(*static, values, derivatives), "jvp", "tangent")
         outs, self.output_info = flatten_output(out, self.name)
-        ts, t_tree = flatten_output(tree.map(_dense, tangent), self.name)
-        ts = [instantiate(t, typeof(o)) for t, o in zip(ts, outs)]
+        given, t_tree = flatten_output(tree.map(_dense, tangent), self.name)
+        ts: list[Any] = [instantiate(t, typeof(o)) for t, o in zip(given, outs)]
         if t_tree != self.output_info:
             difference = tree.first_difference(out, tangent, "the output")
             what = f"returned a tangent of another structure than its output: {difference}"
