@@ -48,9 +48,9 @@ BY_ROWS: dict[str, tuple[Any, ...]] = {
     "concatenate": (lambda x, v: jnp.concatenate([x, v], 1), X, V),
     "split": (lambda x: jnp.split(x, 2, 1), X),
     "rev": (lambda x: x[:, ::-1], X),
-    "take along": (lambda x, i: jnp.take_along_axis(x, i[..., None], 1), X, I),
-    "its gradient": (
-        lambda x, i: _squares(lambda x: jnp.take_along_axis(x, i[..., None], 1), 0)(x), X, I,
+    "elements": (gf.vmap(lambda x, i: x[i]), X, I),
+    "gradient of elements": (
+        lambda x, i: _squares(lambda x: gf.vmap(lambda x, i: x[i])(x, i), 0)(x), X, I,
     ),
     "cumsum": (lambda x: jnp.cumsum(x, 1), X),
     "cummax": (lambda x: lax.cummax(x, 2), X),
@@ -79,6 +79,7 @@ BY_ROWS: dict[str, tuple[Any, ...]] = {
 
 OTHERS: dict[str, tuple[Any, ...]] = {
     "slice rows": (lambda x: x[1:3, ::2, :4], X),
+    "take along": (lambda x, i: jnp.take_along_axis(x, i[..., None], 1), X, I),
     "dynamic_slice": (lambda x, i: lax.dynamic_slice(x, (0, i[0, 0], 0), (8, 4, 8)), X, I),
     "dynamic_update_slice": (
         lambda x, u, i: lax.dynamic_update_slice(x, u, (0, i[0, 0], 0)), X, V, I,
