@@ -124,6 +124,18 @@ def _optional(extras: Sequence[Any], has: _Has) -> tuple[Any, Any, Any, Any, Any
     return tuple([next(rest) if h else None for h in has])  # type: ignore[return-value]
 
 
+def _probabilities(logits: Any, lse: Any, masked: bool) -> Any:
+    """exp(logits - lse). The keys may be a part of those that `lse` is of, as in ring attention:
+    then the rows sum to less than 1, and out and lse are those of all keys."""
+    p = ops.exp(ops.sub(logits, along_last(lse, logits)))
+    if not masked:
+        return p
+    # For a query without visible keys lse = MASKED + log(keys) rounds to MASKED, and every
+    # probability would be 1. One of -inf is of logits that are all -inf, which give NaN.
+    lost = ops.lt(ops.abs(ops.sub(lse, MASKED)), -1e-3 * MASKED)
+    return ops.select(along_last(lost, p), 1.0 / typeof(p).shape[-1], p)
+
+
 # ---- the operation ----
 
 
@@ -193,7 +205,7 @@ def attention(
         f"{_dims(static['has'])} -> B t H e, {_dims(static['has'], kept=True)}, B t H e, B H t"
     ),
 )
-def _attention_forward(
+def attention_forward(
     q: Any, k: Any, v: Any, *extras: Any, has: tuple[Any, ...], **static: Any
 ) -> tuple[Any, ...]:
     optional = _optional(extras, has)
@@ -212,17 +224,15 @@ def _attention_forward(
         f"{', B H t s' * static['has'][0]}"
     ),
 )
-def _attention_backward(
+def attention_backward(
     residuals: Any, ct: Any, *, has: tuple[Any, ...], needs: Sequence[bool], **static: Any
 ) -> tuple[Any, ...]:
-    q, k, v, *extras, out, _ = residuals
+    q, k, v, *extras, out, lse = residuals
     bias, *others = _optional(extras, has)
     logits, slope, seen = _scores(q, k, bias, *others, *[static[n] for n in _STATIC])
     b, kv, g, t, _ = typeof(logits).shape
     h = typeof(v).shape[-1]
-    # Not exp(logits - lse): for a query without visible keys lse = MASKED + log(keys) rounds to
-    # MASKED, and every probability would be 1.
-    p = softmax_last.reference(logits)
+    p = _probabilities(logits, reshape(lse, (b, kv, g, t)), seen is not None)
     grad = transpose(reshape(wide(ct), (b, t, kv, g, h)), (0, 2, 3, 1, 4))  # [b, kv, g, t, h]
     dtype = typeof(p).dtype
     dv = dot_general(
@@ -255,7 +265,7 @@ def _attention_backward(
     return tuple(back + ([d_bias] if has[0] else []))
 
 
-attention.defvjp(_attention_forward, _attention_backward)
+attention.defvjp(attention_forward, attention_backward)
 
 
 @overload
