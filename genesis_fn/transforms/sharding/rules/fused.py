@@ -13,7 +13,7 @@ from genesis_fn.primitives import elementwise as ops
 from genesis_fn.primitives.reductions.reduce import reduce_sum
 from genesis_fn.primitives.shape import broadcast_in_dim
 from genesis_fn.transforms.batching.collectives import psum
-from genesis_fn.transforms.custom.fused_functions import Fused, fused_p
+from genesis_fn.transforms.custom.fused_functions import FUSED, Fused, fused_p
 from genesis_fn.transforms.sharding.partition import Placed, local, moved, partitions, settle
 from genesis_fn.transforms.sharding.rules.letters import Axes, Divided, divisions, layout_of
 from genesis_fn.transforms.sharding.rules.programs import as_program
@@ -24,7 +24,7 @@ Letter = tuple[str, int]  # a dimension by its letter; leading ones are numbered
 @partitions(fused_p, puts_off=True)
 def _fused(mesh: Mesh, e: Eqn, operands: list[Any]) -> list[Placed]:
     op, static = e.params["op"], dict(e.params["static"])
-    if op.name in _OF_MEANS and any(not x.is_whole for x in operands[:3]):
+    if any(op is FUSED.get(n) for n in _OF_MEANS) and any(not x.is_whole for x in operands[:3]):
         return _mean_of_rows(mesh, e, operands)
     if op.dims is None:
         return as_program(mesh, e, operands)
