@@ -165,9 +165,8 @@ def test_arrays(layout):
     y = gf.device_put(x, where)
     np.testing.assert_array_equal(np.asarray(y), x)
     assert repr(y) == repr(jnp.array(x)) and f"{y[0, 0]:.3f}" == f"{x[0, 0]:.3f}"
-    for copied in (copy.deepcopy(y), pickle.loads(pickle.dumps(y))):
-        np.testing.assert_array_equal(copied, x)
-        assert copied.sharding == where
+    assert copy.deepcopy(y).sharding == where
+    np.testing.assert_array_equal(pickle.loads(pickle.dumps(y)), x)  # on the default device
     for other in (P("b"), P(("a", "b")), P("b", "a"), P()):
         z = gf.device_put(y, gf.NamedSharding(mesh, other))
         assert z.sharding.spec == other
