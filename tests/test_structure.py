@@ -306,7 +306,8 @@ def read_slots() -> set[str]:
     "record", [Primitive, lowering.Elementwise, lowering.View, lowering.Source, lowering.Reduce]
 )
 def test_every_slot_of_a_record_is_read(record):
-    # `core/primitive.py` itself asks for shape, weakness and what varies; its caches are no part of the record.
+    # `core/primitive.py` itself asks for shape, weakness and what varies; its caches are no part of
+    # the record.
     at_home = {"shape", "weak", "reduces", "abstract_cache", "eager_cache"}
     assert set(record.__slots__) - read_slots() - at_home == set()
 

@@ -111,9 +111,7 @@ def same(mine: Any, reference: Any, tolerance: float = 1e-10, what: str = "") ->
         x, y = as_f64(x), as_f64(y)
         if tolerance and x.dtype.kind in "fc":
             scale = max(1.0, float(np.abs(y).max(initial=0)))
-            np.testing.assert_allclose(
-                x, y, rtol=tolerance, atol=tolerance * scale, err_msg=place
-            )
+            np.testing.assert_allclose(x, y, rtol=tolerance, atol=tolerance * scale, err_msg=place)
         else:
             np.testing.assert_array_equal(x, y, err_msg=place)
 

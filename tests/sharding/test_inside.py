@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import jax
 import numpy as np
 import pytest
 
 import genesis_fn as gf
-import genesis_fn.numpy as jnp
-from genesis_fn import nn
-from tests.sharding.both import OURS, agree, arrays, our_mesh, same, varying
+from tests.sharding.both import OURS, agree, arrays, varying
 
 NAMES = ("a", "b")
 
@@ -50,6 +47,7 @@ def _fori(m, w, x):
 
 def _while(m, w, x):
     """A number of steps that differs between devices, without communication."""
+
     def test(c):
         return m.np.sum(m.np.abs(c)) > 1.0
 
@@ -124,6 +122,7 @@ def _custom_vjp(m, w, x):
 def _custom_vjp_of_parts(m, w, x):
     """A rule that knows nothing of devices: what each adds to a shared gradient is summed. JAX
     would have the rule say so."""
+
     @m.custom_vjp
     def f(x, w):
         return m.np.tanh(x @ w)
@@ -216,9 +215,7 @@ def test_inside(name, checked):
 
     def program(m, w, x):
         def part(w, x):
-            return m.tree.map(
-                lambda y: varying(m, y, NAMES)[None], PROGRAMS[name](m, w, x)
-            )
+            return m.tree.map(lambda y: varying(m, y, NAMES)[None], PROGRAMS[name](m, w, x))
 
         f = m.shard_map(
             part, mesh=m.mesh(4, 2), in_specs=(m.P(), m.P(NAMES)), out_specs=m.P(NAMES),

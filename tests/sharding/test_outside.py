@@ -10,7 +10,7 @@ import pytest
 
 import genesis_fn as gf
 import genesis_fn.numpy as jnp
-from genesis_fn import lax, nn, optim
+from genesis_fn import lax, optim
 from genesis_fn.transforms.keys.key_reuse import KeyReuseWarning
 from tests.sharding.both import OURS, agree, arrays, our_mesh
 
@@ -19,6 +19,7 @@ P = gf.P
 
 def parts(m, checked=True):
     """x of rows @ w, normalized over all rows; a loss per device group besides."""
+
     def f(w, x):
         h = m.np.tanh(x @ w)
         return h - m.pmean(h.mean(0), "a"), m.psum(m.np.sum(h * h), ("a", "b"))

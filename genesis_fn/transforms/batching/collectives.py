@@ -119,9 +119,7 @@ psum_invariant_p.linearize = linear_rule(psum_invariant_p)
 psum_invariant_p.transpose = lambda ct, x, *, axis_name: [bind(pvary_p, ct, axis_name=axis_name)]
 
 
-def _vary_batch(
-    size: int, xs: Any, dims: Any, *, axis_name: Any, over_other: bool = False
-) -> Any:
+def _vary_batch(size: int, xs: Any, dims: Any, *, axis_name: Any, over_other: bool = False) -> Any:
     return bind(pvary_p, xs[0], axis_name=axis_name) if over_other else xs[0], dims[0]
 
 
@@ -134,9 +132,7 @@ pvary_p.key_uses = lambda **_: UNCHANGED
 PRIM["pvary"] = pvary_p
 
 
-def _first_batch(
-    size: int, xs: Any, dims: Any, *, axis_name: Any, over_other: bool = False
-) -> Any:
+def _first_batch(size: int, xs: Any, dims: Any, *, axis_name: Any, over_other: bool = False) -> Any:
     if over_other:
         return bind(assume_invariant_p, xs[0], axis_name=axis_name), dims[0]
     if dims[0] is None:
@@ -461,11 +457,7 @@ def _gathered(
 
 
 def all_gather_invariant(
-    x: Tree,
-    axis_name: AxisName,
-    *,
-    axis: int = 0,
-    tiled: bool = False,
+    x: Tree, axis_name: AxisName, *, axis: int = 0, tiled: bool = False
 ) -> Tree:
     """Give every device the values of all devices along an axis of a mesh: as `all_gather`, and the
     type of the result says that it is equal everywhere, so that `shard_map` may return it whole.

@@ -20,8 +20,8 @@ from genesis_fn.primitives import elementwise, shape
 from genesis_fn.primitives.factories import full_p, move_batch
 from genesis_fn.primitives.indexing import gather, indexing, scatter
 from genesis_fn.primitives.reductions import reduce
-from genesis_fn.transforms.batching import collectives
 from genesis_fn.transforms.autodiff.checkpointing import checkpoint_p, name_p
+from genesis_fn.transforms.batching import collectives
 from genesis_fn.transforms.control_flow.conditionals import cond_p
 from genesis_fn.transforms.control_flow.loops import while_p
 from genesis_fn.transforms.control_flow.scanning import scan_p
@@ -104,7 +104,10 @@ def _parts(prim: Primitive, xs: Sequence[Any], avals: Any, params: dict[Any, Any
     wide = lambda layouts, kinds: tuple(
         [(*at, ()) if dtypes.is_key(k.dtype) else at for at, k in zip(layouts, kinds, strict=True)]
     )
-    ins, outs = wide(params["in_layouts"], jaxpr.in_avals), wide(params["out_layouts"], jaxpr.out_avals)
+    ins, outs = (
+        wide(params["in_layouts"], jaxpr.in_avals),
+        wide(params["out_layouts"], jaxpr.out_avals),
+    )
     given = {"jaxpr": physical(jaxpr), "in_layouts": ins, "out_layouts": outs}
     return bind(prim, *xs, **params | given)
 

@@ -46,9 +46,7 @@ class on_mesh:
         ctx.axes, ctx.match = self.before
 
 
-def match(
-    prim: Primitive, args: tuple[Any, ...], params: dict[str, Any]
-) -> Sequence[Any] | None:
+def match(prim: Primitive, args: tuple[Any, ...], params: dict[str, Any]) -> Sequence[Any] | None:
     """The operands of an operation, varying over the same axes; over those that a program takes
     them to vary over; and over the axis of a collective. None for a cast that changes nothing."""
     if prim.takes is not None:
@@ -76,9 +74,7 @@ def matched(xs: Sequence[Any]) -> Any:
     if len(kinds) <= 1:
         return xs
     union = frozenset().union(*kinds)
-    return [
-        x if type(x) in SCALARS else varying_as(x, typeof(x).update(varying=union)) for x in xs
-    ]
+    return [x if type(x) in SCALARS else varying_as(x, typeof(x).update(varying=union)) for x in xs]
 
 
 def check_in_step(predicate: Aval, programs: Sequence[Jaxpr], what: str) -> None:
