@@ -16,8 +16,8 @@ import genesis_fn
 ROOT = Path(genesis_fn.__file__).parent
 PACKAGES = [
     "", "amp", "cuda", "data", "debug", "dtypes", "errors", "extend", "image", "io", "kernels",
-    "lax", "models", "nn", "numpy", "optim", "primitives", "profiler", "random", "scipy", "sharding",
-    "test_util", "transforms", "tree", "tree_util",
+    "lax", "models", "nn", "numpy", "optim", "primitives", "profiler", "random", "scipy",
+    "sharding", "test_util", "transforms", "tree", "tree_util",
 ]  # fmt: skip
 # Their own public parts, and JAX's import paths.
 PARTS = [

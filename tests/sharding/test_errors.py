@@ -18,7 +18,10 @@ def raises(error, *parts):
     return pytest.raises(error, match="(?s)" + ".*".join(parts))
 
 
-def on(f, ins=P("a"), outs=P("a"), **options):
+ROWS = P("a")
+
+
+def on(f, ins=ROWS, outs=ROWS, **options):
     return gf.shard_map(f, mesh=our_mesh(4, 2), in_specs=ins, out_specs=outs, **options)
 
 
