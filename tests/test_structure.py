@@ -27,6 +27,7 @@ WORDS = {
     "core/diagnostics/torch_habits.py": "torch's functions", "core/dtypes.py": "fields of finfo",
     "core/primitive.py": "the registry itself", "models/": "options of sampling",
     "cli/language_model/": "options of sampling",
+    "parallel/context.py": "a method of attention",
     "kernels/language/expressions.py": "functions of the device",
     "kernels/rows/scan.py": "operations of a kernel",
     "kernels/indexing/scatter.py": "operations of a kernel",

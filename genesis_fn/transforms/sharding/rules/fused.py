@@ -112,9 +112,10 @@ _OF_MEANS = ("linear_cross_entropy", "linear_cross_entropy_forward")
 
 def _mean_of_rows(mesh: Mesh, e: Eqn, operands: list[Any]) -> list[Placed]:
     """Each device takes the sum over its rows; the mean divides by the rows of all that count. The
-    axes that divide the classes divide the rows further, and the weight is gathered: every device
-    has as many rows to do, and none does them twice. The cotangent of the rows is gathered again to
-    what they were, as what follows is computed by classes' axes otherwise."""
+    axes that divide the classes divide the rows further, and so do those that divide nothing; the
+    weight is gathered: every device has as many rows to do, and none does them twice. The cotangent
+    of the rows is gathered again to what they were, as what follows is computed by classes' axes
+    otherwise."""
     for x in operands:
         if x.due:
             settle(x)
@@ -122,7 +123,8 @@ def _mean_of_rows(mesh: Mesh, e: Eqn, operands: list[Any]) -> list[Placed]:
     given = x.layout
     static = dict(e.params["static"])
     rows = max(x.layout[0], labels.layout[0], key=lambda a: parts(mesh, a) if a else 0)
-    for n in (n for axes in (*weight.layout, *x.layout[1:]) for n in axes):
+    idle = [n for n in mesh.axes if not any(n in typeof(y.part).varying for y in operands)]
+    for n in (n for axes in (*weight.layout, *x.layout[1:], idle) for n in axes):
         if n not in rows and x.aval.shape[0] % parts(mesh, (*rows, n)) == 0:
             rows = (*rows, n)
     x = moved(x, mesh, (rows, ()))
