@@ -55,7 +55,6 @@ GLOBALS = {
     "parallel": gf.parallel,
     "random": random,
     "np": np,
-    "parallel": gf.parallel,
 }
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from genesis_fn.core.configuration import config, environment
 from genesis_fn.core.errors import BackendError
-from genesis_fn.core.world import world
+from genesis_fn.core.sharding.world import world
 
 if TYPE_CHECKING:
     from genesis_fn.core.backend.backend import Backend

@@ -19,9 +19,9 @@ import genesis_fn as gf
 from genesis_fn.backends.cuda.run.exchanges import Exchanges
 from genesis_fn.core.primitive import bind
 from genesis_fn.core.sharding.mesh import Mesh, MeshAxis
-from genesis_fn.core.world import world
+from genesis_fn.core.sharding.world import world
 from genesis_fn.distributed import facts, watch
-from genesis_fn.transforms.batching import collectives as c
+from genesis_fn.transforms.batching import collectives as c, exchanges as ex
 
 DTYPES = [
     "bool", "uint8", "int8", "int16", "uint16", "int32", "uint32", "int64", "uint64", "float16",
@@ -55,9 +55,13 @@ CASES: dict[str, Callable[[int], tuple[Any, dict[str, Any], tuple[int, ...]]]] =
     "all_gather": lambda n: (c.all_gather_p, {"axis": 1, "size": n}, (2, 3)),
     "all_gather_invariant": lambda n: (c.all_gather_invariant_p, {"axis": 0, "size": n}, (2,)),
     "psum_scatter": lambda n: (c.psum_scatter_p, {"axis": 1, "size": n}, (2, n, 3)),
-    "all_to_all": lambda n: (c.all_to_all_p, {"split": 0, "concat": 1, "size": n}, (n, 2, 3)),
-    "ppermute": lambda n: (c.ppermute_p, {"perm": tuple((i, i + 1) for i in range(n - 1))}, (3,)),
-    "rotation": lambda n: (c.ppermute_p, {"perm": tuple((i, (i + 1) % n) for i in range(n))}, (3,)),
+    "all_to_all": lambda n: (ex.all_to_all_p, {"split": 0, "concat": 1, "size": n}, (n, 2, 3)),
+    "ppermute": lambda n: (ex.ppermute_p, {"perm": tuple((i, i + 1) for i in range(n - 1))}, (3,)),
+    "rotation": lambda n: (
+        ex.ppermute_p,
+        {"perm": tuple((i, (i + 1) % n) for i in range(n))},
+        (3,),
+    ),
     "of_nothing": lambda n: (c.all_gather_p, {"axis": 0, "size": n}, (0, 2)),
 }
 SUMS = {"psum", "psum_of_many", "psum_within_vmap", "psum_scatter"}

@@ -25,11 +25,11 @@ from genesis_fn.core.sharding.mesh import Mesh
 from genesis_fn.primitives.indexing.indexing import dynamic_slice_in_dim
 from genesis_fn.transforms.batching.collectives import (
     all_gather_invariant,
-    all_to_all,
     axis_index,
     psum,
     psum_scatter,
 )
+from genesis_fn.transforms.batching.exchanges import all_to_all
 from genesis_fn.transforms.sharding.shard_map import Layouts
 from genesis_fn.transforms.sharding.varying import on_mesh
 from genesis_fn.transforms.staging.stage_trace import stage_closed

@@ -23,9 +23,9 @@ from genesis_fn.core.sharding.layout import (
     SingleDeviceSharding,
     as_sharding,
 )
+from genesis_fn.core.sharding.world import world
 from genesis_fn.core.types.annotations import PyTree
 from genesis_fn.core.types.extended import is_key
-from genesis_fn.core.world import world
 from genesis_fn.transforms.sharding.constraint import (
     sharding_constraint_p,
     with_sharding_constraint,
