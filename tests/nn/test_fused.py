@@ -638,9 +638,9 @@ def test_attention_of_columns():
 
     def f(x):
         q = x.reshape(1, 12, 2, 4)
-        return jnp.sum(gf.nn.dot_product_attention(q, q, q) ** 2)
+        return jnp.sum(dot_product_attention(q, q, q) ** 2)
 
     for x in (columns, jnp.copy(columns)):
-        for g in (gf.value_and_grad(f), gf.jit(gf.value_and_grad(f))):
-            for mine, whole in zip(g(x), gf.value_and_grad(f)(rows)):
+        for g in (value_and_grad(f), jit(value_and_grad(f))):
+            for mine, whole in zip(g(x), value_and_grad(f)(rows)):
                 np.testing.assert_allclose(mine, whole, 1e-5, 1e-5)
