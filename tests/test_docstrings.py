@@ -52,6 +52,7 @@ GLOBALS = {
     "lax": lax,
     "nn": nn,
     "optim": optim,
+    "parallel": gf.parallel,
     "random": random,
     "np": np,
     "parallel": gf.parallel,

@@ -166,6 +166,67 @@ def stages(rank: int) -> None:
           | {f"whole {n}": x for n, x in zip(names, gf.tree.leaves(expected))})  # fmt: skip
 
 
+def trained(rank: int) -> None:
+    """The losses of a small decoder on one device, and laid out over two processes in every way, or
+    over four in two ways at once."""
+    gf.distributed.initialize()
+    if gf.process_count() == 2:
+        ways, steps = {"data": (2, 1, False), "fsdp": (2, 1, True), "model": (1, 2, False)}, 50
+    else:
+        ways, steps = {"data x model": (2, 2, False), "fsdp x model": (2, 2, True)}, 10
+    found = {"one": losses_of(None, False, steps)}
+    for name, (rows, columns, divided) in ways.items():
+        mesh = gf.make_mesh((rows, columns), ("data", "model"))
+        found[name] = losses_of(mesh, divided, steps)
+    if gf.process_count() == 2:
+        found["fsdp again"] = losses_of(gf.make_mesh((2,), ("data",)), True, steps)
+    write(found)
+
+
+def losses_of(mesh: Mesh | None, divided: bool, steps: int) -> list[float]:
+    """Steps of AdamW with clipped gradients."""
+    config = gf.models.DecoderConfig(16, 16, 32, 2, 4, 4, 8)
+    params = gf.models.decoder.init(gf.random.key(0), config)
+    tx = gf.optim.chain(gf.optim.clip_by_global_norm(1.0), gf.optim.adamw(1e-3, eps=1e-6))
+    loss: Any = lambda p, t: gf.models.decoder.loss(p, t[:, :-1], t[:, 1:], config)
+    init: Any = gf.jit(tx.init)
+    if mesh is not None:
+        shardings = gf.tree.map(lambda _: gf.parallel.replicated(mesh), params)
+        if mesh.shape.get("model", 1) > 1:
+            shardings = gf.parallel.tensor(params, mesh)
+        if divided:
+            shardings = gf.parallel.fsdp(params, mesh, base=shardings, min_size=0)
+        params, loss = gf.device_put(params, shardings), gf.parallel.laid_out(loss, shardings)
+        states = gf.parallel.state_shardings(tx.init, params, shardings)
+        init = gf.jit(tx.init, out_shardings=states)
+
+    @gf.jit
+    def step(params: Any, state: Any, tokens: Any) -> Any:
+        value, grads = gf.value_and_grad(loss)(params, tokens)
+        updates, state = tx.update(grads, state, params)
+        return gf.optim.apply_updates(params, updates), state, value
+
+    batches = np.random.default_rng(1).integers(0, 16, (2, 4, 9), np.int32)
+    state, found = init(params), []
+    for n in range(steps):
+        tokens: Any = batches[n % 2]
+        if mesh is not None:
+            tokens = gf.parallel.data(tokens, mesh)
+        params, state, value = step(params, state, tokens)
+        found.append(float(value))
+    return found
+
+
+def disagree(rank: int) -> None:
+    """Another program on each process: what the second one computes."""
+    gf.distributed.initialize()
+    mesh = gf.make_mesh((gf.process_count(),), ("i",))
+    on_all = gf.shard_map(mesh=mesh, in_specs=gf.P("i"), out_specs=gf.P())
+    x = np.ones((4, 2), np.float32)
+    gf.jit(on_all(lambda x: gf.lax.psum(x, "i")))(x)
+    gf.jit(on_all(lambda x: gf.lax.psum(x * (2.0 + rank), "i")))(x)
+
+
 def write(found: dict[str, Any]) -> None:
     """The results of this process, as bytes: NumPy's files know no bfloat16."""
     arrays = {k: np.asarray(v) for k, v in found.items()}

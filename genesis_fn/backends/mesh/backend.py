@@ -11,6 +11,7 @@ from typing import Any, cast
 
 import numpy as np
 
+from genesis_fn.backends.mesh.agreement import check_agreement
 from genesis_fn.backends.mesh.executable import MeshExecutable
 from genesis_fn.core import errors
 from genesis_fn.core.array import ArrayImpl, Shard, from_numpy, keys_over, stored
@@ -90,6 +91,7 @@ class MeshBackend(Backend):
         if mesh.batched:
             local = batched(local, mesh, jaxpr.in_avals, in_layouts, out_layouts)
         local.labels = jaxpr.labels
+        check_agreement(local, mesh)
         compiled = home.backend.compile(local, home, donated, compiler)
         sigs = [
             sig(a, cast(Device, NamedSharding(mesh, spec_of(at))))

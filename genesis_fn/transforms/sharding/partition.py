@@ -244,6 +244,7 @@ def whole(x: Placed, mesh: Mesh) -> Placed:
 
 
 def local(x: Any) -> Any:
+    """What operations on parts take for an operand: its part, or the Python number that it is."""
     return x.part if type(x) is Placed else x
 
 
@@ -254,6 +255,7 @@ def placed(
     due: tuple[Hashable, ...] = (),
     remade: Callable[[Layout], Placed | None] | None = None,
 ) -> list[Placed]:
+    """The results of an equation, of what its operation gave of parts."""
     found = part if e.prim.multi else [part]
     return [
         Placed(p, at, o.aval, due, remade) for p, at, o in zip(found, layouts, e.outs, strict=True)
