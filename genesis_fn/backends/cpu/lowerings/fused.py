@@ -232,6 +232,8 @@ def _flash_fits(
 
 def _heads_first(x: torch.Tensor, repeat: int = 1) -> torch.Tensor:
     x = x.transpose(1, 2)
+    if x.stride(-1) != 1:  # torch's kernel takes a row's elements for neighbours, and reads others
+        x = x.contiguous()
     return x if repeat == 1 else x.repeat_interleave(repeat, 1)
 
 
