@@ -385,7 +385,7 @@ def merged(x: Any, axis: int) -> Any:
     return reshape(x, (*s[:axis], s[axis] * s[axis + 1], *s[axis + 2 :]))
 
 
-def split_axis(x: Any, axis: int, sizes: Sequence[int], tiled: bool, what: str) -> Any:
+def split_among(x: Any, axis: int, sizes: Sequence[int], tiled: bool, what: str) -> Any:
     """`x` with dimension `axis` split into one for each named axis, and one for the block if
     `tiled`."""
     s, size = typeof(x).shape, math.prod(sizes)
@@ -520,7 +520,7 @@ def psum_scatter(
     def one(leaf: Any) -> Any:
         leaf = as_array(leaf)
         at = axis_in(scatter_dimension, typeof(leaf).ndim, "psum_scatter", leaf)
-        leaf = split_axis(leaf, at, sizes, tiled, "psum_scatter")
+        leaf = split_among(leaf, at, sizes, tiled, "psum_scatter")
         for a in axes:
             leaf = bind(psum_scatter_p, leaf, axis_name=a.axis, axis=at, size=a.size)
         return leaf

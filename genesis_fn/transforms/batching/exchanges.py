@@ -19,6 +19,7 @@ from genesis_fn.transforms.batching.collectives import (
     merged,
     no_groups,
     on_tree,
+    split_among,
 )
 
 Tree = TypeVar("Tree")
@@ -99,7 +100,7 @@ def all_to_all(
         ndim = typeof(leaf).ndim
         split = axis_in(split_axis, ndim, "all_to_all", leaf)
         concat = axis_in(concat_axis, ndim, "all_to_all", leaf)
-        leaf = split_axis(leaf, split, sizes, tiled, "all_to_all")
+        leaf = split_among(leaf, split, sizes, tiled, "all_to_all")
         to = concat if len(axes) == 1 else 0
         for a in reversed(axes):  # several axes come to the front, the last one first
             at = split + len(axes) - 1
