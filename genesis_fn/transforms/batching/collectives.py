@@ -49,11 +49,13 @@ def _axis_of(axis_name: Hashable) -> NamedAxis:
 
 
 def axes_of(axis_name: AxisName) -> tuple[NamedAxis, ...]:
+    """The axes that a name, or each of several names, stands for."""
     names = tuple(axis_name) if isinstance(axis_name, (tuple, list)) else (axis_name,)
     return tuple([_axis_of(n) for n in names])
 
 
 def no_groups(groups: object) -> None:
+    """Raise ValueError for JAX's `axis_index_groups`."""
     if groups is not None:
         raise ValueError(
             "axis_index_groups is not supported: give the groups an axis of their own, by a mesh "
@@ -67,6 +69,7 @@ def _unchecked(axis: NamedAxis, y: Any) -> Any:
 
 
 def on_tree(f: Callable[[Any], Any], x: Any) -> Any:
+    """`f` of each leaf, as an array but for Python numbers."""
     return tree.map(lambda leaf: f(leaf if type(leaf) in SCALARS else as_array(leaf)), x)
 
 
@@ -371,6 +374,7 @@ psum_scatter_p.transpose = lambda ct, x, **params: [bind(all_gather_p, ct, **par
 
 
 def axis_in(axis: int, ndim: int, what: str, x: Any) -> int:
+    """`axis` as a dimension from 0 on. Raises ShapeError where there is none."""
     if not -ndim <= axis < ndim:
         raise errors.ShapeError(
             f"{what}: dimension {axis} does not exist in {typeof(x)}\n"

@@ -28,7 +28,7 @@ from genesis_fn.transforms.control_flow.scanning import scan_p
 from genesis_fn.transforms.custom.custom_call import custom_call_p
 from genesis_fn.transforms.custom.fused_functions import fused_p
 from genesis_fn.transforms.sharding.constraint import sharding_constraint_p
-from genesis_fn.transforms.sharding.shard_map import shard_map_p
+from genesis_fn.transforms.sharding.shard_mapping import shard_map_p
 from genesis_fn.transforms.staging.call import jit_p, region_p, wide_p
 from genesis_fn.transforms.staging.stage_trace import StageTrace, StageTracer
 

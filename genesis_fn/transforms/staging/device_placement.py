@@ -177,7 +177,8 @@ def move_over(x: ArrayImpl, where: Any) -> ArrayImpl:
         same = here.mesh == where.mesh if type(here) is NamedSharding else here is where.home
         if same:
             return bind(sharding_constraint_p, x, sharding=where)
-    return like(x, from_numpy(backend.to_numpy(stored(x)), where, x.weak))
+    place: Any = where
+    return like(x, from_numpy(backend.to_numpy(stored(x)), place, x.weak))
 
 
 def device_get(x: PyTree) -> PyTree:

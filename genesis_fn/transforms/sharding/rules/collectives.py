@@ -18,7 +18,7 @@ from genesis_fn.transforms.batching.collectives import (
     pvary_p,
 )
 from genesis_fn.transforms.batching.exchanges import all_to_all_p, ppermute_p
-from genesis_fn.transforms.sharding.partition import Placed, moved, partitions, placed
+from genesis_fn.transforms.sharding.partitioner import Placed, moved, partitions, placed
 
 
 @partitions(psum_invariant_p, pmax_p, pmin_p, pvary_p, assume_invariant_p, ppermute_p)

@@ -14,7 +14,7 @@ from genesis_fn.primitives.reductions.reduce import reduce_sum
 from genesis_fn.primitives.shape import broadcast_in_dim
 from genesis_fn.transforms.batching.collectives import psum
 from genesis_fn.transforms.custom.fused_functions import FUSED, Fused, fused_p
-from genesis_fn.transforms.sharding.partition import Placed, local, moved, partitions, settle
+from genesis_fn.transforms.sharding.partitioner import Placed, local, moved, partitions, settle
 from genesis_fn.transforms.sharding.rules.letters import Axes, Divided, divisions, layout_of
 from genesis_fn.transforms.sharding.rules.programs import as_program
 

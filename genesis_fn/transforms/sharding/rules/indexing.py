@@ -16,7 +16,7 @@ from genesis_fn.primitives.indexing.indexing import dynamic_slice_p, dynamic_upd
 from genesis_fn.primitives.indexing.scatter import scatter_p, segment_sum_p
 from genesis_fn.primitives.shape import broadcast_in_dim, iota
 from genesis_fn.transforms.batching.collectives import axis_index
-from genesis_fn.transforms.sharding.partition import Placed, moved, partitions, placed
+from genesis_fn.transforms.sharding.partitioner import Placed, moved, partitions, placed
 from genesis_fn.transforms.sharding.rules.elementwise import on_the_first
 from genesis_fn.transforms.sharding.rules.letters import (
     Divided,

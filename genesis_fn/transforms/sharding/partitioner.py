@@ -30,7 +30,7 @@ from genesis_fn.transforms.batching.collectives import (
     psum_scatter,
 )
 from genesis_fn.transforms.batching.exchanges import all_to_all
-from genesis_fn.transforms.sharding.shard_map import Layouts
+from genesis_fn.transforms.sharding.shard_mapping import Layouts
 from genesis_fn.transforms.sharding.varying import on_mesh
 from genesis_fn.transforms.staging.stage_trace import stage_closed
 
