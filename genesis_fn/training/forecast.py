@@ -61,7 +61,8 @@ def forecast(prepared: Prepared) -> Forecast:
     # Compiled for this device: its plan is what will run.
     program = prepared.step.lower(state, frozen, first).compile()  # pyright: ignore
     memory = footprint_of(prepared.settings, state, frozen, program.memory_analysis())
-    batches = itertools.cycle([first, *itertools.islice(prepared.stream, _TAKEN - 1)])
+    several = [first, *itertools.islice(prepared.stream, _TAKEN - 1)]
+    batches = itertools.cycle(map(prepared.placed, several))
     times = []
     for batch in itertools.islice(batches, _TAKEN):
         began = time.perf_counter()

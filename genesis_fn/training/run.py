@@ -32,6 +32,7 @@ from genesis_fn.training.monitoring.plots import plot, plot_curves
 from genesis_fn.training.monitoring.progress import Progress, say
 from genesis_fn.training.monitoring.sampling import make_sampler
 from genesis_fn.training.monitoring.table import MetricsTable
+from genesis_fn.training.parallel.layout import RunLayout, layout_of
 from genesis_fn.training.program import make_program
 from genesis_fn.training.settings.reading import (
     KEYS,
@@ -41,7 +42,7 @@ from genesis_fn.training.settings.reading import (
     write_settings,
 )
 from genesis_fn.training.settings.sections import TrainingSettings
-from genesis_fn.training.step import IGNORED, Batch, init_state, leaf_names
+from genesis_fn.training.step import IGNORED, Batch, leaf_names
 from genesis_fn.transforms.jitting import jit
 
 SETTINGS = "config.yaml"
@@ -102,6 +103,11 @@ class Prepared:
     stream: Stream[Batch]
     checkpoints: RunCheckpoints
     counts: ExampleCounts
+    layout: RunLayout | None = None
+
+    def placed(self, batch: Batch) -> Batch:
+        """A batch as the step takes it."""
+        return batch if self.layout is None else self.layout.batch(batch)
 
 
 def prepare(settings: TrainingSettings, tell: Callable[[str], None]) -> Prepared:
@@ -118,13 +124,14 @@ def prepare(settings: TrainingSettings, tell: Callable[[str], None]) -> Prepared
         raise ValueError("data.train is empty: name files, folders or patterns to train on")
     if settings.steps is None and settings.epochs is None:
         raise ValueError("give steps or epochs: how long to train")
-    model = open_model(settings)
+    layout = layout_of(settings)
+    model = open_model(settings, layout)
     tell(_about(model))
     if settings.steps is None:
         settings = _counted(settings, model, tell)
     assert settings.steps is not None
-    program = make_program(settings, model.config, model.lora)
-    state = init_state(model.trained, program.optimizer, program.recipe)
+    program = make_program(settings, model.config, model.lora, layout, model.trained)
+    state = program.first_state(model.trained)
     model = dataclasses.replace(model, trained=None)  # which the state has, and the step reuses
     counts = ExampleCounts()
     stream = datasets.training_batches(settings, model, counts)
@@ -135,12 +142,13 @@ def prepare(settings: TrainingSettings, tell: Callable[[str], None]) -> Prepared
         best=settings.checkpoint.best,
         background=settings.checkpoint.background,
     )
-    return Prepared(settings, model, program.step, state, stream, checkpoints, counts)
+    return Prepared(settings, model, program.step, state, stream, checkpoints, counts, layout)
 
 
 def _train(settings: TrainingSettings, tell: Callable[[str], None], quiet: bool) -> RunSummary:
     prepared = prepare(settings, tell)
     settings, model, state = prepared.settings, prepared.model, prepared.state
+    layout = prepared.layout
     standing = Standing()
     if (found := prepared.checkpoints.newest(state)) is not None:
         state, values = found
@@ -150,9 +158,12 @@ def _train(settings: TrainingSettings, tell: Callable[[str], None], quiet: bool)
     done, steps = int(state.step), settings.steps or 0
     evaluate = None
     if settings.data.valid:
-        evaluate = _evaluation(settings, model, datasets.validation_batches(settings, model))
+        batches = datasets.validation_batches(settings, model)
+        evaluate = _evaluation(settings, model, batches, layout)
     sample = make_sampler(settings, model)
-    batches = datasets.Begun(datasets.ahead(prepared.stream, settings.data.prefetch))
+    batches = datasets.Begun(
+        datasets.ahead(prepared.stream, settings.data.prefetch, layout), layout
+    )
     if not done and batches.first is None:
         raise _nothing_to_train_on(settings)
     # What may be wrong has been opened; from here on the folder is the run's.
@@ -335,16 +346,22 @@ def _every(settings: TrainingSettings) -> Every:
 
 
 def _evaluation(
-    settings: TrainingSettings, model: TrainedModel, batches: list[Batch]
+    settings: TrainingSettings,
+    model: TrainedModel,
+    batches: list[Batch],
+    layout: RunLayout | None,
 ) -> Callable[[TrainState], dict[str, float]]:
     """The validation loss in nats per token, and its perplexity, of a state."""
-    loss = jit(make_loss(model.config, model.lora, settings.compute, remat=False))
+    whole = None if layout is None else layout.whole
+    loss = make_loss(model.config, model.lora, settings.compute, remat=False)
+    loss = jit(loss, out_shardings=whole)
+    place = (lambda batch: batch) if layout is None else layout.batch
 
     def evaluate(state: TrainState) -> dict[str, float]:
         trained = state.ema if settings.ema else state.params
         total, count = 0.0, 0
         for batch in batches:
-            total += float(loss(trained, model.frozen, batch, None))
+            total += float(loss(trained, model.frozen, place(batch), None))
             count += int(np.sum(np.asarray(batch["labels"]) != IGNORED))
         mean = total / max(count, 1)
         return {"validation_loss": mean, "perplexity": math.exp(min(mean, 700.0))}

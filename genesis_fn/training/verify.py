@@ -81,7 +81,9 @@ def _verify(settings: TrainingSettings, folder: str, steps: int) -> Verification
         names, compared, reached = leaf_names(state.params), 0, None
         end = min(start + steps, last)
         for number in range(start + 1, end + 1):
-            state, numbers = prepared.step(state, prepared.model.frozen, next(prepared.stream))
+            state, numbers = prepared.step(
+                state, prepared.model.frozen, prepared.placed(next(prepared.stream))
+            )
             metrics = metrics_of(numbers)
             if number in rows:
                 compared += 1
