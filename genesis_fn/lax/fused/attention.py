@@ -159,6 +159,11 @@ def _dims(has: _Has) -> str:
     return ", ".join(["B t H d", "B s H d", "B s H e", *[x for x, h in zip(extras, has) if h]])
 
 
+def _kept(has: _Has) -> str:
+    """The dimensions of operands that are results too: no sums, where heads share keys."""
+    return ", ".join(f"={each}" for each in _dims(has).split(", "))
+
+
 @fused(
     "attention",
     static=(*_STATIC, "has"),
@@ -188,7 +193,7 @@ def attention(
     "attention_forward",
     static=(*_STATIC, "has"),
     dims=lambda avals, static: (
-        f"{_dims(static['has'])} -> B t H e, {_dims(static['has'])}, B t H e, B H t"
+        f"{_dims(static['has'])} -> B t H e, {_kept(static['has'])}, B t H e, B H t"
     ),
 )
 def _attention_forward(

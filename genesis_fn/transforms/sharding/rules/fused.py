@@ -40,7 +40,9 @@ def _fused(mesh: Mesh, e: Eqn, operands: list[Any]) -> list[Placed]:
     divided = divisions(mesh, operands, ins)
     xs = [moved(x, mesh, layout_of(x.aval.shape, at, divided)) for x, at in zip(operands, ins)]
     layouts = [layout_of(o.aval.shape, at, divided) for o, at in zip(e.outs, outs)]
-    dues = [_due(said, at, divided) for said, at in zip(of_results, outs)]
+    dues = [
+        _due(said, o.aval.shape, at, divided) for said, o, at in zip(of_results, e.outs, outs)
+    ]
     return _called(e, xs, layouts, dues)
 
 
@@ -71,10 +73,15 @@ def _letters(texts: Sequence[str], avals: Sequence[Any]) -> list[list[Letter | N
     return result
 
 
-def _due(text: str, letters: Sequence[Letter | None], divided: Divided) -> Axes:
+def _due(
+    text: str, shape: Sequence[int], letters: Sequence[Letter | None], divided: Divided
+) -> Axes:
+    """The axes over which a result is a sum: those of letters that it lacks, or has once for all,
+    as the gradient of one head of keys has that several heads of queries share."""
     if "=" in text:
         return ()
-    return tuple([n for at, axes in divided.items() if at not in letters for n in axes])
+    own = [at for at, n in zip(letters, shape, strict=True) if n > 1]
+    return tuple([n for at, axes in divided.items() if at not in own for n in axes])
 
 
 # ---- the mean of the cross-entropies of rows ----

@@ -116,7 +116,9 @@ def _reshape(mesh: Mesh, e: Eqn, operands: list[Any]) -> list[Placed]:
 def _reshaped(mesh: Mesh, e: Eqn, x: Placed) -> Placed:
     shape = e.outs[0].aval.shape
     kept, layout = _through(mesh, x.aval.shape, shape, x.layout)
-    part = bind(e.prim, moved(x, mesh, kept).part, shape=part_shape(shape, mesh, layout))
+    # A sum that is due stays so: to lay it out as it is would take it.
+    x = x if x.layout == kept else moved(x, mesh, kept)
+    part = bind(e.prim, x.part, shape=part_shape(shape, mesh, layout))
     return Placed(part, layout, e.outs[0].aval)
 
 
