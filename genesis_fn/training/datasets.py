@@ -25,8 +25,8 @@ from genesis_fn.data import (
 from genesis_fn.data.chat_files import read_special_tokens
 from genesis_fn.data.streams.stream import BadRecords
 from genesis_fn.training.model import TrainedModel
-from genesis_fn.training.parallel.layout import RunLayout
 from genesis_fn.training.monitoring.progress import say
+from genesis_fn.training.parallel.layout import RunLayout
 from genesis_fn.training.settings.sections import TrainingSettings
 from genesis_fn.training.step import Batch
 

@@ -35,7 +35,13 @@ class StepProgram:
         make = lambda x: init_state(x, self.optimizer, self.recipe)
         if self.layout is None:
             return make(trained)
-        return jit(make, out_shardings=self.layout.state, donate_argnums=0)(trained)
+        laid_out = jit(
+            make,
+            out_shardings=self.layout.state,
+            donate_argnums=0,
+            on_unusable_donation="ignore",
+        )
+        return laid_out(trained)
 
 
 def make_program(

@@ -15,9 +15,11 @@ import numpy as np
 from genesis_fn import io
 from genesis_fn.core import tree
 from genesis_fn.core.errors import FileError
+from genesis_fn.core.sharding.layout import NamedSharding
 from genesis_fn.core.train_state import TrainState
 from genesis_fn.core.types.annotations import PyTree
 from genesis_fn.data import ExampleCounts, Stream
+from genesis_fn.distributed.agreement import from_first
 from genesis_fn.io.lock import exclusive
 from genesis_fn.training import datasets
 from genesis_fn.training.checkpoints import RunCheckpoints
@@ -26,13 +28,15 @@ from genesis_fn.training.memory.budget import within_budget
 from genesis_fn.training.memory.shortage import telling_what_fits
 from genesis_fn.training.model import TrainedModel, make_loss, open_model
 from genesis_fn.training.monitoring.board import ScalarBoard, require_tensorboard
-from genesis_fn.training.monitoring.log import Log
+from genesis_fn.training.monitoring.log import KeptLog, Log
 from genesis_fn.training.monitoring.meter import Meter, peak_of, training_flops
 from genesis_fn.training.monitoring.plots import plot, plot_curves
-from genesis_fn.training.monitoring.progress import Progress, say
+from genesis_fn.training.monitoring.progress import Progress, note, say
 from genesis_fn.training.monitoring.sampling import make_sampler
 from genesis_fn.training.monitoring.table import MetricsTable
-from genesis_fn.training.parallel.layout import RunLayout, layout_of
+from genesis_fn.training.parallel.layout import RunLayout, fits_here, layout_of
+from genesis_fn.training.parallel.processes import check_alike, is_first
+from genesis_fn.training.parallel.rank_log import rank_log
 from genesis_fn.training.program import make_program
 from genesis_fn.training.settings.reading import (
     KEYS,
@@ -83,13 +87,19 @@ def train(settings: TrainingSettings, *, quiet: bool = False) -> RunSummary:
         BlockingIOError: another run uses the folder.
         RunOutOfMemory: the memory ran out, or no settings fit into `memory_budget`.
     """
-    tell: Callable[[str], None] = (lambda _: None) if quiet else say
+    tell: Callable[[str], None] = note if quiet else say
+    check_alike({name: value_of(settings, name) for name in KEYS})
     if settings.log.tensorboard:
         require_tensorboard()
     _make_folder(settings)
-    with exclusive(settings.out):
+    with rank_log(settings.out), alone_in(settings.out):
         chosen = _of_folder(settings, tell)
         return telling_what_fits(chosen, lambda: _train(chosen, tell, quiet))
+
+
+def alone_in(folder: str) -> contextlib.AbstractContextManager[None]:
+    """`exclusive`, which the first process holds for all."""
+    return exclusive(folder) if is_first() else contextlib.nullcontext()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -167,11 +177,12 @@ def _train(settings: TrainingSettings, tell: Callable[[str], None], quiet: bool)
     if not done and batches.first is None:
         raise _nothing_to_train_on(settings)
     # What may be wrong has been opened; from here on the folder is the run's.
-    write_settings(os.path.join(settings.out, SETTINGS), settings)
+    if is_first():
+        write_settings(os.path.join(settings.out, SETTINGS), settings)
     with (
         contextlib.closing(prepared.checkpoints),
         contextlib.closing(batches),
-        contextlib.closing(Progress(steps, done, quiet=quiet)) as progress,
+        contextlib.closing(Progress(steps, done, quiet=quiet or not is_first())) as progress,
         contextlib.closing(_log(settings, done)) as log,
     ):
         run = Run(
@@ -194,7 +205,7 @@ def _train(settings: TrainingSettings, tell: Callable[[str], None], quiet: bool)
         )
         del state
         run.to_end()
-    if settings.log.plot:
+    if settings.log.plot and is_first():
         plot(log.rows, os.path.join(settings.out, "loss.png"))
         plot_curves(log.rows, os.path.join(settings.out, "curves.png"))
     if prepared.counts.truncated or prepared.counts.empty:
@@ -205,6 +216,8 @@ def _train(settings: TrainingSettings, tell: Callable[[str], None], quiet: bool)
 
 def _log(settings: TrainingSettings, done: int) -> Log:
     """The log of a run behind a step, with the copies of it that are asked for."""
+    if not is_first():
+        return KeptLog()
     log = Log(os.path.join(settings.out, "log.jsonl"), done)
     if settings.log.csv:
         log.copies.append(MetricsTable(os.path.join(settings.out, "metrics.csv"), log.rows))
@@ -219,7 +232,10 @@ def _meter(settings: TrainingSettings, model: TrainedModel, trained: PyTree) -> 
     adapters = 0 if model.lora is None else sum(x.size for x in leaves)
     flops = training_flops(model.config, settings.data.length, adapters)
     device = leaves[0].device
-    return Meter(device, flops, peak_of(device, settings.compute))
+    peak = peak_of(device, settings.compute)
+    if peak is not None and isinstance(device, NamedSharding):
+        peak *= device.mesh.size
+    return Meter(device, flops, peak)
 
 
 def _about(model: TrainedModel) -> str:
@@ -254,10 +270,17 @@ def _model_path(settings: TrainingSettings) -> str:
 
 def _of_folder(settings: TrainingSettings, tell: Callable[[str], None]) -> TrainingSettings:
     """The settings, with the steps that an earlier process counted and what it chose to fit into
-    the memory's budget, or what this one chooses.
+    the memory's budget, or what this one chooses: the first one, for all.
 
     Raises ValueError where the folder holds a run with others.
     """
+    chosen = ("steps", "remat", "accumulate")
+    find = lambda: [getattr(_found(settings, tell), name) for name in chosen]
+    values = from_first(find, "the run's folder")
+    return dataclasses.replace(settings, **dict(zip(chosen, values, strict=True)))
+
+
+def _found(settings: TrainingSettings, tell: Callable[[str], None]) -> TrainingSettings:
     path = os.path.join(settings.out, SETTINGS)
     if not os.path.lexists(path) or not io.steps(os.path.join(settings.out, "checkpoints")):
         return within_budget(settings, tell)
@@ -275,20 +298,32 @@ def _of_folder(settings: TrainingSettings, tell: Callable[[str], None]) -> Train
     return settings
 
 
-def resume(folder: str, *, quiet: bool = False) -> RunSummary:
+def resume(folder: str, *, quiet: bool = False, parallel: str | None = None) -> RunSummary:
     """Go on with the run of a folder, as its config.yaml says.
+
+    Args:
+        folder: the run's folder.
+        quiet: whether nothing is shown but an interruption.
+        parallel: other axes over processes; None: as `settings_of` says.
 
     Raises FileError where there is none, and what `train` raises.
     """
-    return train(settings_of(folder), quiet=quiet)
+    return train(settings_of(folder, parallel), quiet=quiet)
 
 
-def settings_of(folder: str) -> TrainingSettings:
-    """The settings of a run's folder. Raises FileError where there is no run."""
+def settings_of(folder: str, parallel: str | None = None) -> TrainingSettings:
+    """The settings of a run's folder. Axes over another number of processes than there are now are
+    left out, unless others are given: a run goes on with as many as there are.
+
+    Raises FileError where there is no run, ValueError for axes that are none.
+    """
     path = os.path.join(folder, SETTINGS)
     if not os.path.lexists(path):
         raise FileError(f"{folder}: no run, {SETTINGS} is missing")
-    return dataclasses.replace(read_settings(path, {}), out=folder)
+    settings = read_settings(path, {} if parallel is None else {"parallel": parallel})
+    if parallel is None and settings.parallel is not None and not fits_here(settings.parallel):
+        settings = dataclasses.replace(settings, parallel=None)
+    return dataclasses.replace(settings, out=folder)
 
 
 def _identity(settings: TrainingSettings) -> dict[str, Any]:
@@ -303,8 +338,8 @@ def _counted(
     """The settings with the steps that the data of their epochs makes."""
     began = time.perf_counter()
     counts = ExampleCounts()
-    stream = datasets.training_batches(settings, model, counts)
-    steps = sum(1 for _ in stream)
+    count = lambda: sum(1 for _ in datasets.training_batches(settings, model, counts))
+    steps = from_first(count, "the number of steps")
     if not steps:
         raise _nothing_to_train_on(settings)
     tell(
@@ -346,10 +381,7 @@ def _every(settings: TrainingSettings) -> Every:
 
 
 def _evaluation(
-    settings: TrainingSettings,
-    model: TrainedModel,
-    batches: list[Batch],
-    layout: RunLayout | None,
+    settings: TrainingSettings, model: TrainedModel, batches: list[Batch], layout: RunLayout | None
 ) -> Callable[[TrainState], dict[str, float]]:
     """The validation loss in nats per token, and its perplexity, of a state."""
     whole = None if layout is None else layout.whole

@@ -18,7 +18,7 @@ class Meter:
     """Of a run on a device.
 
     Args:
-        device: where the run computes.
+        device: where the run computes; over a mesh, how its arrays are laid out.
         token_flops: floating-point operations that training on a token takes.
         peak: those that the device reaches in a second; None where that is not known.
     """
@@ -34,7 +34,7 @@ class Meter:
     def memory(self) -> int:
         """The most bytes that were in use at one time: of the GPU's pool, else of the process."""
         if self.device.platform == "cuda":
-            return cuda.max_memory_allocated(self.device)
+            return cuda.max_memory_allocated(self.device.home)
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10  # which counts in KiB
 
 
@@ -46,7 +46,7 @@ def peak_of(device: Device, compute: str) -> float | None:
     """
     if device.platform != "cuda":
         return None
-    name = cuda.get_device_name(device)
+    name = cuda.get_device_name(device.home)
     known = [target for part, target in TARGETS.items() if part in name]
     return known[0].matrix_rate(_ITEMSIZE[compute]) if known else None
 

@@ -77,11 +77,23 @@ def layout_of(settings: TrainingSettings) -> RunLayout | None:
 
     Raises ValueError where the sizes do not fit the processes, or the batch.
     """
-    here = world()
-    kind = default_device().kind
-    shown = len(local_devices("cpu")) if kind == "cpu" and here.size == 1 else 1
-    axes = axes_for(settings.parallel, here.size, shown)
+    axes = axes_for(settings.parallel, world().size, _shown_devices())
     if not axes:
         return None
     check_batch(axes, settings.batch, settings.accumulate)
     return RunLayout(make_mesh(tuple(axes.values()), tuple(axes)))
+
+
+def fits_here(text: str) -> bool:
+    """Whether axes are for as many processes as there are."""
+    try:
+        axes_for(text, world().size, _shown_devices())
+    except ValueError:
+        return False
+    return True
+
+
+def _shown_devices() -> int:
+    """How many devices the CPU shows in a world of one."""
+    cpu = world().size == 1 and default_device().kind == "cpu"
+    return len(local_devices("cpu")) if cpu else 1

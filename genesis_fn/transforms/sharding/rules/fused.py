@@ -40,9 +40,7 @@ def _fused(mesh: Mesh, e: Eqn, operands: list[Any]) -> list[Placed]:
     divided = divisions(mesh, operands, ins)
     xs = [moved(x, mesh, layout_of(x.aval.shape, at, divided)) for x, at in zip(operands, ins)]
     layouts = [layout_of(o.aval.shape, at, divided) for o, at in zip(e.outs, outs)]
-    dues = [
-        _due(said, o.aval.shape, at, divided) for said, o, at in zip(of_results, e.outs, outs)
-    ]
+    dues = [_due(said, o.aval.shape, at, divided) for said, o, at in zip(of_results, e.outs, outs)]
     return _called(e, xs, layouts, dues)
 
 
