@@ -39,11 +39,15 @@ class RunLayout:
         """The sharding of [parts, rows, ...], the parts of a batch that follow each other."""
         return NamedSharding(self.mesh, PartitionSpec(None, self._batch_axes or None))
 
+    @property
+    def rows(self) -> NamedSharding:
+        """The sharding of a batch [rows, ...]."""
+        axes = self._batch_axes
+        return parallel.batch_sharding(self.mesh, axes) if axes else self.whole
+
     def batch(self, batch: Mapping[str, Any]) -> dict[str, Array]:
         """A batch, of which each device takes its rows; every process gives the whole batch."""
-        axes = self._batch_axes
-        sharding = parallel.batch_sharding(self.mesh, axes) if axes else self.whole
-        return {name: device_put(x, sharding) for name, x in batch.items()}
+        return {name: device_put(x, self.rows) for name, x in batch.items()}
 
     def parameters(self, params: PyTree) -> PyTree:
         """The shardings of a decoder's parameters, arrays or their shapes.
@@ -82,6 +86,15 @@ def layout_of(settings: TrainingSettings) -> RunLayout | None:
         return None
     check_batch(axes, settings.batch, settings.accumulate)
     return RunLayout(make_mesh(tuple(axes.values()), tuple(axes)))
+
+
+def divides(settings: TrainingSettings) -> bool:
+    """Whether the mesh of settings divides the parts of their batch."""
+    try:
+        layout_of(settings)
+    except ValueError:
+        return False
+    return True
 
 
 def fits_here(text: str) -> bool:
