@@ -36,10 +36,7 @@ class StepProgram:
         if self.layout is None:
             return make(trained)
         laid_out = jit(
-            make,
-            out_shardings=self.layout.state,
-            donate_argnums=0,
-            on_unusable_donation="ignore",
+            make, out_shardings=self.layout.state, donate_argnums=0, on_unusable_donation="ignore"
         )
         return laid_out(trained)
 

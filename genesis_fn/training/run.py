@@ -270,20 +270,26 @@ def _model_path(settings: TrainingSettings) -> str:
 
 def _of_folder(settings: TrainingSettings, tell: Callable[[str], None]) -> TrainingSettings:
     """The settings, with the steps that an earlier process counted and what it chose to fit into
-    the memory's budget, or what this one chooses: the first one, for all.
+    the memory's budget, or what this one chooses.
 
     Raises ValueError where the folder holds a run with others.
     """
     chosen = ("steps", "remat", "accumulate")
-    find = lambda: [getattr(_found(settings, tell), name) for name in chosen]
+
+    def find() -> list[Any] | None:
+        found = _of_earlier(settings)
+        return None if found is None else [getattr(found, name) for name in chosen]
+
     values = from_first(find, "the run's folder")
+    if values is None:
+        return within_budget(settings, tell)
     return dataclasses.replace(settings, **dict(zip(chosen, values, strict=True)))
 
 
-def _found(settings: TrainingSettings, tell: Callable[[str], None]) -> TrainingSettings:
+def _of_earlier(settings: TrainingSettings) -> TrainingSettings | None:
     path = os.path.join(settings.out, SETTINGS)
     if not os.path.lexists(path) or not io.steps(os.path.join(settings.out, "checkpoints")):
-        return within_budget(settings, tell)
+        return None
     before = read_settings(path, {})
     if settings.steps is None and settings.epochs is not None:
         settings = dataclasses.replace(settings, steps=before.steps)
