@@ -44,6 +44,7 @@ NAMESPACES = [
     "debug",
     "cuda",
     "distributed",
+    "parallel",
 ]
 GLOBALS = {
     "gf": gf,
@@ -53,6 +54,7 @@ GLOBALS = {
     "optim": optim,
     "random": random,
     "np": np,
+    "parallel": gf.parallel,
 }
 
 

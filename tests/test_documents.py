@@ -60,6 +60,7 @@ def test_the_commands_of_training_run_one_after_the_other(page, shown_folder, mo
     assert len(commands) >= 6
     for words in commands:
         shorter = ["--steps", "2"] if "--steps" in words else []
+        shorter += ["--data.length", "256"] if words[0] in ("train", "sft") else []
         assert main([*words, *shorter]) == 0, words
     if page == "docs/training.md":
         assert run("training.md", shown_folder, monkeypatch) >= 3

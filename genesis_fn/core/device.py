@@ -27,7 +27,7 @@ class Device:
     def __repr__(self) -> str:
         return f"{self.kind}({self.index})" if self.kind != "cpu" or self.index else "cpu()"
 
-    def __reduce__(self):
+    def __reduce__(self) -> tuple[Any, ...]:
         return device, (self.kind, self.index)
 
     @property
@@ -68,7 +68,7 @@ class RemoteDevice(Device):
     def __repr__(self) -> str:
         return f"{self.kind} of process {self.rank}"
 
-    def __reduce__(self):
+    def __reduce__(self) -> tuple[Any, ...]:
         return remote_device, (self.kind, self.rank)
 
     @property

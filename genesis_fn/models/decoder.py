@@ -11,12 +11,13 @@ the experts of a layer are stacked.
 from __future__ import annotations
 
 import functools
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeAlias
 
 import genesis_fn.numpy as jnp
 from genesis_fn import Array, ArrayLike, DTypeLike, PyTree, checkpoint, dtypes, errors
 from genesis_fn.extend import take_rows, typeof
-from genesis_fn.lax import linear_cross_entropy, rms_norm
+from genesis_fn.lax import dot_product_attention, linear_cross_entropy, rms_norm
 from genesis_fn.models.decoder_config import DecoderConfig
 from genesis_fn.models.decoder_init import init as init
 from genesis_fn.models.decoder_layer import (
@@ -28,7 +29,7 @@ from genesis_fn.models.decoder_layer import (
     visible_within,
     within_segments,
 )
-from genesis_fn.nn import linear, load_balancing_loss, plain_weight
+from genesis_fn.nn import expert_mlp, linear, load_balancing_loss, plain_weight
 from genesis_fn.transforms import assert_
 
 # ---- parameters ----
@@ -53,6 +54,9 @@ def head_weight(params: PyTree) -> Array:
 
 # ---- the network ----
 
+# What computes attention and the experts, in place of the library's functions.
+_Functions: TypeAlias = tuple[Callable[..., Array], Callable[..., Array]]
+
 
 def _block(
     p: dict[str, Any],
@@ -61,9 +65,11 @@ def _block(
     *,
     config: DecoderConfig,
     visible: dict[str, Any],
+    own: _Functions,
 ) -> tuple[Array, tuple[Array, Array] | None]:
     """A layer without a cache."""
-    x, _, routing = run_layer(p, x, angles, config, visible)
+    attention, experts = own
+    x, _, routing = run_layer(p, x, angles, config, visible, attention=attention, experts=experts)
     return x, routing
 
 
@@ -74,8 +80,9 @@ def _trunk(
     positions: ArrayLike | None,
     mask: ArrayLike | None,
     remat: bool,
-    counts: ArrayLike | None = None,
-    segment_ids: ArrayLike | None = None,
+    counts: ArrayLike | None,
+    segment_ids: ArrayLike | None,
+    own: _Functions,
 ) -> tuple[Array, list[tuple[Array, Array]]]:
     """(the activations after the last norm, the routing of each layer with experts)."""
     layers, t = layers_of(params, config), tokens.shape[-1]
@@ -89,10 +96,12 @@ def _trunk(
         tokens, places = _without_padding(tokens, start, counts)
     x = take_rows(params["embed_tokens"]["weight"], tokens)
     angles = rotary_angles(places if positions is None else positions, config)
+    given = {"mask": mask, "segment_ids": segment_ids}
+    given = {name: x for name, x in given.items() if x is not None}
     routings = []
     for p, window in layers:
-        visible = {"mask": mask, "segment_ids": segment_ids, **visible_within(t, window)}
-        block = functools.partial(_block, config=config, visible=visible)
+        visible = {**given, **visible_within(t, window)}
+        block = functools.partial(_block, config=config, visible=visible, own=own)
         x, routing = (checkpoint(block) if remat else block)(p, x, angles)
         if routing is not None:
             routings.append(routing)
@@ -109,6 +118,8 @@ def hidden(
     remat: bool = False,
     counts: ArrayLike | None = None,
     segment_ids: ArrayLike | None = None,
+    attention: Callable[..., Array] = dot_product_attention,
+    experts: Callable[..., Array] = expert_mlp,
 ) -> Array:
     """The activations after the last norm, which the output layer multiplies.
 
@@ -125,6 +136,10 @@ def hidden(
         segment_ids: integers [B, T], of rows in which several texts follow each other: a token
             attends to those of its own id only, and rotary positions begin anew with each text.
             None means one text a row.
+        attention: what computes attention in place of `lax.dot_product_attention`, of the same
+            arguments: `parallel.context_attention` of a mesh, for sequences that are divided.
+        experts: what computes the experts in place of `nn.expert_mlp`, of the same arguments:
+            `parallel.expert_mlp` of a mesh, for experts that are divided.
 
     Returns:
         An array [B, T, hidden].
@@ -135,7 +150,8 @@ def hidden(
     (1, 3, 32)
     """
     tokens = _checked("hidden", tokens)
-    return _trunk(params, tokens, config, positions, mask, remat, counts, segment_ids)[0]
+    own = (attention, experts)
+    return _trunk(params, tokens, config, positions, mask, remat, counts, segment_ids, own)[0]
 
 
 def forward(
@@ -148,6 +164,8 @@ def forward(
     remat: bool = False,
     counts: ArrayLike | None = None,
     segment_ids: ArrayLike | None = None,
+    attention: Callable[..., Array] = dot_product_attention,
+    experts: Callable[..., Array] = expert_mlp,
 ) -> Array:
     """Logits of the next token at every position.
 
@@ -161,6 +179,7 @@ def forward(
         remat: recompute each layer in the backward pass instead of keeping its activations.
         counts: as in `hidden`; of tokens [T] a scalar.
         segment_ids: as in `hidden`; of tokens [T] integers [T].
+        attention, experts: as in `hidden`.
 
     Returns:
         An array [B, T, vocabulary], or [T, vocabulary].
@@ -176,7 +195,8 @@ def forward(
         tokens, counts = tokens[None], None if counts is None else jnp.asarray(counts)[None]
         segment_ids = None if segment_ids is None else jnp.asarray(segment_ids)[None]
     tokens = _checked("forward", tokens)
-    x = _trunk(params, tokens, config, positions, mask, remat, counts, segment_ids)[0]
+    own = (attention, experts)
+    x, _ = _trunk(params, tokens, config, positions, mask, remat, counts, segment_ids, own)
     return linear(x[0] if single else x, head_weight(params))
 
 
@@ -191,6 +211,9 @@ def loss(
     remat: bool = False,
     mask: ArrayLike | None = None,
     segment_ids: ArrayLike | None = None,
+    positions: ArrayLike | None = None,
+    attention: Callable[..., Array] = dot_product_attention,
+    experts: Callable[..., Array] = expert_mlp,
 ) -> Array:
     """Mean cross-entropy in nats, without keeping the logits.
 
@@ -205,8 +228,7 @@ def loss(
         ignore_index: label of positions that do not count.
         z_loss: weight of the penalty logsumexp(logits)**2 per position.
         remat: recompute each layer in the backward pass instead of keeping its activations.
-        mask: as in `hidden`.
-        segment_ids: as in `hidden`.
+        mask, segment_ids, positions, attention, experts: as in `hidden`.
 
     Returns:
         A scalar.
@@ -218,7 +240,8 @@ def loss(
     ()
     """
     options: dict[str, Any] = {"ignore_index": ignore_index, "z_loss": z_loss}
-    x, balance = _before_head(params, tokens, config, mask, remat, segment_ids)
+    own = (attention, experts)
+    x, balance = _before_head(params, tokens, config, positions, mask, remat, segment_ids, own)
     mean = linear_cross_entropy(x, plain_weight(head_weight(params)), labels, **options)
     return mean if balance is None else mean + balance
 
@@ -234,6 +257,9 @@ def loss_sum(
     remat: bool = False,
     mask: ArrayLike | None = None,
     segment_ids: ArrayLike | None = None,
+    positions: ArrayLike | None = None,
+    attention: Callable[..., Array] = dot_product_attention,
+    experts: Callable[..., Array] = expert_mlp,
 ) -> tuple[Array, Array]:
     """`loss` as a sum and the number of labels that count in it: sums of parts of a batch add up to
     that of the batch, as means do not.
@@ -241,7 +267,7 @@ def loss_sum(
     Args:
         params, tokens, labels, config: as in `loss`.
         ignore_index: label of positions that do not count.
-        z_loss, remat, mask, segment_ids: as in `loss`.
+        z_loss, remat, mask, segment_ids, positions, attention, experts: as in `loss`.
 
     Returns:
         (a scalar, the load-balancing loss times the count with it; a float32 scalar).
@@ -252,7 +278,8 @@ def loss_sum(
     >>> loss_sum(params, tokens, labels, config)[1]
     Array(2., dtype=float32)
     """
-    x, balance = _before_head(params, tokens, config, mask, remat, segment_ids)
+    own = (attention, experts)
+    x, balance = _before_head(params, tokens, config, positions, mask, remat, segment_ids, own)
     total, count = cross_entropy_sum(x, head_weight(params), labels, ignore_index, z_loss)
     return total if balance is None else total + balance * count, count
 
@@ -274,13 +301,15 @@ def _before_head(
     params: PyTree,
     tokens: ArrayLike,
     config: DecoderConfig,
+    positions: ArrayLike | None,
     mask: ArrayLike | None,
     remat: bool,
     segment_ids: ArrayLike | None,
+    own: _Functions,
 ) -> tuple[Array, Array | None]:
     """(what the output layer multiplies, the weighted load-balancing loss or None)."""
     tokens = _checked("loss", tokens)
-    x, routings = _trunk(params, tokens, config, None, mask, remat, None, segment_ids)
+    x, routings = _trunk(params, tokens, config, positions, mask, remat, None, segment_ids, own)
     if not config.output_router_logits or not routings:
         return x, None
     probabilities, experts = [jnp.stack(of_layers) for of_layers in zip(*routings)]

@@ -42,6 +42,7 @@ def _attention(
     lengths: Array | None,
     visible: dict[str, Any],
     pick: Callable[[Array], Array],
+    attention: Callable[..., Array],
 ) -> tuple[Array, PyTree]:
     c = config
     lead = x.shape[:-1]
@@ -57,7 +58,7 @@ def _attention(
         k, v = jnp.astype(cache["k"], q.dtype), jnp.astype(cache["v"], q.dtype)
     elif cache is not None:
         cache = {"k": _first_in(cache["k"], k), "v": _first_in(cache["v"], v)}
-    out = dot_product_attention(q, k, v, **visible)
+    out = attention(q, k, v, **visible)
     return _project(p["o_proj"], pick(jnp.reshape(out, (*lead, -1)))), cache
 
 
@@ -73,7 +74,7 @@ def _feed_forward(p: dict[str, Any], x: Array, config: DecoderConfig) -> Array:
 
 
 def _experts(
-    p: dict[str, Any], x: Array, config: DecoderConfig
+    p: dict[str, Any], x: Array, config: DecoderConfig, mlp: Callable[..., Array]
 ) -> tuple[Array, tuple[Array, Array]]:
     """(the mixture's output, each token's probabilities of all experts and its chosen ones)."""
     rows = jnp.reshape(x, (-1, x.shape[-1]))
@@ -81,7 +82,7 @@ def _experts(
     weights, experts, probabilities = top_k_routing(
         logits, config.num_experts_per_tok, normalize=config.norm_topk_prob
     )
-    y = expert_mlp(rows, weights, experts, p["experts"], ACTIVATIONS[config.hidden_act])
+    y = mlp(rows, weights, experts, p["experts"], ACTIVATIONS[config.hidden_act])
     return jnp.reshape(y, x.shape), (probabilities, experts)
 
 
@@ -99,19 +100,24 @@ def run_layer(
     cache: PyTree = None,
     lengths: Array | None = None,
     pick: Callable[[Array], Array] = every_position,
+    attention: Callable[..., Array] = dot_product_attention,
+    experts: Callable[..., Array] = expert_mlp,
 ) -> tuple[Array, PyTree, tuple[Array, Array] | None]:
     """(activations after one layer, its cache, its routing if it has experts). `visible` holds the
     arguments of attention that say which keys a query may attend to: those of the cache, which has
     `lengths`, or those of `x` alone where an empty one is filled and they are None. `pick` takes
-    from [B, T, n] the positions whose activations are wanted; all of them are keys."""
+    from [B, T, n] the positions whose activations are wanted; all of them are keys. `attention` and
+    `experts` compute what the functions do that are their defaults."""
     eps = config.rms_norm_eps
     h = rms_norm(x, p["input_layernorm"]["weight"], eps=eps)
-    a, cache = _attention(p["self_attn"], h, angles, config, cache, lengths, visible, pick)
+    a, cache = _attention(
+        p["self_attn"], h, angles, config, cache, lengths, visible, pick, attention
+    )
     x = pick(x) + a
     h = rms_norm(x, p["post_attention_layernorm"]["weight"], eps=eps)
     if "experts" not in p["mlp"]:
         return x + _feed_forward(p["mlp"], h, config), cache, None
-    y, routing = _experts(p["mlp"], h, config)
+    y, routing = _experts(p["mlp"], h, config, experts)
     return x + y, cache, routing
 
 

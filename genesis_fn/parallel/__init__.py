@@ -11,7 +11,14 @@ schedule of its own is a function under `shard_map` (`ring_attention`, `pipeline
 is a module that reads as its paper. They combine on one mesh, by an axis for each.
 """
 
+from genesis_fn.parallel.context import (
+    context_attention as context_attention,
+    from_zigzag as from_zigzag,
+    ring_attention as ring_attention,
+    to_zigzag as to_zigzag,
+)
 from genesis_fn.parallel.data import batch_sharding as batch_sharding, data as data
+from genesis_fn.parallel.experts import dispatched_mlp as dispatched_mlp, expert_mlp as expert_mlp
 from genesis_fn.parallel.fsdp import fsdp as fsdp
 from genesis_fn.parallel.layouts import (
     laid_out as laid_out,

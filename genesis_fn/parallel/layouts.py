@@ -91,6 +91,12 @@ def _paths(x: Any) -> list[tuple[tuple[str, ...], Any]]:
 def replicated(mesh: Mesh) -> NamedSharding:
     """The sharding of arrays that are whole on every device.
 
+    Args:
+        mesh: the devices.
+
+    Returns:
+        The sharding.
+
     >>> mesh = gf.make_mesh((1,), ("data",))
     >>> parallel.replicated(mesh).is_fully_replicated
     True

@@ -291,6 +291,8 @@ def zeros(kind: Aval) -> Array:
 
 def varying_as(x: Array, kind: Aval) -> Array:
     """`x` as a value that may differ between devices along the axes along which `kind` varies."""
+    if ctx.match is None:  # one program for all devices, in which types say nothing of this
+        return x
     for name in sorted(kind.varying - typeof(x).varying, key=str):
         x = bind(PRIM["pvary"], x, axis_name=axis_in_scope(name))
     return x
@@ -298,7 +300,8 @@ def varying_as(x: Array, kind: Aval) -> Array:
 
 def axis_in_scope(name: Hashable) -> Hashable:
     """The axis of a name, which a vmap or a mesh around has."""
-    return next(a.axis for a in ctx.axes if a.name == name)
+    # Where one process computes for all devices, it maps over the axes of the mesh themselves.
+    return next(a.axis for a in ctx.axes if name in (a.name, getattr(a.axis, "name", None)))
 
 
 def zero(d: DType) -> Scalar:

@@ -273,7 +273,7 @@ def test_a_sum_takes_the_memory_of_its_operand(mirror):
         lambda x: [ops.add(bind(col.psum_invariant_p, ops.sin(x), axis_name=axis), 1.0)], x
     )
     np.testing.assert_allclose(y, 2 * np.sin(1.0) + 1, rtol=1e-6)
-    step = next(s for s in executable.schedule.steps if isinstance(s, graph.Collective))
+    (step,) = members(executable.schedule.steps)
     assert step.source == step.destination
     assert executable.schedule.arena <= x.nbytes
 
@@ -326,6 +326,16 @@ def test_loops_and_branches_around_collectives_are_the_hosts(mirror):
     assert any(map(graph.has_host, executable.schedule.steps))
 
 
+def members(steps):
+    """The collectives of a schedule, in order."""
+    return [
+        m
+        for s in steps
+        if isinstance(s, (graph.Collective, graph.Collectives))
+        for m in getattr(s, "members", (s,))
+    ]
+
+
 def test_loops_without_collectives_stay_nodes_beside_them(mirror):
     axis, x = mesh_axis(), np.ones(4, np.float32)
     inner = lambda c, _: (ops.mul(c, 0.5), None)
@@ -349,7 +359,7 @@ def test_collectives_start_early_and_are_joined_late(mirror):
         c = bind(col.ppermute_p, ops.add(x, 1.0), perm=((0, 1), (1, 0)), **p)
         return [c, b, a]
 
-    names = lambda steps: [s.name.split()[0] for s in steps if isinstance(s, graph.Collective)]
+    names = lambda steps: [m.name.split()[0] for m in members(steps)]
     with without("overlap"):
         _, executable = run(f, x)
     assert names(executable.schedule.steps) == ["all_gather", "psum_invariant", "ppermute"]
@@ -357,7 +367,7 @@ def test_collectives_start_early_and_are_joined_late(mirror):
     steps = executable.schedule.steps
     # The sum of an input starts at once; each is joined once, behind its start.
     assert names(steps) == ["psum_invariant", "all_gather", "ppermute"]
-    starts = {s.number: n for n, s in enumerate(steps) if isinstance(s, graph.Collective)}
+    starts = {s.number: n for n, s in enumerate(steps) if isinstance(s, graph.Collectives)}
     joins = {s.number: n for n, s in enumerate(steps) if isinstance(s, graph.Join)}
     assert starts.keys() == joins.keys() and all(starts[k] < joins[k] for k in starts)
 
@@ -367,6 +377,7 @@ def test_gathers_run_ahead_of_their_uses_by_a_limited_number_of_bytes(mirror, mo
 
     x = np.ones((16, 16), np.float32)
     monkeypatch.setattr(overlap, "_AHEAD", 7 * x.nbytes)  # a gather reads one and writes two
+    monkeypatch.setattr(overlap, "_TOGETHER", 0)
     axis = mesh_axis()
 
     def f(y, *ws):
@@ -379,7 +390,7 @@ def test_gathers_run_ahead_of_their_uses_by_a_limited_number_of_bytes(mirror, mo
     _, executable = run(f, *[x + k for k in range(8)])
     ahead = most = 0
     for s in executable.schedule.steps:
-        ahead += isinstance(s, graph.Collective) - isinstance(s, graph.Join)
+        ahead += isinstance(s, graph.Collectives) - isinstance(s, graph.Join)
         most = max(most, ahead)
     assert most == 2
 

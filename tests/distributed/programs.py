@@ -143,6 +143,29 @@ def exchanges(found: dict[str, Any]) -> None:
     gf.distributed.barrier()
 
 
+def stages(rank: int) -> None:
+    """A decoder whose layers are divided among the processes, and on one device."""
+    gf.distributed.initialize()
+    config = gf.models.DecoderConfig(11, 16, 24, 2, 2, 1, 8)
+    params = gf.models.decoder.init(gf.random.key(0), config)
+    tokens, labels = np.random.default_rng(0).integers(0, 11, (2, 4, 5))
+    labels[:2, 1:] = -100
+    whole = lambda p: gf.models.decoder.loss(p, tokens, labels, config, ignore_index=-100)
+    expected = gf.value_and_grad(whole)(params)
+
+    mesh = gf.make_mesh((gf.process_count(),), ("stage",))
+    loss = gf.parallel.pipelined_decoder(config, mesh, microbatches=2, ignore_index=-100)
+    layers = gf.parallel.stages_of(params["layers"], gf.process_count())
+    divided = gf.device_put(layers, gf.NamedSharding(mesh, gf.P("stage")))
+    value, grads = gf.jit(gf.value_and_grad(loss))({**params, "layers": divided}, tokens, labels)
+    assert grads["layers"]["mlp"]["up_proj"]["weight"].sharding.spec == gf.P("stage")
+    grads = gf.device_put(grads, gf.NamedSharding(mesh, gf.P()))
+    found = value, {**grads, "layers": gf.parallel.layers_of_stages(grads["layers"])}
+    names = [f"{i}" for i, _ in enumerate(gf.tree.leaves(expected))]
+    write({f"mine {n}": x for n, x in zip(names, gf.tree.leaves(found), strict=True)}
+          | {f"whole {n}": x for n, x in zip(names, gf.tree.leaves(expected))})  # fmt: skip
+
+
 def write(found: dict[str, Any]) -> None:
     """The results of this process, as bytes: NumPy's files know no bfloat16."""
     arrays = {k: np.asarray(v) for k, v in found.items()}

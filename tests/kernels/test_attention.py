@@ -165,6 +165,29 @@ def test_rows_without_keys_take_the_mean_of_all_values_and_give_no_nan():
     check(spec, inputs=inputs)
 
 
+@pytest.mark.parametrize("segments", [None, "separate"])
+def test_gradients_of_some_of_the_keys(segments):
+    """Of out and lse over all keys, the backward pass of a part of them gives that part's terms."""
+    spec = AttentionSpec(1, 2, 1, 20, 40, 16, dtype="fp32", segments=segments)
+    inputs = random_inputs(spec)
+    if segments:  # no query sees a key of the first part, but every query one of the second
+        inputs["q_segments"] = torch.arange(20)[None].int() % 3
+        inputs["kv_segments"] = torch.cat([torch.full((1, 20), 9), inputs["q_segments"]], 1).int()
+    config = BackwardConfig(AttentionConfig(16, 16, 4, 1), AttentionConfig(16, 16, 4, 1))
+    out, lse = forward(spec, inputs, None)
+    dout = torch.randn(out.shape, generator=torch.Generator().manual_seed(1))
+    every = backward(spec, inputs, out, lse, dout, config)
+    half = replace(spec, kv_len=20)
+    found = []
+    for some in (slice(0, 20), slice(20, 40)):
+        names = [n for n in ("k", "v", "kv_segments") if n in inputs]
+        keys = {n: inputs[n][:, some].contiguous() for n in names}
+        found.append(backward(half, inputs | keys, out, lse, dout, config))
+    assert error(found[0]["dq"] + found[1]["dq"], every["dq"]) < 5e-6
+    for name in ("dk", "dv"):
+        assert error(torch.cat([f[name] for f in found], 1), every[name]) < 5e-6
+
+
 @pytest.mark.parametrize("fill", [float("-inf"), torch.finfo(torch.float32).min])
 def test_an_additive_mask_as_bias(fill):
     spec = replace(SMALL, bias=(1, 1, 40, 40))

@@ -303,6 +303,39 @@ def test_attention_softcap_groups_and_second_order(kv, softcap, lowering):
         )
 
 
+@pytest.mark.parametrize("kind", ["plain", "segments", "softcap"])
+def test_attention_gradients_of_some_of_the_keys(kind, lowering):
+    """Of out and lse over all keys, the backward pass of a part of them gives that part's terms."""
+    (q, k, v), ct = map(jnp.asarray, qkv(t=6, s=10)), array(2, 6, 4, 8)
+    extras, theirs = (), ()
+    if kind == "segments":  # the rows of id 0 see keys of the second part only, those of 2 none
+        own = jnp.asarray(np.arange(12).reshape(2, 6) % 3, jnp.int32)
+        keys = jnp.asarray([[1] * 5 + [0, 1] * 2 + [0]] * 2, jnp.int32)
+        extras, theirs = (own, keys), (own, keys)
+    static = {"scale": 0.5, "causal": False, "window": None, "has": (False,) * 5}
+    static |= {"softcap": 1.5 if kind == "softcap" else 0.0}
+    static |= {"has": (False, False, False, bool(extras), bool(extras))}
+    forward, backward = FUSED["attention_forward"], FUSED["attention_backward"]
+    _, (*_, out, lse) = forward.apply((q, k, v, *extras), static)
+    options = {"needs": (True, True, True), **static}
+    every = backward.apply(((q, k, v, *extras, out, lse), ct), options)
+    found = []
+    for some in (slice(0, 5), slice(5, 10)):
+        extras = (theirs[0], theirs[1][:, some]) if theirs else ()
+        residuals = (q, k[:, some], v[:, some], *extras, out, lse)
+        found.append(backward.apply((residuals, ct), options))
+    dq = found[0][0] + found[1][0]
+    close(dq, every[0], 1e-4, 1e-5)
+    for i in (1, 2):
+        parts = jnp.concatenate([found[0][i], found[1][i]], 1)
+        if i == 2 and kind == "segments":
+            # A query without visible keys takes the mean of all values, of as many as there are.
+            lost = np.asarray(own)[..., None, None] == 2
+            share = np.where(lost, np.asarray(ct), 0).reshape(2, 6, 2, 2, 8).sum((1, 3))[:, None]
+            parts = parts - share * (1 / 5 - 1 / 10)
+        close(parts, every[i], 1e-4, 1e-5)
+
+
 def test_attention_under_vmap(lowering):
     q, k, v = qkv(b=3)
     mask = RNG.random((3, 2, 1, 6, 6)) > 0.3

@@ -129,3 +129,11 @@ def theirs(program: Any, *args: Any) -> Any:
         lambda *xs: program(THEIRS, *xs), compiler_options={"xla_backend_optimization_level": 0}
     )
     return compiled(*args)
+
+
+def varying(m: Any, y: Any, names: tuple[str, ...]) -> Any:
+    """A value as one that varies over all axes: JAX casts those alone over which it does not."""
+    if m.name == "ours":
+        return m.pcast(y, names, to="varying")
+    missing = tuple([n for n in names if n not in m.typeof(y).mat.varying])
+    return m.pcast(y, missing, to="varying") if missing else y

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from tests.sharding.both import NAMES, OURS, THEIRS, arrays, same, theirs, with_names
+from tests.sharding.both import NAMES, OURS, THEIRS, arrays, same, theirs, varying, with_names
 
 CASES = [((8,), "a"), ((4, 2), "a"), ((4, 2), ("b", "a")), ((2, 2, 2), ("c", "a"))]
 
@@ -141,10 +141,3 @@ def reference_of(program, checked):
         return program
     gather = {"all_gather_invariant": THEIRS.all_gather}
     return lambda m, *given: program(with_names(m, **gather), *given)
-
-
-def varying(m, y, names):
-    if m.name == "ours":
-        return m.pcast(y, names, to="varying")
-    missing = tuple([n for n in names if n not in m.typeof(y).mat.varying])
-    return m.pcast(y, missing, to="varying") if missing else y

@@ -11,6 +11,7 @@ from typing import Any, cast
 
 import numpy as np
 
+from genesis_fn.backends.mesh.agreement import check_agreement
 from genesis_fn.backends.mesh.executable import MeshExecutable
 from genesis_fn.core import errors
 from genesis_fn.core.array import ArrayImpl, Shard, from_numpy, keys_over, stored
@@ -30,20 +31,10 @@ from genesis_fn.core.sharding.layout import (
 )
 from genesis_fn.core.sharding.placement import Placement
 from genesis_fn.core.types.extended import is_key
+from genesis_fn.transforms.sharding import rules as _rules  # noqa: F401 # pyright: ignore[reportUnusedImport] - registers rules
 from genesis_fn.transforms.sharding.constraint import sharding_constraint_p
 from genesis_fn.transforms.sharding.local import batched, reduced_early, untyped
 from genesis_fn.transforms.sharding.partition import partition
-from genesis_fn.transforms.sharding.rules import (  # noqa: F401 # pyright: ignore[reportUnusedImport] - registers rules
-    collectives as _collectives,
-    elementwise as _elementwise,
-    fused as _fused,
-    indexing as _indexing,
-    products as _products,
-    programs as _programs,
-    random as _random,
-    reductions as _reductions,
-    shape as _shape,
-)
 
 
 class MeshBackend(Backend):
@@ -100,6 +91,7 @@ class MeshBackend(Backend):
         if mesh.batched:
             local = batched(local, mesh, jaxpr.in_avals, in_layouts, out_layouts)
         local.labels = jaxpr.labels
+        check_agreement(local, mesh)
         compiled = home.backend.compile(local, home, donated, compiler)
         sigs = [
             sig(a, cast(Device, NamedSharding(mesh, spec_of(at))))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 import threading
 from collections.abc import Hashable, Sequence
@@ -266,9 +267,8 @@ class NamedSharding(Sharding):
 
 
 def _grid(mesh: Mesh) -> list[tuple[tuple[int, ...], Device]]:
-    import numpy as np
-
-    return [(at, mesh.devices[at]) for at in np.ndindex(*mesh.devices.shape)]
+    places = itertools.product(*map(range, mesh.devices.shape))
+    return [(at, mesh.devices[at]) for at in places]
 
 
 def _slices(

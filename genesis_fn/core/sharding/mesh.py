@@ -138,7 +138,8 @@ class Mesh:
     @functools.cached_property
     def batched(self) -> bool:
         """Whether this process computes for all devices, as one batched program."""
-        return self.device is not None and self.size > 1 and not self.is_multi_process
+        here = self.device  # raises where this process cannot compute on the mesh
+        return here.kind == "cpu" and self.size > 1 and not self.is_multi_process
 
     @functools.cached_property
     def coordinates(self) -> tuple[int, ...]:

@@ -124,6 +124,18 @@ def _optional(extras: Sequence[Any], has: _Has) -> tuple[Any, Any, Any, Any, Any
     return tuple([next(rest) if h else None for h in has])  # type: ignore[return-value]
 
 
+def _probabilities(logits: Any, lse: Any, masked: bool) -> Any:
+    """exp(logits - lse). The keys may be a part of those that `lse` is of, as in ring attention:
+    then the rows sum to less than 1, and out and lse are those of all keys."""
+    p = ops.exp(ops.sub(logits, along_last(lse, logits)))
+    if not masked:
+        return p
+    # For a query without visible keys lse = MASKED + log(keys) rounds to MASKED, and every
+    # probability would be 1. One of -inf is of logits that are all -inf, which give NaN.
+    lost = ops.lt(ops.abs(ops.sub(lse, MASKED)), -1e-3 * MASKED)
+    return ops.select(along_last(lost, p), 1.0 / typeof(p).shape[-1], p)
+
+
 # ---- the operation ----
 
 
@@ -153,15 +165,12 @@ def _fold_batch(size: int, xs: Sequence[Any], dims: Sequence[Any], **static: Any
     return [reshape(out, (size, batch, *typeof(out).shape[1:]))], [0]
 
 
-def _dims(has: _Has) -> str:
-    """The dimensions of the operands: batch entries and heads may be divided among devices."""
+def _dims(has: _Has, kept: bool = False) -> str:
+    """The dimensions of the operands, or of the same as results, if they are `kept`: batch entries
+    and heads may be divided among devices."""
     extras = ("B H t s", "B H t s", "B", "B t", "B s")
-    return ", ".join(["B t H d", "B s H d", "B s H e", *[x for x, h in zip(extras, has) if h]])
-
-
-def _kept(has: _Has) -> str:
-    """The dimensions of operands that are results too: no sums, where heads share keys."""
-    return ", ".join(f"={each}" for each in _dims(has).split(", "))
+    every = ["B t H d", "B s H d", "B s H e", *[x for x, h in zip(extras, has) if h]]
+    return ", ".join(["=" * kept + x for x in every])
 
 
 @fused(
@@ -193,10 +202,10 @@ def attention(
     "attention_forward",
     static=(*_STATIC, "has"),
     dims=lambda avals, static: (
-        f"{_dims(static['has'])} -> B t H e, {_kept(static['has'])}, B t H e, B H t"
+        f"{_dims(static['has'])} -> B t H e, {_dims(static['has'], kept=True)}, B t H e, B H t"
     ),
 )
-def _attention_forward(
+def attention_forward(
     q: Any, k: Any, v: Any, *extras: Any, has: tuple[Any, ...], **static: Any
 ) -> tuple[Any, ...]:
     optional = _optional(extras, has)
@@ -215,17 +224,15 @@ def _attention_forward(
         f"{', B H t s' * static['has'][0]}"
     ),
 )
-def _attention_backward(
+def attention_backward(
     residuals: Any, ct: Any, *, has: tuple[Any, ...], needs: Sequence[bool], **static: Any
 ) -> tuple[Any, ...]:
-    q, k, v, *extras, out, _ = residuals
+    q, k, v, *extras, out, lse = residuals
     bias, *others = _optional(extras, has)
     logits, slope, seen = _scores(q, k, bias, *others, *[static[n] for n in _STATIC])
     b, kv, g, t, _ = typeof(logits).shape
     h = typeof(v).shape[-1]
-    # Not exp(logits - lse): for a query without visible keys lse = MASKED + log(keys) rounds to
-    # MASKED, and every probability would be 1.
-    p = softmax_last.reference(logits)
+    p = _probabilities(logits, reshape(lse, (b, kv, g, t)), seen is not None)
     grad = transpose(reshape(wide(ct), (b, t, kv, g, h)), (0, 2, 3, 1, 4))  # [b, kv, g, t, h]
     dtype = typeof(p).dtype
     dv = dot_general(
@@ -258,7 +265,7 @@ def _attention_backward(
     return tuple(back + ([d_bias] if has[0] else []))
 
 
-attention.defvjp(_attention_forward, _attention_backward)
+attention.defvjp(attention_forward, attention_backward)
 
 
 @overload

@@ -58,13 +58,13 @@ def _rows_forward(x: Array, order: Array) -> tuple[Any, ...]:
     return (_like(take_rows(x, _tokens(order), mode="clip"), order),), (order,)
 
 
-@fused("rows_of_tokens_backward", dims="T k, T k D -> T D")
+@fused("rows_of_tokens_backward", dims="T k, ~T k D -> T D")
 def _rows_backward(residuals: Any, ct: Array, *, needs: Sequence[bool]) -> tuple[Any, ...]:
     (order,) = residuals
     return (_summed(ct, order),)
 
 
-@fused("tokens_of_rows", dims="T k D, T k -> T D")
+@fused("tokens_of_rows", dims="~T k D, T k -> T D")
 def tokens_of_rows(rows: Array, order: Array) -> Array:
     """The sums [T, features] of the rows of each token, 16-bit floats added in float32."""
     return _summed(rows, order)
@@ -79,7 +79,7 @@ def _summed(rows: Array, order: Array) -> Array:
     return jnp.sum(jnp.where(mine[..., None], rows, 0), 1)
 
 
-@fused("tokens_of_rows_forward", dims="T k D, T k -> T D, =T k")
+@fused("tokens_of_rows_forward", dims="~T k D, T k -> T D, =T k")
 def _sums_forward(rows: Array, order: Array) -> tuple[Any, ...]:
     return (_summed(rows, order),), (order,)
 
@@ -113,7 +113,7 @@ def _choices_forward(values: Array, order: Array) -> tuple[Any, ...]:
     return (_permuted(values, order),), (order,)
 
 
-@fused("rows_of_choices_backward", dims="T k, T k -> T k")
+@fused("rows_of_choices_backward", dims="T k, ~T k -> T k")
 def _choices_backward(residuals: Any, ct: Array, *, needs: Sequence[bool]) -> tuple[Any, ...]:
     (order,) = residuals
     flat = jnp.reshape(order, (-1,))

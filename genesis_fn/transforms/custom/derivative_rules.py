@@ -22,9 +22,9 @@ from genesis_fn.core.static import NotStatic, aux_key, fingerprint_of, is_array
 from genesis_fn.core.types.annotations import Array, ArrayLike, PyTree
 from genesis_fn.primitives import elementwise as ops
 from genesis_fn.primitives.factories import instantiate, zeros
+from genesis_fn.transforms.batching.collectives import psum
 from genesis_fn.transforms.custom.custom_call import CustomCall, custom_call_p
 from genesis_fn.transforms.custom.recorded import Recording
-from genesis_fn.transforms.sharding.varying import matched
 from genesis_fn.transforms.staging.api_util import (
     Static,
     as_taken,
@@ -141,8 +141,8 @@ class _UserCall(CustomCall):
         _, derivatives = self._arguments(self._zeros(tangents, self.in_avals))
         out, tangent = owner.pair(owner.jvp(*static, values, derivatives), "jvp", "tangent")
         outs, self.output_info = flatten_output(out, self.name)
-        ts, t_tree = flatten_output(tree.map(_dense, tangent), self.name)
-        ts = [instantiate(t, typeof(o)) for t, o in zip(ts, outs)]
+        given, t_tree = flatten_output(tree.map(_dense, tangent), self.name)
+        ts: list[Any] = [instantiate(t, typeof(o)) for t, o in zip(given, outs)]
         if t_tree != self.output_info:
             difference = tree.first_difference(out, tangent, "the output")
             what = f"returned a tangent of another structure than its output: {difference}"
@@ -212,7 +212,11 @@ class _UserCall(CustomCall):
         if not is_value(ct):
             what = f"returned {ct!r:.60} of type {type(ct).__name__} for {argument}"
             raise self.owner.rule_error(TypeError, "bwd", what)
-        ct = instantiate(as_array(ct), kind)
+        ct = as_array(ct)
+        # Of an argument that devices share, a rule returns the sum over them, or what each adds.
+        if shares := typeof(ct).varying - kind.varying:
+            ct = psum(ct, sorted(shares, key=str))
+        ct = instantiate(ct, kind)
         if typeof(ct) is not kind:
             what = f"returned {typeof(ct)} for {argument}, which is {kind}"
             remedy = "a cotangent has the shape and dtype of its argument, or is None for zero"
@@ -329,8 +333,6 @@ class _Differentiated(CustomFunction[P, R]):
             return self.fun(*as_taken(arguments))
         arguments = tuple([self.array_or_static(i, a) for i, a in enumerate(arguments)])
         leaves, in_tree, _ = flatten_arrays(arguments, f"an argument of {self.name}: ")
-        if ctx.match is not None:
-            leaves = matched(leaves)
         static = [i for i, a in enumerate(arguments) if type(a) is Static]
         call = _UserCall(self, static, in_tree, leaves)
         outs = bind(custom_call_p, *leaves, call=call, jaxpr=None)

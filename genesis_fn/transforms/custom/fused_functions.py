@@ -47,9 +47,10 @@ class Fused(Generic[P, R]):
       dtypes.
     * `dims`: which dimensions of the flat operands and results belong together, in the manner of
       einsum: "... d, d -> ... d". Those with capital letters, and the leading ones `...`, may be
-      divided among devices; a result that lacks such a letter is a sum over it, or an operand as it
-      is where it is written "=d". Or a function of (operand avals, static parameters) that gives
-      this.
+      divided among devices; a result that lacks such a letter, or has it with length 1, is a sum
+      over it, or an operand as it is where it is written "=d". In an operand "~d" the results are
+      linear, but such operands: it may be a term of a sum that is taken of the results. Or a
+      function of (operand avals, static parameters) that gives this.
     """
 
     def __init__(
@@ -156,7 +157,8 @@ def fused(
         dims: which dimensions of the flattened arrays and results belong together, as in einsum:
             "... d, d -> ... d". Capital letters and leading dimensions `...` may be divided among
             the devices of a mesh; a result without such a letter is a sum over it, but one written
-            "=d" an operand as it is. None: of arrays that are divided, the reference is run.
+            "=d" an operand as it is. In an operand "~d" the results are linear. None: of arrays
+            that are divided, the reference is run.
 
     Returns:
         The decorator, which gives a `Fused` function of the reference's signature.

@@ -194,7 +194,7 @@ class JitFunction(Copied, Generic[P, R]):
         mesh, the places of all."""
         mesh = mesh_of(program.jaxpr)
         given = [*program.captured, *(x for x in bound.leaves if type(x) is not Frozen)]
-        places = [x.sig.device if type(x) is ArrayImpl else None for x in given]
+        places: list[Any] = [x.sig.device if type(x) is ArrayImpl else None for x in given]
         if mesh is not None or any([type(d) is NamedSharding for d in places]):
             return cast(devices.Device, placement_of(places, mesh, self.spec.name))
         positions = {x.sig.device: i for i, x in enumerate(bound.leaves) if type(x) is ArrayImpl}

@@ -48,6 +48,8 @@ from genesis_fn.transforms.control_flow.loops import while_p
 from genesis_fn.transforms.control_flow.scanning import scan_p
 from genesis_fn.transforms.custom.custom_call import Wrapped
 from genesis_fn.transforms.custom.fused_functions import fused_p
+from genesis_fn.transforms.sharding.shard_map import shard_map_p
+from genesis_fn.transforms.sharding.varying import on_mesh
 from genesis_fn.transforms.staging.api_util import FlatFunction, flatten_arrays, labels_of, name_of
 from genesis_fn.transforms.staging.call import jit_p, region_p, wide_p
 from genesis_fn.transforms.staging.stage_trace import StageTrace, evaluate, stage, stage_closed
@@ -269,6 +271,21 @@ def _rewrite_call(
     return bind(prim, *xs, **{**params, "jaxpr": program})
 
 
+def _rewrite_parts(
+    prim: Primitive,
+    avals: tuple[Any, ...],
+    xs: Sequence[Any],
+    params: dict[str, Any],
+    policy: AutocastPolicy,
+) -> Any:
+    """The program of a part, on operands in the dtypes of the whole arrays."""
+    inner = params["jaxpr"]
+    kinds = [v.update(dtype=typeof(x).dtype) for v, x in zip(inner.in_avals, xs, strict=True)]
+    with on_mesh(params["mesh"], params["manual"]):
+        program = autocast_jaxpr(inner, policy, tuple(kinds), (False,) * len(inner.outs))
+    return bind(prim, *xs, **{**params, "jaxpr": program})
+
+
 def _rewrite_wide(
     prim: Primitive,
     avals: tuple[Any, ...],
@@ -369,6 +386,7 @@ _RULES: Mapping[
     Callable[[Primitive, tuple[Any, ...], Sequence[Any], dict[Any, Any], AutocastPolicy], Any],
 ] = {
     jit_p: _rewrite_call,
+    shard_map_p: _rewrite_parts,
     wide_p: _rewrite_wide,
     checkpoint_p: _rewrite_call,
     scan_p: _rewrite_scan,

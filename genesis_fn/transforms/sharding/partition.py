@@ -59,6 +59,7 @@ class Placed:
         return not any(self.layout)
 
 
+Dues = tuple[tuple[Hashable, ...], ...]  # of each value, the axes over which its sum is due
 # `rule(mesh, eqn, operands) -> results`; operands are Placed, or Python scalars.
 Rule = Callable[[Mesh, Eqn, list[Any]], list[Placed]]
 RULES: dict[Primitive, Rule] = {}
@@ -98,14 +99,17 @@ def unsettled(
     in_layouts: Layouts,
     out_layouts: tuple[Layout | None, ...],
     settles: bool = False,
-) -> tuple[Jaxpr, Layouts, tuple[tuple[Hashable, ...], ...]]:
-    """`partition`, and over which axes sums of the results are due. Where `settles`, or the layout
-    of a result is given, there are none."""
+    in_dues: Dues | None = None,
+) -> tuple[Jaxpr, Layouts, Dues]:
+    """`partition`, and over which axes sums of the results are due, for operands of which they are
+    due over `in_dues`. Where `settles`, or the layout of a result is given, there are none."""
     made: list[Any] = []
+    owing = in_dues or ((),) * len(in_layouts)
 
     def f(*xs: Any) -> list[Any]:
         given = [
-            Placed(x, at, v.aval) for x, at, v in zip(xs, in_layouts, jaxpr.invars, strict=True)
+            Placed(x, at, v.aval, due)
+            for x, at, v, due in zip(xs, in_layouts, jaxpr.invars, owing, strict=True)
         ]
         outs = run(jaxpr, mesh, given)
         outs = [
@@ -129,12 +133,12 @@ def run(jaxpr: Jaxpr, mesh: Mesh, given: Sequence[Placed]) -> list[Placed]:
         for e in jaxpr.eqns:
             ctx.line = e.where
             operands = [env[i] if type(i) is Var else i for i in e.ins]
-            if e.prim not in PUTS_OFF:
-                for x in operands:
-                    if type(x) is Placed and x.due:
-                        settle(x)
             backward, ctx.backward = ctx.backward, ctx.backward or e.backward
             try:
+                if e.prim not in PUTS_OFF:
+                    for x in operands:
+                        if type(x) is Placed and x.due:
+                            settle(x)
                 outs = _rule_of(e)(mesh, e, operands)
             finally:
                 ctx.backward = backward

@@ -78,11 +78,13 @@ def matched(xs: Sequence[Any]) -> Any:
 
 def check_in_step(predicate: Aval, programs: Sequence[Jaxpr], what: str) -> None:
     """Raise ShardingError if programs that devices run or not, as a predicate says that differs
-    between them, communicate along the axes over which it does: they would wait for ever."""
-    if not predicate.varying:
+    between them, communicate along the axes over which it does: they would wait for ever. Where
+    types are not checked, they do not say so."""
+    differs = predicate.varying - {a.name for a in ctx.axes if not a.checked}
+    if not differs:
         return
     for axis, line in _communication(programs):
-        if axis.name in predicate.varying:
+        if axis.name in differs:
             raise ShardingError(
                 f"{what}: devices along {axis.name!r} may decide differently ({predicate}), and "
                 f"would then wait for each other in a collective over {axis.name!r} for ever\n"

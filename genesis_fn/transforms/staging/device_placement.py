@@ -171,9 +171,9 @@ def move(x: ArrayImpl, where: Device) -> ArrayImpl:
 
 def move_over(x: ArrayImpl, where: Any) -> ArrayImpl:
     """A copy of `x` that is laid out over a mesh, or that was."""
-    backend = live(x).device.backend
+    here: Any = live(x).device
+    backend = here.backend
     if type(where) is NamedSharding:
-        here = x.device
         same = here.mesh == where.mesh if type(here) is NamedSharding else here is where.home
         if same:
             return bind(sharding_constraint_p, x, sharding=where)

@@ -8,6 +8,7 @@ import threading
 import weakref
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from typing import Any
 
 from cuda.bindings import driver as cu  # pyright: ignore[reportAttributeAccessIssue]
@@ -443,6 +444,10 @@ class CudaDriver:
     def communicator(self, groups: Sequence[tuple[int, ...]]) -> CommunicatorHandle:
         self.activate()
         return nccl.communicator(groups)
+
+    def one_launch(self) -> AbstractContextManager[object]:
+        self.activate()
+        return nccl.one_launch()
 
     def all_reduce(
         self,

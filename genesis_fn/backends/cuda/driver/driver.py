@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, Self, TypeAlias
 
@@ -190,6 +191,10 @@ class Driver(Protocol):
     def communicator(self, groups: Sequence[tuple[int, ...]]) -> CommunicatorHandle:
         """What this process's group, by the ranks of its members in order, communicates through.
         All processes in `groups` ask for it, and wait for each other the first time."""
+        ...
+
+    def one_launch(self) -> AbstractContextManager[object]:
+        """Within it, collectives are gathered; they are enqueued at its end as one launch."""
         ...
 
     def all_reduce(

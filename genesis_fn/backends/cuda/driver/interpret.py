@@ -8,6 +8,7 @@ that a fault on a device is reported by.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import mmap
@@ -16,6 +17,7 @@ import time
 import weakref
 from bisect import bisect_right, insort
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -346,6 +348,9 @@ class InterpretDriver:
 
         (mine,) = [g for g in groups if world().rank in g]
         return group(mine)
+
+    def one_launch(self) -> AbstractContextManager[object]:
+        return contextlib.nullcontext()
 
     def all_reduce(
         self,

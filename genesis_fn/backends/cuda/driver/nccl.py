@@ -140,6 +140,17 @@ def _split(groups: Sequence[tuple[int, ...]], mine: tuple[int, ...]) -> Communic
         return Communicator(handle, len(mine))
 
 
+@contextlib.contextmanager
+def one_launch() -> Generator[None]:
+    """Collectives within are enqueued at its end, as one launch."""
+    with _named("a group of collectives") as nccl:
+        nccl.group_start()
+        try:
+            yield
+        finally:
+            nccl.group_end()
+
+
 def all_reduce(
     group: Communicator,
     source: int,

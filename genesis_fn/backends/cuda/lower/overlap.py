@@ -2,22 +2,26 @@
 
 A collective starts as early as its operand is there, and the compute stream waits for it as late as
 its result is needed (`Join`). Two limits keep memory: what is gathered ahead of its use, and what
-waits to be reduced, may take `_AHEAD` bytes; so parameters are gathered about one layer ahead. The
-order of collectives follows from the program alone, and is the same on every process.
+waits to be reduced, may take `_AHEAD` bytes; so parameters are gathered about one layer ahead.
+Small ones of one kind that can start together are one launch, which costs what several hundred
+kilobytes do. The order of collectives follows from the program alone, and is the same on every
+process.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from genesis_fn.backends.cuda.driver.communication import AllGather
 from genesis_fn.backends.cuda.lower.horizontal_fusion import Accesses
-from genesis_fn.backends.cuda.lower.steps import BufferTable, ScheduledStep
-from genesis_fn.backends.cuda.run.graph import Collective, Join
+from genesis_fn.backends.cuda.lower.steps import BufferTable, ScheduledStep, StepSummary
+from genesis_fn.backends.cuda.run.graph import Collective, Collectives, Join
 from genesis_fn.compiler.options import enabled
 
-_AHEAD = 128 << 20
+_AHEAD = 400 << 20
+_TOGETHER = 100 << 20  # bytes that one launch sends: 25 took 166.4 ms a step, 100 163.0
 
 
 @dataclass(slots=True)
@@ -28,6 +32,7 @@ class _Exchange:
     at: int
     step: Collective
     bytes: int
+    sent: int
     start: int = 0
     join: int = 0
 
@@ -41,7 +46,7 @@ def overlap_collectives(items: list[ScheduledStep], table: BufferTable) -> list[
     """`items` in another order: collectives where they start, and joins where they must have
     ended."""
     found = [
-        _Exchange(n, step, _bytes(item, table))
+        _Exchange(n, step, _bytes(item, table), table.bytes[step.source])
         for n, item in enumerate(items)
         for step in item.steps[-1:]
         if isinstance(step, Collective)
@@ -51,7 +56,7 @@ def overlap_collectives(items: list[ScheduledStep], table: BufferTable) -> list[
     _find_windows(items, found, table)
     _limit_gathers([x for x in found if x.gathers])
     _limit_reductions([x for x in found if not x.gathers])
-    return _merged(items, found)
+    return _merged(items, _grouped(found))
 
 
 def _find_windows(
@@ -110,22 +115,59 @@ def _limit_reductions(reductions: Sequence[_Exchange]) -> None:
                 break
 
 
-def _merged(items: list[ScheduledStep], found: Sequence[_Exchange]) -> list[ScheduledStep]:
-    starts: dict[int, list[_Exchange]] = {}
+def _grouped(found: Sequence[_Exchange]) -> list[list[_Exchange]]:
+    """The collectives that are one launch, in the order in which they start: those of one kind
+    among the same processes, if none needs to have ended before another one can start."""
+    groups: list[list[_Exchange]] = []
+    open_groups: dict[Any, list[_Exchange]] = {}
+    for x in sorted(found, key=lambda x: (x.start, x.at)):
+        exchange = x.step.exchange
+        key = type(exchange.communication), exchange.groups
+        group = open_groups.get(key, [])
+        fits = sum([y.sent for y in group]) + x.sent <= _TOGETHER
+        if not group or not fits or x.start >= min([y.join for y in (*group, x)]):
+            group = open_groups[key] = []
+            groups.append(group)
+        group.append(x)
+    return sorted(groups, key=lambda g: (g[-1].start, g[-1].at))
+
+
+def _merged(items: list[ScheduledStep], groups: Sequence[list[_Exchange]]) -> list[ScheduledStep]:
+    starts: dict[int, list[int]] = {}
     joins: dict[int, list[int]] = {}
-    for number, x in enumerate(found):
-        starts.setdefault(x.start, []).append(x)
-        joins.setdefault(x.join, []).append(number)
-    moved = {x.at: number for number, x in enumerate(found)}
+    for number, group in enumerate(groups):
+        starts.setdefault(group[-1].start, []).append(number)
+        joins.setdefault(min([x.join for x in group]), []).append(number)
+    moved = {x.at for group in groups for x in group}
     result: list[ScheduledStep] = []
     for n in range(len(items) + 1):
         for number in joins.get(n, ()):
-            item = items[found[number].at]
-            result.append(ScheduledStep([Join(number)], item.reads, item.writes))
-        for x in starts.get(n, ()):
-            item = items[x.at]
-            apart = replace(x.step, number=moved[x.at])
-            result.append(replace(item, steps=[*item.steps[:-1], apart]))
+            reads, writes = _touched(items, groups[number])
+            result.append(ScheduledStep([Join(number)], reads, writes))
+        for number in starts.get(n, ()):
+            group = groups[number]
+            reads, writes = _touched(items, group)
+            before = [s for x in group for s in items[x.at].steps[:-1]]
+            steps = [*before, Collectives(tuple([x.step for x in group]), number)]
+            summary = _summary([items[x.at].summary for x in group])
+            result.append(ScheduledStep(steps, reads, writes, summary=summary))
         if n < len(items) and n not in moved:
             result.append(items[n])
     return result
+
+
+def _summary(of: Sequence[StepSummary | None]) -> StepSummary | None:
+    """What reports say of several collectives: the name of one, the traffic of all."""
+    known = [s for s in of if s is not None]
+    if not known:
+        return None
+    lines = list(dict.fromkeys([line for s in known for line in s.lines]))
+    return replace(known[0], traffic=sum([s.traffic for s in known]), lines=lines)
+
+
+def _touched(
+    items: Sequence[ScheduledStep], group: Sequence[_Exchange]
+) -> tuple[list[int], list[int]]:
+    """The buffers that a group reads and writes."""
+    of = [items[x.at] for x in group]
+    return [b for item in of for b in item.reads], [b for item in of for b in item.writes]

@@ -22,6 +22,7 @@ everything before it is complete.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -108,19 +109,25 @@ class HostStep:
 @dataclass(frozen=True, slots=True)
 class Collective:
     """The processes of a group exchange: each reads its operand from buffer `source`, and gets its
-    result in buffer `destination`, which may be the same. `name` is what errors call it. One with a
-    `number` runs on until the `Join` of that number."""
+    result in buffer `destination`, which may be the same. `name` is what errors call it."""
 
     exchange: Exchange
     source: int
     destination: int
     name: str
-    number: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Collectives:
+    """Several of them in one launch, which runs on until the `Join` of its number."""
+
+    members: tuple[Collective, ...]
+    number: int
 
 
 @dataclass(frozen=True, slots=True)
 class Join:
-    """Waits for the collective of that number."""
+    """Waits for the collectives of that number."""
 
     number: int
 
@@ -143,6 +150,7 @@ Step: TypeAlias = (
     | ForLoop
     | HostStep
     | Collective
+    | Collectives
     | Join
     | SetInteger
 )
@@ -155,7 +163,7 @@ def has_host(step: Step) -> bool:
     """Whether a step contains a host computation, or a collective under the host's control flow."""
     inner = [s for body in _bodies(step) for s in body]
     return isinstance(step, HostStep) or any(
-        has_host(s) or isinstance(s, Collective) for s in inner
+        has_host(s) or isinstance(s, (Collective, Collectives)) for s in inner
     )
 
 
@@ -345,17 +353,26 @@ class _ConditionalCmd:
 
 
 @dataclass(frozen=True, slots=True)
-class _CollectiveCmd:
-    """Exchanges memory with the processes of a group."""
+class _Exchanged:
+    """One collective: what is exchanged among whom, and where it is."""
 
     communicator: Any
     communication: Communication
     source: int
     destination: int
+
+
+@dataclass(frozen=True, slots=True)
+class _CollectiveCmd:
+    """Exchanges memory with the processes of groups, all in one launch."""
+
+    members: tuple[_Exchanged, ...]
     number: int | None = None
 
     def record(self, driver: Driver, stream: StreamHandle) -> None:
-        self.communication.enqueue(driver, self.communicator, self.source, self.destination, stream)
+        with driver.one_launch() if len(self.members) > 1 else contextlib.nullcontext():
+            for m in self.members:
+                m.communication.enqueue(driver, m.communicator, m.source, m.destination, stream)
 
 
 @dataclass(frozen=True, slots=True)
@@ -484,18 +501,11 @@ def _commands(
             commands += _commands(device, step.steps, inner, found, runs)
         elif isinstance(step, HostStep):
             commands.append(_HostCmd(device, step, memory))
-        elif isinstance(step, Collective):
-            # Made in the order of the program, which is the same on every process.
-            communicator = device.driver.communicator(step.exchange.groups)
-            commands.append(
-                _CollectiveCmd(
-                    communicator,
-                    step.exchange.communication,
-                    addresses[step.source],
-                    addresses[step.destination],
-                    step.number,
-                )
-            )
+        elif isinstance(step, (Collective, Collectives)):
+            members = step.members if isinstance(step, Collectives) else (step,)
+            number = step.number if isinstance(step, Collectives) else None
+            found = tuple([_exchanged(device, m, addresses) for m in members])
+            commands.append(_CollectiveCmd(found, number))
         elif isinstance(step, Join):
             commands.append(_JoinCmd(step.number))
         elif isinstance(step, SetInteger):
@@ -504,6 +514,13 @@ def _commands(
             bodies = [_commands(device, body, memory, reached, runs) for body in _bodies(step)]
             commands += _conditional(step, bodies, address_of)
     return tuple(commands)
+
+
+def _exchanged(device: Runtime, step: Collective, addresses: Sequence[int]) -> _Exchanged:
+    # Communicators are made in the order of the program, which is the same on every process.
+    communicator = device.driver.communicator(step.exchange.groups)
+    source, destination = addresses[step.source], addresses[step.destination]
+    return _Exchanged(communicator, step.exchange.communication, source, destination)
 
 
 def _arguments(launch: Launch) -> list[int]:

@@ -16,6 +16,7 @@ from typing import Any
 from genesis_fn.backends.cuda.run.graph import (
     BufferAddress,
     Collective,
+    Collectives,
     Copy,
     ForLoop,
     HostStep,
@@ -137,7 +138,7 @@ def _pieces(
                 number = len(alone)
                 if isinstance(s, Join):  # one by one, steps are in order
                     continue
-                if isinstance(s, (Launch, Memset, Copy, Collective, SetInteger)):
+                if isinstance(s, (Launch, Memset, Copy, Collective, Collectives, SetInteger)):
                     run = lambda number=number: direct.launch(number)
                     alone.append(replace(step, steps=(s,)) if isinstance(step, SubProgram) else s)
                     pieces.append(_Piece(_name(s), n, run, True))

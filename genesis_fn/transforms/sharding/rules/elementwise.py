@@ -75,18 +75,21 @@ def _bitcast(mesh: Mesh, e: Eqn, operands: list[Any]) -> list[Placed]:
 @partitions(add.prim, sub.prim, add_n.prim, puts_off=True)
 def _sum(mesh: Mesh, e: Eqn, operands: list[Any]) -> list[Placed]:
     """A sum of sums that are due is due, over the axes of all: along those that are not its own, a
-    term counts on the first device alone. So does what is made anew at will, as zeros are. Where
-    there is an operand of another kind, sums are taken."""
+    term counts on the first device alone. So does what is made anew at will, as zeros are, and one
+    number. Where there is an operand of another kind, sums are taken."""
     putting_off = [x for x in operands if type(x) is Placed and x.due]
-    takes_part = [type(x) is Placed and (x.due or x.remade is not None) for x in operands]
     layouts = {x.layout for x in putting_off}
-    if len(layouts) != 1 or not all(takes_part):
+    if len(layouts) != 1 or not all(map(_takes_part, operands)):
         return _elementwise(mesh, e, operands)
     (layout,) = layouts
     due = tuple(dict.fromkeys([n for x in putting_off for n in x.due]))
     xs = [x if x.due else moved(x, mesh, layout) for x in operands]
     terms = [on_the_first(x.part, [n for n in due if n not in x.due]) for x in xs]
     return placed(bind(e.prim, *terms, **e.params), e, [layout], due)
+
+
+def _takes_part(x: Any) -> bool:
+    return type(x) is Placed and bool(x.due or x.remade is not None or x.aval.size == 1)
 
 
 def on_the_first(x: Any, axes: Sequence[Hashable]) -> Any:

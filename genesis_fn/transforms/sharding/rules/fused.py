@@ -26,22 +26,50 @@ def _fused(mesh: Mesh, e: Eqn, operands: list[Any]) -> list[Placed]:
     op, static = e.params["op"], dict(e.params["static"])
     if op.name in _OF_MEANS and any(not x.is_whole for x in operands[:3]):
         return _mean_of_rows(mesh, e, operands)
-    if op.dims is None or all(x.is_whole for x in operands):
+    if op.dims is None:
         return as_program(mesh, e, operands)
-    for x in operands:
-        if x.due:
-            settle(x)
     text = op.dims if isinstance(op.dims, str) else op.dims([x.aval for x in operands], static)
     of_operands, of_results = [side.split(",") for side in text.split("->")]
     if not of_results[0].strip() and not e.outs:
         of_results = []
+    for x, said in zip(operands, of_operands, strict=True):
+        if x.due and "~" not in said:
+            settle(x)
+    if all(x.is_whole and not x.due for x in operands):
+        return as_program(mesh, e, operands)
     ins = _letters(of_operands, [x.aval for x in operands])
     outs = _letters(of_results, [o.aval for o in e.outs])
     divided = divisions(mesh, operands, ins)
-    xs = [moved(x, mesh, layout_of(x.aval.shape, at, divided)) for x, at in zip(operands, ins)]
+    wanted = [layout_of(x.aval.shape, at, divided) for x, at in zip(operands, ins)]
+    xs = [x if x.layout == at and x.due else moved(x, mesh, at) for x, at in zip(operands, wanted)]
     layouts = [layout_of(o.aval.shape, at, divided) for o, at in zip(e.outs, outs)]
-    dues = [_due(said, o.aval.shape, at, divided) for said, o, at in zip(of_results, e.outs, outs)]
-    return _called(e, xs, layouts, dues)
+    put_off = tuple([n for x in xs for n in x.due])
+    dues = [
+        () if "=" in said else (*put_off, *_due(o.aval.shape, at, divided))
+        for said, o, at in zip(of_results, e.outs, outs)
+    ]
+    results = _called(e, xs, layouts, dues)
+    return _with_kept(results, of_results, operands, of_operands)
+
+
+def _with_kept(
+    results: list[Placed],
+    of_results: Sequence[str],
+    operands: Sequence[Placed],
+    of_operands: Sequence[str],
+) -> list[Placed]:
+    """The results, of which those that are operands as they are stay laid out as those were: what
+    is saved of a gathered weight for the backward pass is a part."""
+    rest = list(zip(operands, of_operands))
+    for i, said in enumerate(of_results):
+        if "=" not in said:
+            continue
+        name = said.replace("=", "").split()
+        found = [x for x, at in rest if at.split() == name and x.aval == results[i].aval]
+        if found:
+            results[i] = found[0]
+            rest = [(x, at) for x, at in rest if x is not found[0]]
+    return results
 
 
 def _called(
@@ -61,7 +89,7 @@ def _letters(texts: Sequence[str], avals: Sequence[Any]) -> list[list[Letter | N
     """The letter of each dimension of each array that may be divided."""
     result = []
     for text, a in zip(texts, avals, strict=True):
-        names = text.replace("=", " ").split()
+        names = text.replace("=", " ").replace("~", " ").split()
         leading = a.ndim - len([n for n in names if n != "..."])
         found: list[Letter | None] = []
         for n in names:
@@ -71,15 +99,10 @@ def _letters(texts: Sequence[str], avals: Sequence[Any]) -> list[list[Letter | N
     return result
 
 
-def _due(
-    text: str, shape: Sequence[int], letters: Sequence[Letter | None], divided: Divided
-) -> Axes:
-    """The axes over which a result is a sum: those of letters that it lacks, or has once for all,
-    as the gradient of one head of keys has that several heads of queries share."""
-    if "=" in text:
-        return ()
-    own = [at for at, n in zip(letters, shape, strict=True) if n > 1]
-    return tuple([n for at, axes in divided.items() if at not in own for n in axes])
+def _due(shape: Sequence[int], letters: Sequence[Letter | None], divided: Divided) -> Axes:
+    """The axes over which a result is a sum: of the letters that it lacks, or has with length 1."""
+    kept = {at for n, at in zip(shape, letters) if n > 1}
+    return tuple([n for at, axes in divided.items() if at not in kept for n in axes])
 
 
 # ---- the mean of the cross-entropies of rows ----

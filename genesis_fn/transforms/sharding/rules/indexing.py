@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 from genesis_fn.core import dtypes
@@ -138,7 +138,7 @@ def _take(mesh: Mesh, e: Eqn, operands: list[Any]) -> list[Placed]:
 
 
 def _of_rows_held(
-    mesh: Mesh, e: Eqn, operands: list[Any], ins: list[Letters], out: Letters
+    mesh: Mesh, e: Eqn, operands: list[Any], ins: Sequence[Letters], out: Letters
 ) -> list[Placed]:
     table, indices = operands
     divided = divisions(mesh, operands, ins, first=[*ins[1], "row"])
@@ -185,7 +185,7 @@ def _segments(mesh: Mesh, e: Eqn, operands: list[Any]) -> list[Placed]:
 
 
 def _part_of_segments(
-    mesh: Mesh, e: Eqn, operands: list[Any], ins: list[Letters], result: Placed
+    mesh: Mesh, e: Eqn, operands: list[Any], ins: Sequence[Letters], result: Placed
 ) -> Callable[[Layout], Placed | None]:
     def made(wanted: Layout) -> Placed | None:
         count, taken = e.params["num_segments"], {n for at in result.layout for n in at}

@@ -68,7 +68,7 @@ def _conv(mesh: Mesh, e: Eqn, operands: list[Any]) -> list[Placed]:
 def _by_groups(mesh: Mesh, e: Eqn, operands: list[Any]) -> list[Placed]:
     """Divided along features and a batch of such products: which rows a group has is known of all
     rows alone."""
-    x, y, sizes = [v.aval.ndim for v in operands]
+    _, y, sizes = [v.aval.ndim for v in operands]
     batch = ["batch"] * (sizes - 1)
     ins: list[Letters] = [[*batch, None, "k"], [*batch, None, "n"], [*batch, None]]
     if e.prim is ragged_contraction_p:

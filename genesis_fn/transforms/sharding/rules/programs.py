@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
+from genesis_fn.core import dtypes
+from genesis_fn.core.aval import Aval
 from genesis_fn.core.jaxpr import Eqn, Jaxpr
 from genesis_fn.core.primitive import bind
 from genesis_fn.core.sharding.layout import parts
@@ -17,6 +19,7 @@ from genesis_fn.transforms.custom.custom_call import custom_call_p
 from genesis_fn.transforms.sharding.constraint import sharding_constraint_p
 from genesis_fn.transforms.sharding.meshes import mesh_of
 from genesis_fn.transforms.sharding.partition import (
+    Dues,
     Placed,
     local,
     moved,
@@ -28,6 +31,7 @@ from genesis_fn.transforms.sharding.partition import (
     unsettled,
     whole,
 )
+from genesis_fn.transforms.sharding.rules.elementwise import on_the_first
 from genesis_fn.transforms.sharding.shard_map import Layouts, shard_map_p
 from genesis_fn.transforms.staging.call import jit_p, region_p, wide_p
 from genesis_fn.transforms.staging.stage_trace import evaluate
@@ -104,27 +108,66 @@ def _checkpoint(mesh: Mesh, e: Eqn, operands: list[Any]) -> list[Placed]:
     ]
 
 
-@partitions(scan_p)
+@partitions(scan_p, puts_off=True)
 def _scan(mesh: Mesh, e: Eqn, operands: list[Any]) -> list[Placed]:
     """Slices of xs have the layout of xs without its first dimension, which every device steps
-    through."""
+    through. The sum of a carry that is only added to is due when the loop ends."""
     p = e.params
     a, b = p["consts"], p["consts"] + p["carry"]
     xs = [x if i < b else moved(x, mesh, ((), *x.layout[1:])) for i, x in enumerate(operands)]
-    steps = tuple([x.layout[1:] for x in xs[b:]])
+    for x in xs:
+        if x.due:
+            settle(x)
+    own, steps = [x.layout for x in xs[:a]], [x.layout[1:] for x in xs[b:]]
+    none: Dues = ((),) * p["carry"]
+    free = (None,) * len(e.outs)
 
-    def body(carry: Layouts) -> tuple[Jaxpr, Layouts]:
-        ins = (*[x.layout for x in xs[:a]], *carry, *steps)
-        return unsettled(p["jaxpr"], mesh, ins, (None,) * len(e.outs))[:2]
+    def body(carry: Layouts, dues: Dues, outs: Any) -> tuple[Jaxpr, Layouts, Dues]:
+        owing = (*[()] * a, *dues, *[()] * len(steps))
+        return unsettled(p["jaxpr"], mesh, (*own, *carry, *steps), outs, False, owing)
 
-    carry = _carried(body, tuple([x.layout for x in xs[a:b]]))
-    ins = (*[x.layout for x in xs[:a]], *carry, *steps)
-    wanted = (*carry, *(None,) * (len(e.outs) - len(carry)))
-    program, layouts = partition(p["jaxpr"], mesh, ins, wanted)
+    carry = _carried(lambda at: body(at, none, free)[:2], tuple([x.layout for x in xs[a:b]]))
+    axes = {n for at in (*own, *carry, *steps) for names in at for n in names}
+    kinds = [v.aval for v in p["jaxpr"].invars[a:b]]
+    dues = _only_added_to(lambda d: body(carry, d, free)[1:], carry, kinds, axes)
+    wanted = tuple([None if due else at for at, due in zip(carry, dues)])
+    program, layouts, found = body(carry, dues, (*wanted, *free[len(carry) :]))
     xs[a:b] = [moved(x, mesh, at) for x, at in zip(xs[a:b], carry)]
-    outs = bind(e.prim, *map(local, xs), **{**p, "jaxpr": program})
+    parts_of = list(map(local, xs))
+    parts_of[a:b] = [on_the_first(x, due) for x, due in zip(parts_of[a:b], dues)]
+    outs = bind(e.prim, *parts_of, **{**p, "jaxpr": program})
     stacked = [at if i < len(carry) else ((), *at) for i, at in enumerate(layouts)]
-    return placed(outs, e, stacked)
+    return [
+        Placed(y, at, o.aval, due)
+        for y, at, o, due in zip(outs, stacked, e.outs, found, strict=True)
+    ]
+
+
+def _only_added_to(
+    body: Callable[[Dues], tuple[Layouts, Dues]],
+    carry: Layouts,
+    kinds: Sequence[Aval],
+    axes: set[Hashable],
+) -> Dues:
+    """Of each carry, the axes over which its sum may be due from step to step: those, but what
+    divides it, if a step to which it is due gives it due, since it only adds to it."""
+    wide = [dtypes.is_inexact(k.dtype) and k.dtype.itemsize >= 4 for k in kinds]
+    divides = [{n for names in at for n in names} for at in carry]
+    dues = tuple(
+        [tuple(sorted(axes - d, key=str)) if w else () for d, w in zip(divides, wide, strict=True)]
+    )
+    while any(dues):
+        layouts, after = body(dues)
+        kept = tuple(
+            [
+                due if set(due) == set(then) and at == now else ()
+                for due, then, at, now in zip(dues, after, carry, layouts)
+            ]
+        )
+        if kept == dues:
+            break
+        dues = kept
+    return dues
 
 
 def _carried(body: Callable[[Layouts], tuple[Jaxpr, Layouts]], carry: Layouts) -> Layouts:
@@ -154,14 +197,35 @@ def _while(mesh: Mesh, e: Eqn, operands: list[Any]) -> list[Placed]:
     return placed(outs, e, carry)
 
 
-@partitions(cond_p)
+@partitions(cond_p, puts_off=True)
 def _cond(mesh: Mesh, e: Eqn, operands: list[Any]) -> list[Placed]:
     """Every device takes the same branch; a result is divided as it is in the first branch that
-    divides it."""
+    divides it. A sum that is due stays so if it is due in every branch."""
+    branches = e.params["branches"]
+    returned = {i for b in branches for i in _returned(b)}
+    for i, x in enumerate(operands):
+        if x.due and i - 1 not in returned:
+            settle(x)
     index, *xs = [whole(operands[0], mesh), *operands[1:]]
-    ins, branches = tuple([x.layout for x in xs]), e.params["branches"]
-    found = [unsettled(b, mesh, ins, (None,) * len(e.outs))[1] for b in branches]
-    layouts = tuple([next((at for at in each if any(at)), each[0]) for each in zip(*found)])
-    programs = tuple([partition(b, mesh, ins, layouts)[0] for b in branches])
-    outs = bind(e.prim, index.part, *map(local, xs), branches=programs)
-    return placed(outs, e, layouts)
+    ins, owing = tuple([x.layout for x in xs]), tuple([x.due for x in xs])
+    found = [unsettled(b, mesh, ins, (None,) * len(e.outs), False, owing)[1:] for b in branches]
+    each = list(zip(*[layouts for layouts, _ in found]))
+    layouts = tuple([next((at for at in choices if any(at)), choices[0]) for choices in each])
+    alike = [len({*map(frozenset, dues)}) == 1 for dues in zip(*[dues for _, dues in found])]
+    wanted = tuple(
+        [
+            None if same and len({*choices}) == 1 else at
+            for same, choices, at in zip(alike, each, layouts)
+        ]
+    )
+    made = [unsettled(b, mesh, ins, wanted, False, owing) for b in branches]
+    outs = bind(e.prim, index.part, *map(local, xs), branches=tuple([m[0] for m in made]))
+    return [
+        Placed(y, at, o.aval, due)
+        for y, at, o, due in zip(outs, layouts, e.outs, made[0][2], strict=True)
+    ]
+
+
+def _returned(branch: Jaxpr) -> list[int]:
+    """The operands that a branch returns as they are."""
+    return [i for i, v in enumerate(branch.invars) if v in branch.outs]

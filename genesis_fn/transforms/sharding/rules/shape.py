@@ -97,29 +97,17 @@ def _reshape(mesh: Mesh, e: Eqn, operands: list[Any]) -> list[Placed]:
     """A dimension stays divided where it is the first of those that it is merged or split into."""
     (x,) = operands
     old, new = x.aval.shape, e.outs[0].aval.shape
-    due = x.due
+    kept = _through(mesh, old, new, x.layout)[0]
+    if x.layout != kept:
+        x = moved(x, mesh, kept)
 
     def made(layout: Layout) -> Placed:
         back = _through(mesh, new, old, layout)[1]
-        return _reshaped(mesh, e, moved(x, mesh, back))
+        return _reshape(mesh, e, [moved(x, mesh, back)])[0]
 
-    kept, _ = _through(mesh, old, new, x.layout)
-    if x.layout != kept:
-        x = moved(x, mesh, kept)
-        due = ()
-    result = _reshaped(mesh, e, x)
-    result.due = due
-    result.remade = None if x.remade is None or due else made
-    return [result]
-
-
-def _reshaped(mesh: Mesh, e: Eqn, x: Placed) -> Placed:
-    shape = e.outs[0].aval.shape
-    kept, layout = _through(mesh, x.aval.shape, shape, x.layout)
-    # A sum that is due stays so: to lay it out as it is would take it.
-    x = x if x.layout == kept else moved(x, mesh, kept)
-    part = bind(e.prim, x.part, shape=part_shape(shape, mesh, layout))
-    return Placed(part, layout, e.outs[0].aval)
+    layout = _through(mesh, old, new, x.layout)[1]
+    part = bind(e.prim, x.part, shape=part_shape(new, mesh, layout))
+    return placed(part, e, [layout], x.due, None if x.remade is None or x.due else made)
 
 
 def _through(
