@@ -20,17 +20,17 @@ def joined(arguments: argparse.Namespace) -> Generator[None]:
     """`with joined(arguments):` the command computes on the device of `--device`; one that trains,
     and was started by torchrun or Slurm as one of several, together with the others."""
     several = getattr(arguments, "joins", False) and find_place(os.environ).size > 1
+    if several and ":" in (arguments.device or ""):
+        raise ValueError(
+            f"--device {arguments.device} names one GPU, and there are several processes, each of "
+            "which takes its own: --device cuda"
+        )
     with genesis_fn.default_device(arguments.device):
-        if several and not is_initialized():
-            if ":" in (arguments.device or ""):
-                raise ValueError(
-                    f"--device {arguments.device} names one GPU, and there are several processes, "
-                    "each of which takes its own: --device cuda"
-                )
-            initialize()
-        elif world().size == 1:
+        if not several:
             yield
             return
+        if not is_initialized():
+            initialize()
     # Each process computes on the device that it took, which is not the first one of that name.
     yield
 
