@@ -40,7 +40,7 @@ def test_axes_are_read_in_the_order_of_a_mesh(text: str, axes: dict[str, int]):
     ("rows=2", "there is no axis 'rows', the axes are data, fsdp, model$"),
     ("context=2", "context needs more than a layout.* parallel.ring_attention has it"),
     ("data=2,stage=2", "stage needs more than a layout.* parallel.pipeline has it"),
-    ("expert=2", "expert needs more than a layout.* parallel.experts has it"),
+    ("expert=2", "expert needs more than a layout.* parallel.expert_mlp has it"),
 ])  # fmt: skip
 def test_what_is_no_text_of_axes(text: str, message: str):
     with pytest.raises(ValueError, match=message):
@@ -61,8 +61,8 @@ def test_a_file_may_have_a_table(tmp_path: Path):
 
 
 @pytest.mark.parametrize("text, processes, shown, axes", [
-    (None, 1, 4, {}), (None, 3, 1, {"data": 3}), ("data=1", 1, 1, {}), ("fsdp=4", 4, 1, {"fsdp": 4}),
-    ("data=2", 1, 4, {"data": 2}),
+    (None, 1, 4, {}), (None, 3, 1, {"data": 3}), ("data=1", 1, 1, {}),
+    ("fsdp=4", 4, 1, {"fsdp": 4}), ("data=2", 1, 4, {"data": 2}),
 ])  # fmt: skip
 def test_the_axes_of_a_world(text: str | None, processes: int, shown: int, axes: dict[str, int]):
     assert axes_for(text, processes, shown) == axes

@@ -18,7 +18,7 @@ _BY_HAND = {
     "context": "parallel.ring_attention",
     "stage": "parallel.pipeline",
     "pipeline": "parallel.pipeline",
-    "expert": "parallel.experts",
+    "expert": "parallel.expert_mlp",
 }
 _MEANT = {
     "dp": "data", "ddp": "data", "zero": "fsdp", "shard": "fsdp", "sharded": "fsdp",
