@@ -27,8 +27,8 @@ from genesis_fn.core.types.annotations import PyTree
 from genesis_fn.core.types.extended import KeyType, is_key
 from genesis_fn.core.world import world
 from genesis_fn.distributed.agreement import FailedElsewhere, together
-from genesis_fn.io.gathering import is_shared, laid_out
-from genesis_fn.io.joint_checkpoint import Part, follow, lead, new_number, parts_of
+from genesis_fn.io.joint.gathering import is_shared, laid_out
+from genesis_fn.io.joint.saving import OwnPart, follow, lead, new_number, parts_of
 from genesis_fn.io.lock import locked
 from genesis_fn.io.manifest import (
     STATE,
@@ -99,7 +99,7 @@ class Snapshot:
     structure: str
     keys: dict[str, str]
     values: dict[str, Any]
-    parts: dict[str, Part] = dataclasses.field(default_factory=dict)
+    parts: dict[str, OwnPart] = dataclasses.field(default_factory=dict)
     number: int | None = None
 
 

@@ -22,7 +22,6 @@ from genesis_fn.core import dtypes
 from genesis_fn.core.errors import ArgumentError, FileError
 from genesis_fn.core.files import brief, open_plain, read_json
 from genesis_fn.core.types.annotations import PyTree
-from genesis_fn.io.gathering import whole, writes
 from genesis_fn.io.huggingface import (
     WEIGHT_DTYPES,
     expert_name,
@@ -30,6 +29,7 @@ from genesis_fn.io.huggingface import (
     parameter_shapes,
     stack_of,
 )
+from genesis_fn.io.joint.gathering import whole, writes
 from genesis_fn.io.lock import folder_locked
 from genesis_fn.io.mismatches import Mismatches
 from genesis_fn.io.safetensors import atomic_write, flat_names, sync_folder, write_arrays

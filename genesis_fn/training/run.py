@@ -231,11 +231,11 @@ def _meter(settings: TrainingSettings, model: TrainedModel, trained: PyTree) -> 
     leaves = tree.leaves(trained)
     adapters = 0 if model.lora is None else sum(x.size for x in leaves)
     flops = training_flops(model.config, settings.data.length, adapters)
-    device = leaves[0].device
-    peak = peak_of(device, settings.compute)
-    if peak is not None and isinstance(device, NamedSharding):
-        peak *= device.mesh.size
-    return Meter(device, flops, peak)
+    place: Any = leaves[0].device
+    peak = peak_of(place.home, settings.compute)
+    if peak is not None and isinstance(place, NamedSharding):
+        peak *= place.mesh.size
+    return Meter(place.home, flops, peak)
 
 
 def _about(model: TrainedModel) -> str:

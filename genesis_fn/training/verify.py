@@ -15,7 +15,7 @@ from genesis_fn.core.errors import FileError
 from genesis_fn.core.types.annotations import PyTree
 from genesis_fn.core.world import world
 from genesis_fn.distributed.synchronization import exchanged
-from genesis_fn.io.gathering import sharding_over_processes
+from genesis_fn.io.joint.gathering import sharding_over_processes
 from genesis_fn.random import Key, key_data
 from genesis_fn.training.memory.shortage import telling_what_fits
 from genesis_fn.training.monitoring.log import Log, as_logged

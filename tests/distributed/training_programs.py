@@ -11,8 +11,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-import genesis_fn.io.joint_checkpoint as joint
 from genesis_fn.cli.main import main
+from genesis_fn.io.joint import saving as joint
 from genesis_fn.training import loop
 
 

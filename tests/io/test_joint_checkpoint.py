@@ -18,7 +18,7 @@ from genesis_fn import io, optim, parallel
 from genesis_fn.core import device as devices
 from genesis_fn.core.sharding.mesh import Mesh
 from genesis_fn.errors import FileError
-from genesis_fn.io import joint_checkpoint as joint
+from genesis_fn.io.joint import saving as joint
 from genesis_fn.io.manifest import read_arrays, read_manifest, write_manifest
 from genesis_fn.io.safetensors import flat_names
 
@@ -65,12 +65,12 @@ def written(root: Path, x: Any) -> Path:
     folder.mkdir(parents=True)
     reports = []
     for rank, device in enumerate(mesh.devices.flat):
-        parts: dict[str, joint.Part] = {}
+        parts: dict[str, joint.OwnPart] = {}
         for turn, (name, leaf) in enumerate(flat_names(x).items()):
             start = joint.start_of(leaf.sharding, leaf.shape, device, turn)
             if start is not None:
                 held = np.asarray(leaf)[leaf.sharding.devices_indices_map(leaf.shape)[device]]
-                parts[name] = joint.Part(held, start, str(leaf.dtype), leaf.shape)
+                parts[name] = joint.OwnPart(held, start, str(leaf.dtype), leaf.shape)
         file = joint.file_name(rank, mesh.size)
         reports.append(json.loads(json.dumps(joint.write_part(str(folder), file, parts))))
     files, leaves = joint.described(reports)

@@ -18,9 +18,9 @@ class Meter:
     """Of a run on a device.
 
     Args:
-        device: where the run computes; over a mesh, how its arrays are laid out.
+        device: where the run computes, or this process's part of it.
         token_flops: floating-point operations that training on a token takes.
-        peak: those that the device reaches in a second; None where that is not known.
+        peak: those that all devices of the run reach in a second; None where that is not known.
     """
 
     device: Device
@@ -34,7 +34,7 @@ class Meter:
     def memory(self) -> int:
         """The most bytes that were in use at one time: of the GPU's pool, else of the process."""
         if self.device.platform == "cuda":
-            return cuda.max_memory_allocated(self.device.home)
+            return cuda.max_memory_allocated(self.device)
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10  # which counts in KiB
 
 
@@ -46,7 +46,7 @@ def peak_of(device: Device, compute: str) -> float | None:
     """
     if device.platform != "cuda":
         return None
-    name = cuda.get_device_name(device.home)
+    name = cuda.get_device_name(device)
     known = [target for part, target in TARGETS.items() if part in name]
     return known[0].matrix_rate(_ITEMSIZE[compute]) if known else None
 

@@ -22,7 +22,7 @@ from genesis_fn.core.errors import DistributedError
 from genesis_fn.core.sharding.layout import NamedSharding
 from genesis_fn.core.world import await_keys, world
 from genesis_fn.distributed.agreement import FailedElsewhere, line_of
-from genesis_fn.io.gathering import sharding_over_processes
+from genesis_fn.io.joint.gathering import sharding_over_processes
 from genesis_fn.io.manifest import Piece, file_sum, leaf_entry
 from genesis_fn.io.safetensors import save_file
 
@@ -30,7 +30,7 @@ _numbers = itertools.count()
 
 
 @dataclasses.dataclass(frozen=True)
-class Part:
+class OwnPart:
     """A part of an array that this process writes, and the array that it is of."""
 
     values: np.ndarray
@@ -49,10 +49,10 @@ def new_number() -> int:
     return next(_numbers)
 
 
-def parts_of(named: Mapping[str, Any], copy: bool) -> dict[str, Part]:
+def parts_of(named: Mapping[str, Any], copy: bool) -> dict[str, OwnPart]:
     """What this process writes of named arrays: of those over a mesh its part, unless another one
     that holds the same writes it; of others, which all have, those whose turn it is."""
-    found: dict[str, Part] = {}
+    found: dict[str, OwnPart] = {}
     here = world()
     for turn, (name, x) in enumerate(named.items()):
         sharding = sharding_over_processes(x)
@@ -66,7 +66,7 @@ def parts_of(named: Mapping[str, Any], copy: bool) -> dict[str, Part]:
                 continue
             values = x.addressable_shards[0].data
         held = np.array(values) if copy else np.asarray(values)
-        found[name] = Part(held, start, str(held.dtype), tuple(np.shape(x)))
+        found[name] = OwnPart(held, start, str(held.dtype), tuple(np.shape(x)))
     return found
 
 
@@ -83,7 +83,7 @@ def start_of(
     return tuple(s.start or 0 for s in own)
 
 
-def write_part(folder: str, file: str, parts: Mapping[str, Part]) -> dict[str, Any]:
+def write_part(folder: str, file: str, parts: Mapping[str, OwnPart]) -> dict[str, Any]:
     """Write the file of a process. Returns what the manifest says of it."""
     if not parts:
         return {"file": file, "sum": None, "parts": {}}
@@ -157,7 +157,7 @@ class _Otherwise(Exception):
 
 def lead(
     number: int,
-    parts: Mapping[str, Part],
+    parts: Mapping[str, OwnPart],
     make: Callable[[Callable[[str], tuple[dict[str, Any], dict[str, Any]]]], str],
 ) -> str:
     """The save of the first process. `make` makes the folder, has it filled by the function that it
@@ -192,7 +192,7 @@ def lead(
     return target
 
 
-def follow(number: int, parts: Mapping[str, Part]) -> str:
+def follow(number: int, parts: Mapping[str, OwnPart]) -> str:
     """The save of another process. Returns the checkpoint's folder."""
     talk = SaveTalk(number)
     failed: Exception | None = None
