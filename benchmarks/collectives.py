@@ -31,7 +31,7 @@ from genesis_fn.core.aval import aval
 from genesis_fn.core.primitive import bind
 from genesis_fn.core.sharding.mesh import MeshAxis, make_mesh
 from genesis_fn.primitives.shape import reshape, slice_in_dim
-from genesis_fn.transforms.batching import collectives as col
+from genesis_fn.transforms.batching import collectives as col, exchanges
 from genesis_fn.transforms.staging.stage_trace import stage_closed
 
 MIB = 1 << 20
@@ -91,7 +91,7 @@ def cases(n: int, world: int) -> dict[str, Case]:
         ),
         "all-to-all": Case(
             lambda x, axis: bind(
-                col.all_to_all_p, rows(x), axis_name=axis, split=0, concat=0, size=world
+                exchanges.all_to_all_p, rows(x), axis_name=axis, split=0, concat=0, size=world
             ),
             dist.all_to_all_single,
             n,

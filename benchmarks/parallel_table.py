@@ -218,7 +218,9 @@ def main() -> None:
     if args.row:
         measure(args.model, args.row, args.blocks, args.tiny)
         return
-    results = Results(Path(args.out) / f"parallel-{args.model}-{args.gpus}", args.redo)
+    # Without a dot, behind which a suffix would begin.
+    stem = f"parallel-{args.model.replace('.', '_')}-{args.gpus}x"
+    results = Results(Path(args.out) / stem, args.redo)
     one: Callable[[str], dict[str, Any]] = lambda row: launched(
         args.model, row, args.gpus, args.blocks, args.tiny
     )
@@ -226,7 +228,7 @@ def main() -> None:
         if row not in results.rows:
             results.measure(row, functools.partial(one, row))
     _, _, batch, length = shape_of(args.model, args.tiny)
-    device = short(results.about["device"]).upper() if not args.tiny else "CPU"
+    device = "CPU" if args.tiny else short(results.about["device"]).rstrip(",").upper()
     results.write_table(
         f"{args.model} on {args.gpus} {device}, {batch} x {length} tokens a GPU",
         table(results.in_order(list(ROWS)), args.gpus, batch * length),

@@ -120,7 +120,7 @@ from genesis_fn.transforms.custom.ffi import torch_call as torch_call, triton_ca
 from genesis_fn.transforms.custom.fused_functions import fused as fused
 from genesis_fn.transforms.jitting import clear_caches as clear_caches, jit as jit
 from genesis_fn.transforms.sharding.constraint import reshard as reshard
-from genesis_fn.transforms.sharding.shard_map import shard_map as shard_map
+from genesis_fn.transforms.sharding.shard_mapping import shard_map as shard_map
 from genesis_fn.transforms.staging.device_placement import (
     block_until_ready as block_until_ready,
     default_backend as default_backend,

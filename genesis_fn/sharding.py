@@ -23,4 +23,4 @@ from genesis_fn.transforms.sharding.constraint import (
     reshard as reshard,
     with_sharding_constraint as with_sharding_constraint,
 )
-from genesis_fn.transforms.sharding.shard_map import shard_map as shard_map
+from genesis_fn.transforms.sharding.shard_mapping import shard_map as shard_map

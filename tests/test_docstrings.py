@@ -52,9 +52,9 @@ GLOBALS = {
     "lax": lax,
     "nn": nn,
     "optim": optim,
+    "parallel": gf.parallel,
     "random": random,
     "np": np,
-    "parallel": gf.parallel,
 }
 
 

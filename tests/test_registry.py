@@ -52,6 +52,12 @@ ELSEWHERE |= {
     "random_wrap": "random/test_keys.py",
     "random_unwrap": "random/test_keys.py",
     "power_of_integers": "primitives/test_specials.py",
+    **dict.fromkeys(
+        ("psum_invariant", "pvary", "assume_invariant", "all_gather_invariant"),
+        "sharding/test_collective_derivatives.py",
+    ),
+    "shard_map": "sharding/test_outside.py",
+    "sharding_constraint": "sharding/test_partition.py",
 }
 
 

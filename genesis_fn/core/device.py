@@ -9,20 +9,22 @@ from typing import TYPE_CHECKING, Any
 
 from genesis_fn.core.configuration import config, environment
 from genesis_fn.core.errors import BackendError
-from genesis_fn.core.world import world
+from genesis_fn.core.sharding.world import world
 
 if TYPE_CHECKING:
     from genesis_fn.core.backend.backend import Backend
 
 
 class Device:
-    """Where arrays live: `cpu(0)`, `cuda(1)`. One object for each, compared by identity."""
+    """Where arrays live: `cpu(0)`, `cuda(1)`. One object for each, compared by identity. `home` is
+    where new arrays go beside one that is here: itself."""
 
-    __slots__ = ("kind", "index", "sigs")
+    __slots__ = ("kind", "index", "sigs", "home")
 
     def __init__(self, kind: str, index: int) -> None:
         self.kind, self.index = kind, index
         self.sigs: dict[Any, Any] = {}
+        self.home: Device = self  # no property: every jitted call asks for it
 
     def __repr__(self) -> str:
         return f"{self.kind}({self.index})" if self.kind != "cpu" or self.index else "cpu()"
@@ -49,11 +51,6 @@ class Device:
     def backend(self) -> Backend:
         """The backend that runs programs here, loaded at first use."""
         return backend(self.kind)
-
-    @property
-    def home(self) -> Device:
-        """Where new arrays go beside one that is here: itself."""
-        return self
 
 
 class RemoteDevice(Device):

@@ -12,7 +12,7 @@ from genesis_fn.core.configuration import config, environment
 from genesis_fn.core.device import Device
 from genesis_fn.core.diagnostics.source_info import where
 from genesis_fn.core.errors import ArgumentError, BackendError, DistributedError
-from genesis_fn.core.world import World, enter_world, world
+from genesis_fn.core.sharding.world import World, enter_world, world
 from genesis_fn.distributed.clusters import Place, find_place
 from genesis_fn.distributed.facts import own_facts, several_cpu_devices
 from genesis_fn.distributed.meeting import linger, meet, open_store, refuse

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from genesis_fn.core.errors import DistributedError
-from genesis_fn.core.world import await_keys
+from genesis_fn.core.sharding.world import await_keys
 from genesis_fn.distributed.clusters import Place
 from genesis_fn.distributed.facts import Facts, disagreement
 

@@ -20,9 +20,9 @@ from genesis_fn.core.array import Array, ArrayImpl, from_numpy, keys_over, store
 from genesis_fn.core.aval import aval
 from genesis_fn.core.diagnostics.source_info import where
 from genesis_fn.core.errors import DistributedError, TreeError
+from genesis_fn.core.sharding.world import await_keys, world
 from genesis_fn.core.types.annotations import PyTree
 from genesis_fn.core.types.extended import is_key
-from genesis_fn.core.world import await_keys, world
 
 _barriers = itertools.count()
 

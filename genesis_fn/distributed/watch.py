@@ -22,7 +22,7 @@ from types import FrameType, TracebackType
 from typing import Any, TypeVar
 
 from genesis_fn.core.diagnostics.source_info import at_frame, is_internal
-from genesis_fn.core.world import WorldWatch
+from genesis_fn.core.sharding.world import WorldWatch
 from genesis_fn.distributed.clusters import Place
 from genesis_fn.distributed.facts import Facts, started
 from genesis_fn.distributed.meeting import connect

@@ -67,6 +67,7 @@ from genesis_fn.primitives.factories import (
 )
 from genesis_fn.primitives.indexing.gather import take_rows as take_rows
 from genesis_fn.primitives.indexing.scatter import segment_sum as segment_sum
+from genesis_fn.primitives.ragged_dot import ragged_contraction as ragged_contraction
 from genesis_fn.primitives.shape import (
     canonical_axes as canonical_axes,
     canonical_axis as canonical_axis,

@@ -205,19 +205,21 @@ from genesis_fn.primitives.indexing.gather_dims import (
 from genesis_fn.transforms.batching.collectives import (
     all_gather as all_gather,
     all_gather_invariant as all_gather_invariant,
-    all_to_all as all_to_all,
     axis_index as axis_index,
     axis_size as axis_size,
     pcast as pcast,
     pmax as pmax,
     pmean as pmean,
     pmin as pmin,
-    ppermute as ppermute,
-    pshuffle as pshuffle,
     psum as psum,
     psum_scatter as psum_scatter,
-    pswapaxes as pswapaxes,
     pvary as pvary,
+)
+from genesis_fn.transforms.batching.exchanges import (
+    all_to_all as all_to_all,
+    ppermute as ppermute,
+    pshuffle as pshuffle,
+    pswapaxes as pswapaxes,
 )
 from genesis_fn.transforms.control_flow.conditionals import cond as cond, switch as switch
 from genesis_fn.transforms.control_flow.loops import (

@@ -17,18 +17,18 @@ from genesis_fn.parallel.context import (
     ring_attention as ring_attention,
     to_zigzag as to_zigzag,
 )
-from genesis_fn.parallel.data import batch_sharding as batch_sharding, data as data
+from genesis_fn.parallel.data_parallel import batch_sharding as batch_sharding, data as data
+from genesis_fn.parallel.decoder_stages import (
+    layers_of_stages as layers_of_stages,
+    pipelined_decoder as pipelined_decoder,
+    stages_of as stages_of,
+)
 from genesis_fn.parallel.experts import dispatched_mlp as dispatched_mlp, expert_mlp as expert_mlp
-from genesis_fn.parallel.fsdp import fsdp as fsdp
+from genesis_fn.parallel.fully_sharded import fsdp as fsdp
 from genesis_fn.parallel.layouts import (
     laid_out as laid_out,
     replicated as replicated,
     state_shardings as state_shardings,
 )
-from genesis_fn.parallel.pipeline import pipeline as pipeline
-from genesis_fn.parallel.pipelined_decoder import (
-    layers_of_stages as layers_of_stages,
-    pipelined_decoder as pipelined_decoder,
-    stages_of as stages_of,
-)
-from genesis_fn.parallel.tensor import DECODER as DECODER, tensor as tensor
+from genesis_fn.parallel.pipeline_schedule import pipeline as pipeline
+from genesis_fn.parallel.tensor_parallel import DECODER as DECODER, tensor as tensor

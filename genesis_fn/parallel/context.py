@@ -50,7 +50,7 @@ def to_zigzag(x: ArrayLike, parts: int, axis: int = 1) -> Array:
     Raises:
         ShapeError: the dimension cannot be divided so.
 
-    >>> gf.parallel.to_zigzag(jnp.arange(8)[None], 2)
+    >>> parallel.to_zigzag(jnp.arange(8)[None], 2)
     Array([[0, 1, 6, 7, 2, 3, 4, 5]], dtype=int32)
     """
     return _reordered(x, _zigzag_order(parts), axis, "to_zigzag")
@@ -70,7 +70,7 @@ def from_zigzag(x: ArrayLike, parts: int, axis: int = 1) -> Array:
     Raises:
         ShapeError: the dimension cannot be divided so.
 
-    >>> gf.parallel.from_zigzag(jnp.array([[0, 1, 6, 7, 2, 3, 4, 5]]), 2)
+    >>> parallel.from_zigzag(jnp.array([[0, 1, 6, 7, 2, 3, 4, 5]]), 2)
     Array([[0, 1, 2, 3, 4, 5, 6, 7]], dtype=int32)
     """
     order = _zigzag_order(parts)
@@ -154,8 +154,8 @@ class _Keys:
         return cls(k, v, own, own)
 
     def after(self, ring: _Ring, hops: int) -> _Keys:
-        moved = [None if x is None else ring.sent(x, hops) for x in (self.k, self.v, self.segments)]
-        return _Keys(*moved, self.own_segments)  # pyright: ignore[reportArgumentType]
+        segments = None if self.segments is None else ring.sent(self.segments, hops)
+        return _Keys(ring.sent(self.k, hops), ring.sent(self.v, hops), segments, self.own_segments)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -253,24 +253,27 @@ def _attended(
 ) -> tuple[Array, Array]:
     """(output, log-sum-exp [batch, heads, positions]) of all keys."""
     wide = jnp.promote_types(q.dtype, jnp.float32)
-    merged: list[Array] = []
+    merged: tuple[Array, Array] | None = None
 
     def step(visit: _Visit, keys: _Keys) -> None:
+        nonlocal merged
         operands = visit.operands(q, keys)
         (out,), (*_, lse) = attention_forward(*operands, **ring.static(visit, operands))
         if visit.counts is not None:
             lse = jnp.where(visit.counts, lse, MASKED)
         out = visit.queries.spread(out.astype(wide), q.shape[1])
         lse = visit.queries.spread(lse, q.shape[1], MASKED, axis=2)
-        merged[:] = _merged(*merged, out, lse) if merged else (out, lse)
+        merged = (out, lse) if merged is None else _merged(merged, (out, lse))
 
     _travel(ring, q, _Keys.at_home(k, v, segments), step)
+    assert merged is not None
     out, lse = merged
     return out.astype(q.dtype), lse
 
 
-def _merged(out: Array, lse: Array, other: Array, other_lse: Array) -> tuple[Array, Array]:
+def _merged(one: tuple[Array, Array], two: tuple[Array, Array]) -> tuple[Array, Array]:
     """Two outputs of the same queries, of different keys, as one of all of them."""
+    (out, lse), (other, other_lse) = one, two
     total = jnp.logaddexp(lse, other_lse)
     share = lambda x: jnp.swapaxes(jnp.exp(x - total), 1, 2)[..., None]
     return out * share(lse) + other * share(other_lse), total
@@ -381,7 +384,7 @@ def ring_attention(
         ArgumentError: a window in the zigzag layout, a negative one, or no such layout.
 
     >>> mesh = gf.make_mesh((1,), ("context",))
-    >>> attend = lambda q: gf.parallel.ring_attention(q, q, q, axis="context", is_causal=True)
+    >>> attend = lambda q: parallel.ring_attention(q, q, q, axis="context", is_causal=True)
     >>> along = gf.P(None, "context")
     >>> q = random.normal(random.key(0), (1, 6, 4, 8))
     >>> gf.shard_map(attend, mesh=mesh, in_specs=along, out_specs=along)(q).shape
@@ -486,7 +489,7 @@ def context_attention(
 
     >>> mesh = gf.make_mesh((1,), ("context",))
     >>> q = random.normal(random.key(0), (1, 6, 4, 8))
-    >>> gf.parallel.context_attention(q, q, q, mesh=mesh, axis="context", is_causal=True).shape
+    >>> parallel.context_attention(q, q, q, mesh=mesh, axis="context", is_causal=True).shape
     (1, 6, 4, 8)
     """
     q, k, v = map(jnp.asarray, (query, key, value))

@@ -59,7 +59,7 @@ def dispatched_mlp(
     >>> mesh = gf.make_mesh((1,), ("expert",))
     >>> params = nn.MoE(3, 8, experts=4, top_k=2).init(random.key(0))["experts"]
     >>> weights, experts, _ = nn.top_k_routing(jnp.zeros((5, 4)), 2)
-    >>> f = lambda *xs: gf.parallel.dispatched_mlp(*xs, axis="expert")
+    >>> f = lambda *xs: parallel.dispatched_mlp(*xs, axis="expert")
     >>> along = gf.P("expert")
     >>> g = gf.shard_map(f, mesh=mesh, in_specs=along, out_specs=along)
     >>> g(jnp.ones((5, 3)), weights, experts, params).shape
@@ -78,8 +78,8 @@ def dispatched_mlp(
     shares = exchanged(take_rows(jnp.asarray(weights), token, mode="fill", fill_value=0))
     # Counted from the receiver's first one, so that others' are out of its range.
     ids = take_rows(chosen, token, mode="fill", fill_value=-1) - first[:, None, None]
-    merged = [jnp.reshape(y, (-1, y.shape[-1])) for y in (received, shares, exchanged(ids))]
-    y = nn.expert_mlp(*merged, params, activation)
+    flat = lambda y: jnp.reshape(y, (-1, y.shape[-1]))
+    y = nn.expert_mlp(flat(received), flat(shares), flat(exchanged(ids)), params, activation)
     returned = exchanged(jnp.reshape(y, (n, -1, y.shape[-1])))
     return segment_sum(returned, token, tokens)
 
@@ -152,7 +152,7 @@ def expert_mlp(
     >>> params = nn.MoE(3, 8, experts=4, top_k=2).init(random.key(0))["experts"]
     >>> weights, experts, _ = nn.top_k_routing(jnp.zeros((5, 4)), 2)
     >>> args = jnp.ones((5, 3)), weights, experts, params
-    >>> gf.parallel.expert_mlp(*args, mesh=mesh, axis="expert").shape
+    >>> parallel.expert_mlp(*args, mesh=mesh, axis="expert").shape
     (5, 3)
     """
     rows, chosen = jnp.asarray(x), jnp.asarray(experts).astype(jnp.int32)
@@ -161,11 +161,13 @@ def expert_mlp(
     missing = -rows.shape[0] % math.prod(mesh.shape[a] for a in names)
 
     def filled(y: ArrayLike, fill: int = 0) -> Array:
-        return jnp.pad(y, ((0, missing), (0, 0)), constant_values=fill) if missing else y
+        around = ((0, missing), (0, 0))
+        return jnp.pad(y, around, constant_values=fill) if missing else jnp.asarray(y)
 
     def of_parts(x: Array, weights: Array, experts: Array, params: PyTree) -> Array:
-        options = {"axis": axis, "capacity_factor": capacity_factor}
-        return dispatched_mlp(x, weights, experts, params, activation, **options)
+        return dispatched_mlp(
+            x, weights, experts, params, activation, axis=axis, capacity_factor=capacity_factor
+        )
 
     divided = shard_map(
         of_parts,

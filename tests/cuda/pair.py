@@ -21,9 +21,9 @@ from genesis_fn.core.aval import aval
 from genesis_fn.core.device import cuda, decide_default, devices
 from genesis_fn.core.primitive import bind
 from genesis_fn.core.sharding.mesh import make_mesh
-from genesis_fn.core.world import World, enter_world
+from genesis_fn.core.sharding.world import World, enter_world
 from genesis_fn.primitives import elementwise as ops
-from genesis_fn.transforms.batching import collectives as col
+from genesis_fn.transforms.batching import collectives as col, exchanges
 from genesis_fn.transforms.control_flow.loops import while_loop
 from genesis_fn.transforms.control_flow.scanning import scan
 from genesis_fn.transforms.staging.stage_trace import stage
@@ -81,19 +81,19 @@ def main(path: str, rank: int) -> None:
         for to in (0, 1, 2):
             params = {"split": at, "concat": to, "size": SIZE, **p}
             exchanged = lambda xs: np.stack([np.take(x, rank, at) for x in xs], to)
-            agree(lambda x: bind(col.all_to_all_p, x, **params), exchanged, real(2, 2, 3))
+            agree(lambda x: bind(exchanges.all_to_all_p, x, **params), exchanged, real(2, 2, 3))
 
     for perm in [((0, 1), (1, 0)), ((0, 1),), ((1, 0),), ((0, 0), (1, 1)), ((1, 1),)]:
         source = {d: s for s, d in perm}
         moved = lambda xs: xs[source[rank]] if rank in source else 0 * xs[0]
-        agree(lambda x: bind(col.ppermute_p, x, perm=perm, **p), moved, real(3, 4))
+        agree(lambda x: bind(exchanges.ppermute_p, x, perm=perm, **p), moved, real(3, 4))
 
     # Here and there in a loop, unrolled into the graph or driven by the host.
     ring = ((0, 1), (1, 0))
 
     def step(c: Any, _: Any) -> Any:
         seen, x = c
-        x = bind(col.ppermute_p, x, perm=ring, **p)
+        x = bind(exchanges.ppermute_p, x, perm=ring, **p)
         return (ops.add(seen, x), x), None
 
     around = lambda x: scan(step, (x, x), None, length=SIZE - 1)[0][0]

@@ -31,11 +31,11 @@ from genesis_fn.core.errors import BackendError
 from genesis_fn.core.jaxpr import Jaxpr, check
 from genesis_fn.core.primitive import bind
 from genesis_fn.core.sharding.mesh import Mesh, MeshAxis
-from genesis_fn.core.world import World, enter_world, world
+from genesis_fn.core.sharding.world import World, enter_world, world
 from genesis_fn.primitives import elementwise as ops
 from genesis_fn.primitives.dot_general import dot_general
 from genesis_fn.primitives.shape import reshape, slice_in_dim
-from genesis_fn.transforms.batching import collectives as col
+from genesis_fn.transforms.batching import collectives as col, exchanges as ex
 from genesis_fn.transforms.control_flow.conditionals import cond
 from genesis_fn.transforms.control_flow.loops import while_loop
 from genesis_fn.transforms.control_flow.scanning import scan
@@ -151,9 +151,9 @@ def test_bytes_of_every_dtype_move(mirror, kind):
         lambda x: [
             bind(col.all_gather_p, x, axis_name=axis, axis=2, size=2),
             bind(col.all_gather_invariant_p, x, axis_name=axis, axis=0, size=2),
-            bind(col.all_to_all_p, x, axis_name=axis, split=1, concat=2, size=2),
-            bind(col.ppermute_p, x, axis_name=axis, perm=((0, 1), (1, 0))),
-            bind(col.ppermute_p, x, axis_name=axis, perm=((1, 0),)),
+            bind(ex.all_to_all_p, x, axis_name=axis, split=1, concat=2, size=2),
+            bind(ex.ppermute_p, x, axis_name=axis, perm=((0, 1), (1, 0))),
+            bind(ex.ppermute_p, x, axis_name=axis, perm=((1, 0),)),
         ],
         x,
     )
@@ -232,9 +232,9 @@ def test_an_axis_of_one_device_exchanges_nothing(mirror):
         bind(col.pmax_p, x, **p),
         bind(col.all_gather_p, x, axis=1, size=1, **p),
         bind(col.psum_scatter_p, x, axis=1, size=1, **p),
-        bind(col.all_to_all_p, x, split=1, concat=2, size=1, **p),
-        bind(col.ppermute_p, x, perm=((0, 0),), **p),
-        bind(col.ppermute_p, x, perm=(), **p),
+        bind(ex.all_to_all_p, x, split=1, concat=2, size=1, **p),
+        bind(ex.ppermute_p, x, perm=((0, 0),), **p),
+        bind(ex.ppermute_p, x, perm=(), **p),
         bind(col.pvary_p, x, **p),
     ]
     assert not any(e.prim.collective for e in check(contiguous_collectives(staged(f, x))).eqns)
@@ -356,7 +356,7 @@ def test_collectives_start_early_and_are_joined_late(mirror):
     def f(x):
         a = bind(col.all_gather_p, ops.sin(x), axis=0, size=2, **p)
         b = bind(col.psum_invariant_p, x, **p)
-        c = bind(col.ppermute_p, ops.add(x, 1.0), perm=((0, 1), (1, 0)), **p)
+        c = bind(ex.ppermute_p, ops.add(x, 1.0), perm=((0, 1), (1, 0)), **p)
         return [c, b, a]
 
     names = lambda steps: [m.name.split()[0] for m in members(steps)]

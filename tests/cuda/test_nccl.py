@@ -14,7 +14,7 @@ import pytest
 
 from genesis_fn.backends.cuda.driver import nccl
 from genesis_fn.core.errors import BackendError, DistributedError
-from genesis_fn.core.world import World, enter_world
+from genesis_fn.core.sharding.world import World, enter_world
 
 
 class Store(dict[str, Any]):
@@ -129,7 +129,7 @@ def test_groups_without_some_processes_meet_by_themselves(bindings):
 def test_the_first_process_leaves_the_identifier(bindings):
     enter_world(World(0, 2, 0, 5.0, Store(2)))
     nccl.communicator(((0, 1),))
-    from genesis_fn.core.world import world
+    from genesis_fn.core.sharding.world import world
 
     assert world().store["nccl/0,1"] == bytes(range(128)).hex().encode()
 

@@ -19,9 +19,9 @@ import genesis_fn as gf
 from genesis_fn.backends.cuda.run.exchanges import Exchanges
 from genesis_fn.core.primitive import bind
 from genesis_fn.core.sharding.mesh import Mesh, MeshAxis
-from genesis_fn.core.world import world
+from genesis_fn.core.sharding.world import world
 from genesis_fn.distributed import facts, watch
-from genesis_fn.transforms.batching import collectives as c
+from genesis_fn.transforms.batching import collectives as c, exchanges as ex
 
 DTYPES = [
     "bool", "uint8", "int8", "int16", "uint16", "int32", "uint32", "int64", "uint64", "float16",
@@ -55,9 +55,13 @@ CASES: dict[str, Callable[[int], tuple[Any, dict[str, Any], tuple[int, ...]]]] =
     "all_gather": lambda n: (c.all_gather_p, {"axis": 1, "size": n}, (2, 3)),
     "all_gather_invariant": lambda n: (c.all_gather_invariant_p, {"axis": 0, "size": n}, (2,)),
     "psum_scatter": lambda n: (c.psum_scatter_p, {"axis": 1, "size": n}, (2, n, 3)),
-    "all_to_all": lambda n: (c.all_to_all_p, {"split": 0, "concat": 1, "size": n}, (n, 2, 3)),
-    "ppermute": lambda n: (c.ppermute_p, {"perm": tuple((i, i + 1) for i in range(n - 1))}, (3,)),
-    "rotation": lambda n: (c.ppermute_p, {"perm": tuple((i, (i + 1) % n) for i in range(n))}, (3,)),
+    "all_to_all": lambda n: (ex.all_to_all_p, {"split": 0, "concat": 1, "size": n}, (n, 2, 3)),
+    "ppermute": lambda n: (ex.ppermute_p, {"perm": tuple((i, i + 1) for i in range(n - 1))}, (3,)),
+    "rotation": lambda n: (
+        ex.ppermute_p,
+        {"perm": tuple((i, (i + 1) % n) for i in range(n))},
+        (3,),
+    ),
     "of_nothing": lambda n: (c.all_gather_p, {"axis": 0, "size": n}, (0, 2)),
 }
 SUMS = {"psum", "psum_of_many", "psum_within_vmap", "psum_scatter"}
@@ -164,6 +168,67 @@ def stages(rank: int) -> None:
     names = [f"{i}" for i, _ in enumerate(gf.tree.leaves(expected))]
     write({f"mine {n}": x for n, x in zip(names, gf.tree.leaves(found), strict=True)}
           | {f"whole {n}": x for n, x in zip(names, gf.tree.leaves(expected))})  # fmt: skip
+
+
+def trained(rank: int) -> None:
+    """The losses of a small decoder on one device, and laid out over two processes in every way, or
+    over four in two ways at once."""
+    gf.distributed.initialize()
+    if gf.process_count() == 2:
+        ways, steps = {"data": (2, 1, False), "fsdp": (2, 1, True), "model": (1, 2, False)}, 50
+    else:
+        ways, steps = {"data x model": (2, 2, False), "fsdp x model": (2, 2, True)}, 10
+    found = {"one": losses_of(None, False, steps)}
+    for name, (rows, columns, divided) in ways.items():
+        mesh = gf.make_mesh((rows, columns), ("data", "model"))
+        found[name] = losses_of(mesh, divided, steps)
+    if gf.process_count() == 2:
+        found["fsdp again"] = losses_of(gf.make_mesh((2,), ("data",)), True, steps)
+    write(found)
+
+
+def losses_of(mesh: Mesh | None, divided: bool, steps: int) -> list[float]:
+    """Steps of AdamW with clipped gradients."""
+    config = gf.models.DecoderConfig(16, 16, 32, 2, 4, 4, 8)
+    params = gf.models.decoder.init(gf.random.key(0), config)
+    tx = gf.optim.chain(gf.optim.clip_by_global_norm(1.0), gf.optim.adamw(1e-3, eps=1e-6))
+    loss: Any = lambda p, t: gf.models.decoder.loss(p, t[:, :-1], t[:, 1:], config)
+    init: Any = gf.jit(tx.init)
+    if mesh is not None:
+        shardings = gf.tree.map(lambda _: gf.parallel.replicated(mesh), params)
+        if mesh.shape.get("model", 1) > 1:
+            shardings = gf.parallel.tensor(params, mesh)
+        if divided:
+            shardings = gf.parallel.fsdp(params, mesh, base=shardings, min_size=0)
+        params, loss = gf.device_put(params, shardings), gf.parallel.laid_out(loss, shardings)
+        states = gf.parallel.state_shardings(tx.init, params, shardings)
+        init = gf.jit(tx.init, out_shardings=states)
+
+    @gf.jit
+    def step(params: Any, state: Any, tokens: Any) -> Any:
+        value, grads = gf.value_and_grad(loss)(params, tokens)
+        updates, state = tx.update(grads, state, params)
+        return gf.optim.apply_updates(params, updates), state, value
+
+    batches = np.random.default_rng(1).integers(0, 16, (2, 4, 9), np.int32)
+    state, found = init(params), []
+    for n in range(steps):
+        tokens: Any = batches[n % 2]
+        if mesh is not None:
+            tokens = gf.parallel.data(tokens, mesh)
+        params, state, value = step(params, state, tokens)
+        found.append(float(value))
+    return found
+
+
+def disagree(rank: int) -> None:
+    """Another program on each process: what the second one computes."""
+    gf.distributed.initialize()
+    mesh = gf.make_mesh((gf.process_count(),), ("i",))
+    on_all = gf.shard_map(mesh=mesh, in_specs=gf.P("i"), out_specs=gf.P())
+    x = np.ones((4, 2), np.float32)
+    gf.jit(on_all(lambda x: gf.lax.psum(x, "i")))(x)
+    gf.jit(on_all(lambda x: gf.lax.psum(x * (2.0 + rank), "i")))(x)
 
 
 def write(found: dict[str, Any]) -> None:

@@ -12,7 +12,7 @@ import pytest
 import genesis_fn as gf
 from genesis_fn.core.primitive import bind
 from genesis_fn.core.sharding.mesh import Mesh
-from genesis_fn.core.world import world
+from genesis_fn.core.sharding.world import world
 from genesis_fn.transforms.batching.collectives import axis_index_p, psum_invariant_p
 from tests.distributed import programs
 from tests.distributed.conftest import Launcher

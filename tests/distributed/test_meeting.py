@@ -12,7 +12,7 @@ import pytest
 
 import genesis_fn as gf
 from genesis_fn.core.errors import ArgumentError
-from genesis_fn.core.world import world
+from genesis_fn.core.sharding.world import world
 from genesis_fn.distributed.clusters import Place, find_place, first_node
 from genesis_fn.distributed.facts import Facts, disagreement
 from tests.distributed.conftest import ROOT, Launcher, environment, of_torchrun

@@ -353,3 +353,17 @@ def test_refused_arguments():
     ):  # fmt: skip
         with pytest.raises(ArgumentError, match=message):
             call()
+
+
+def test_operands_whose_last_dimension_is_not_the_innermost():
+    """A transposed view is taken for what it is, forwards and backwards."""
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(2, 4, 8)).astype("f4")
+    heads = lambda x: jnp.reshape(x, (1, 4, 2, 4))
+    f = lambda x, y: nn.dot_product_attention(heads(x), heads(y), heads(x))
+    both = lambda x, y: (f(x, y), grad(lambda x, y: jnp.sum(f(x, y) ** 2), (0, 1))(x, y))
+    view = jnp.array(np.ascontiguousarray(x.T)).T
+    for got, wanted in zip(
+        tree.leaves(both(view, jnp.array(y))), tree.leaves(both(jnp.array(x), jnp.array(y)))
+    ):
+        np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-6)

@@ -628,3 +628,19 @@ def test_norms_say_what_they_take(norm, count: int):
 def test_cross_entropy_of_a_number_is_refused():
     with pytest.raises(errors.ShapeError, match="does not fit weight"):
         linear_cross_entropy(jnp.array(1.0), jnp.zeros((4, 3)), jnp.array(0))
+
+
+def test_attention_of_columns():
+    """Operands whose last dimension is not the one that is contiguous in memory, as a transposed
+    array has it, and their gradients."""
+    columns = jnp.asarray(np.random.default_rng(0).normal(size=(8, 12)), jnp.float32).T
+    rows = jnp.asarray(np.asarray(columns).copy())
+
+    def f(x):
+        q = x.reshape(1, 12, 2, 4)
+        return jnp.sum(dot_product_attention(q, q, q) ** 2)
+
+    for x in (columns, jnp.copy(columns)):
+        for g in (value_and_grad(f), jit(value_and_grad(f))):
+            for mine, whole in zip(g(x), value_and_grad(f)(rows)):
+                np.testing.assert_allclose(mine, whole, 1e-5, 1e-5)

@@ -71,6 +71,16 @@ def _named(call: Callable) -> Callable:
     return lambda f, x: gf.vmap(lambda v: call(f, v), axis_name="i")(x)
 
 
+def _on_mesh(call: Callable) -> Callable:
+    """The call on the devices of a mesh: one of them."""
+
+    def run(f, x):
+        mesh, spec = gf.make_mesh((1,), ("i",)), gf.P("i")
+        return gf.shard_map(lambda v: call(f, v), mesh=mesh, in_specs=spec, out_specs=spec)(x)
+
+    return run
+
+
 LAX: dict[str, list[Entry]] = {
     **each("abs neg sign square", E(NUM)),
     **each("exp sin cos sinh cosh tan tanh atan asinh logistic", E(X), E(Operand(kinds="c"))),
@@ -199,6 +209,10 @@ LAX: dict[str, list[Entry]] = {
     **each("psum pmean pmax pmin", E(X, call=_named(lambda f, v: f(v, "i")), peer=False)),
     **each("all_gather psum_scatter", E(Operand((3, 3)), call=_named(lambda f, v: f(v, "i")),
                                         peer=False)),
+    **each("all_gather_invariant", E(
+        X, call=_on_mesh(lambda f, v: f(v, "i", tiled=True)), peer=False)),
+    **each("pvary", E(X, call=_on_mesh(lambda f, v: f(v, "i")), peer=False)),
+    **each("pcast", E(X, call=_on_mesh(lambda f, v: f(v, "i", to="varying")), peer=False)),
     **each("all_to_all", E(Operand((3, 3)), call=_named(lambda f, v: f(v, "i", 0, 0)), peer=False)),
     **each("ppermute", E(X, call=_named(lambda f, v: f(v, "i", [(0, 1), (1, 2), (2, 0)])),
                          peer=False)),

@@ -237,9 +237,8 @@ def test_a_small_qwen(name: str):
 
 def test_sliding_windows_and_amp():
     mesh, x = gf.make_mesh((4,), ("c",)), jnp.asarray(TOKENS)
-    config = qwen.QwenConfig(
-        64, 32, 64, 2, 4, 2, 8, sliding_window=5, use_sliding_window=True, max_window_layers=1
-    )
+    kinds = ("full_attention", "sliding_attention")
+    config = qwen.QwenConfig(64, 32, 64, 2, 4, 2, 8, sliding_window=5, layer_types=kinds)
     assert config.windows == (None, 5)
     params = qwen.init(gf.random.key(0), config)
     attention = functools.partial(parallel.context_attention, mesh=mesh, axis="c")

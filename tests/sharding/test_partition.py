@@ -82,7 +82,8 @@ STEPS = {
     "prod": lambda x, y: x + jnp.prod(jnp.tanh(y) + 1.1, axis=1, keepdims=True) * 0.1,
     "transpose": lambda x, y: (x.T * 2.0).T + y,
     "reshape": lambda x, y: (x.reshape(32) + y.reshape(2, 16).reshape(-1)).reshape(SHAPE),
-    "reshape3": lambda x, y: (x.reshape(4, 2, 4) * y.reshape(2, 2, 8).reshape(4, 2, 4)).reshape(SHAPE),
+    "reshape3": lambda x, y: (
+        x.reshape(4, 2, 4) * y.reshape(2, 2, 8).reshape(4, 2, 4)).reshape(SHAPE),
     "reshape1": lambda x, y: x.reshape(1, 4, 1, 8)[0, :, 0] + y.reshape(8, 4).T,
     "broadcast": lambda x, y: jnp.broadcast_to(x[:, :1], SHAPE) + y[0],
     "broadcast3": lambda x, y: (x[:, None, :] * y[None, :, :]).sum(1),
@@ -111,7 +112,8 @@ STEPS = {
     "norm": lambda x, y: nn.silu(x) / jnp.linalg.norm(y, axis=1, keepdims=True),
     "attention": lambda x, y: nn.dot_product_attention(
         x.reshape(1, 4, 2, 4), y.reshape(1, 4, 2, 4), x.reshape(1, 4, 2, 4)).reshape(SHAPE),
-    "cond": lambda x, y: lax.cond(jnp.sum(x) > 0, lambda x, y: x * y, lambda x, y: y - x.sum(), x, y),
+    "cond": lambda x, y: lax.cond(
+        jnp.sum(x) > 0, lambda x, y: x * y, lambda x, y: y - x.sum(), x, y),
     "switch": lambda x, y: lax.switch(
         jnp.argmax(y[:3, 0]), [lambda x: x @ y.T @ y, jnp.sin, lambda x: x.sum(0) + x], x),
     "scan": _scanned,

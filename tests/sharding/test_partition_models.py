@@ -22,7 +22,7 @@ import genesis_fn as gf
 from genesis_fn import P, lax, models, optim, random, tree
 from genesis_fn.core.jaxpr import Eqn, Jaxpr, e_jaxprs
 from genesis_fn.models import decoder
-from genesis_fn.transforms.sharding.partition import partition
+from genesis_fn.transforms.sharding.partitioner import partition
 
 LAYERS = 2
 # No length of a parameter is a multiple of the length of a sequence, which tells activations.

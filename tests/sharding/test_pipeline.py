@@ -13,7 +13,7 @@ import genesis_fn.numpy as jnp
 from genesis_fn import lax, parallel
 from genesis_fn.core.jaxpr import Eqn, Jaxpr, e_jaxprs
 from genesis_fn.models import DecoderConfig, decoder
-from genesis_fn.transforms.sharding.partition import partition
+from genesis_fn.transforms.sharding.partitioner import partition
 
 VOCABULARY, HIDDEN, IGNORED = 11, 6, -100
 

@@ -12,7 +12,7 @@ import genesis_fn as gf
 import genesis_fn.numpy as jnp
 from genesis_fn import P, lax
 from genesis_fn.core.jaxpr import Jaxpr, e_jaxprs
-from genesis_fn.transforms.sharding.partition import partition
+from genesis_fn.transforms.sharding.partitioner import partition
 
 STEPS, ROWS, WIDTH = 3, 4, 6
 

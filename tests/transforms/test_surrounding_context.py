@@ -177,6 +177,7 @@ def test_every_field_of_the_context_is_accounted_for():
         "trace",  # a program that captured a tracer is not kept; others do not depend on it
         "scope",
         "line",  # names and places in messages
+        "match",  # there within shard_map alone, whose axes are in the key
         "no_tracing",
         "watch",  # raise, or look at results
     }

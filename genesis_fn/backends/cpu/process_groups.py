@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from genesis_fn.core.errors import DistributedError
-from genesis_fn.core.world import await_keys, world
+from genesis_fn.core.sharding.world import await_keys, world
 
 if TYPE_CHECKING:
     from torch.distributed import Work

@@ -10,7 +10,7 @@ from typing import Any
 from genesis_fn.core.errors import DistributedError
 from genesis_fn.core.jaxpr import Jaxpr, e_jaxprs
 from genesis_fn.core.sharding.mesh import Mesh, MeshAxis
-from genesis_fn.core.world import await_keys, world
+from genesis_fn.core.sharding.world import await_keys, world
 
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")  # of an object, in its `repr`
 _compared: dict[tuple[int, ...], int] = {}  # programs so far, by the processes that share them

@@ -34,7 +34,7 @@ from genesis_fn.core.types.extended import is_key
 from genesis_fn.transforms.sharding import rules as _rules  # noqa: F401 # pyright: ignore[reportUnusedImport] - registers rules
 from genesis_fn.transforms.sharding.constraint import sharding_constraint_p
 from genesis_fn.transforms.sharding.local import batched, reduced_early, untyped
-from genesis_fn.transforms.sharding.partition import partition
+from genesis_fn.transforms.sharding.partitioner import partition
 
 
 class MeshBackend(Backend):

@@ -39,17 +39,16 @@ from genesis_fn.primitives.shape import reshape_p, transpose_p
 from genesis_fn.transforms.batching.collectives import (
     all_gather_invariant_p,
     all_gather_p,
-    all_to_all_p,
     assume_invariant_p,
     axis_index_p,
     pmax_p,
     pmin_p,
-    ppermute_p,
     psum_invariant_p,
     psum_p,
     psum_scatter_p,
     pvary_p,
 )
+from genesis_fn.transforms.batching.exchanges import all_to_all_p, ppermute_p
 
 _ADDED_AS = {
     **dict.fromkeys(dtypes.NARROW, dtypes.F32),

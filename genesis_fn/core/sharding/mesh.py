@@ -18,7 +18,7 @@ from genesis_fn.core import device as devices_
 from genesis_fn.core.device import Device
 from genesis_fn.core.diagnostics.source_info import where
 from genesis_fn.core.errors import MeshError
-from genesis_fn.core.world import world
+from genesis_fn.core.sharding.world import world
 
 
 class Mesh:

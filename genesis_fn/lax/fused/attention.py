@@ -208,6 +208,7 @@ def attention(
 def attention_forward(
     q: Any, k: Any, v: Any, *extras: Any, has: tuple[Any, ...], **static: Any
 ) -> tuple[Any, ...]:
+    """((output,), (operands, output, log-sum-exp [batch, heads, queries]))."""
     optional = _optional(extras, has)
     logits, _, _ = _scores(q, k, *optional, *[static[n] for n in _STATIC])
     lse = logsumexp_last.reference(logits)
@@ -227,6 +228,8 @@ def attention_forward(
 def attention_backward(
     residuals: Any, ct: Any, *, has: tuple[Any, ...], needs: Sequence[bool], **static: Any
 ) -> tuple[Any, ...]:
+    """Cotangents of q, k, v and the bias. Where the keys are a part of those that the residuals'
+    output and log-sum-exp are of, they are the terms of this part."""
     q, k, v, *extras, out, lse = residuals
     bias, *others = _optional(extras, has)
     logits, slope, seen = _scores(q, k, bias, *others, *[static[n] for n in _STATIC])

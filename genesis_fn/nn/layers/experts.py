@@ -12,15 +12,15 @@ from genesis_fn import Array, ArrayLike, DTypeLike, Key, PyTree
 from genesis_fn.errors import ArgumentError, ShapeError
 from genesis_fn.extend import wide
 from genesis_fn.lax import stop_gradient, top_k as greatest
-from genesis_fn.nn.functions import logsumexp, sigmoid, silu, softmax
-from genesis_fn.nn.layers.dense import Linear
-from genesis_fn.nn.layers.expert_rows import (
+from genesis_fn.nn.expert_rows import (
     expert_order,
     expert_product,
     rows_of_choices,
     rows_of_tokens,
     tokens_of_rows,
 )
+from genesis_fn.nn.functions import logsumexp, sigmoid, silu, softmax
+from genesis_fn.nn.layers.dense import Linear
 from genesis_fn.nn.layers.feed_forward import GatedMLP, check_activation
 from genesis_fn.nn.module import (
     Module,

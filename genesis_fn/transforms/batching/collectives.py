@@ -25,18 +25,10 @@ from genesis_fn.core.primitive import SCALARS, NamedAxis, Primitive, bind, ctx, 
 from genesis_fn.core.sharding.mesh import MeshAxis
 from genesis_fn.core.types.annotations import Array
 from genesis_fn.primitives import elementwise as ops
-from genesis_fn.primitives.factories import PRIM, linear_rule, move_batch, no_tangent, zeros
+from genesis_fn.primitives.factories import PRIM, linear_rule, move_batch, no_tangent
 from genesis_fn.primitives.indexing.indexing import dynamic_index_in_dim
 from genesis_fn.primitives.reductions.reduce import reduce_max, reduce_min, reduce_sum
-from genesis_fn.primitives.shape import (
-    concatenate,
-    expand_dims,
-    index_in_dim,
-    iota,
-    reshape,
-    slice_in_dim,
-    transpose,
-)
+from genesis_fn.primitives.shape import expand_dims, index_in_dim, iota, reshape
 from genesis_fn.transforms.keys.key_uses import UNCHANGED
 
 Tree = TypeVar("Tree")
@@ -56,12 +48,14 @@ def _axis_of(axis_name: Hashable) -> NamedAxis:
     )
 
 
-def _axes(axis_name: AxisName) -> tuple[NamedAxis, ...]:
+def axes_of(axis_name: AxisName) -> tuple[NamedAxis, ...]:
+    """The axes that a name, or each of several names, stands for."""
     names = tuple(axis_name) if isinstance(axis_name, (tuple, list)) else (axis_name,)
     return tuple([_axis_of(n) for n in names])
 
 
-def _no_groups(groups: object) -> None:
+def no_groups(groups: object) -> None:
+    """Raise ValueError for JAX's `axis_index_groups`."""
     if groups is not None:
         raise ValueError(
             "axis_index_groups is not supported: give the groups an axis of their own, by a mesh "
@@ -74,7 +68,8 @@ def _unchecked(axis: NamedAxis, y: Any) -> Any:
     return y if axis.checked else bind(pvary_p, y, axis_name=axis.axis)
 
 
-def _on_tree(f: Callable[[Any], Any], x: Any) -> Any:
+def on_tree(f: Callable[[Any], Any], x: Any) -> Any:
+    """`f` of each leaf, as an array but for Python numbers."""
     return tree.map(lambda leaf: f(leaf if type(leaf) in SCALARS else as_array(leaf)), x)
 
 
@@ -185,7 +180,7 @@ pmax_p, pmin_p = _extreme("pmax", reduce_max), _extreme("pmin", reduce_min)
 
 
 def _reduced(prim: Primitive, x: Any, axis_name: Any) -> Any:
-    axes = _axes(axis_name)
+    axes = axes_of(axis_name)
 
     def one(leaf: Any) -> Any:
         leaf = as_array(leaf)
@@ -193,7 +188,7 @@ def _reduced(prim: Primitive, x: Any, axis_name: Any) -> Any:
             leaf = _unchecked(a, bind(prim, leaf, axis_name=a.axis))
         return leaf
 
-    return _on_tree(one, x)
+    return on_tree(one, x)
 
 
 def psum(x: Tree, axis_name: AxisName, *, axis_index_groups: None = None) -> Tree:
@@ -214,8 +209,8 @@ def psum(x: Tree, axis_name: AxisName, *, axis_index_groups: None = None) -> Tre
     >>> gf.vmap(lambda x: x / gf.lax.psum(x, "i"), axis_name="i")(jnp.array([1.0, 3.0]))
     Array([0.25, 0.75], dtype=float32)
     """
-    _no_groups(axis_index_groups)
-    axes = _axes(axis_name)
+    no_groups(axis_index_groups)
+    axes = axes_of(axis_name)
 
     def one(leaf: Any) -> Any:
         if type(leaf) in SCALARS:
@@ -226,7 +221,7 @@ def psum(x: Tree, axis_name: AxisName, *, axis_index_groups: None = None) -> Tre
             leaf = _unchecked(a, _sum_along(leaf, a.axis))
         return leaf
 
-    return _on_tree(one, x)
+    return on_tree(one, x)
 
 
 def pmean(x: Tree, axis_name: AxisName, *, axis_index_groups: None = None) -> Tree:
@@ -246,8 +241,8 @@ def pmean(x: Tree, axis_name: AxisName, *, axis_index_groups: None = None) -> Tr
     >>> gf.vmap(lambda x: x - gf.lax.pmean(x, "i"), axis_name="i")(jnp.array([1.0, 3.0]))
     Array([-1.,  1.], dtype=float32)
     """
-    _no_groups(axis_index_groups)
-    count = math.prod(a.size for a in _axes(axis_name))
+    no_groups(axis_index_groups)
+    count = math.prod(a.size for a in axes_of(axis_name))
 
     def one(leaf: Any) -> Any:
         leaf = as_array(leaf)
@@ -255,7 +250,7 @@ def pmean(x: Tree, axis_name: AxisName, *, axis_index_groups: None = None) -> Tr
             leaf = with_weak(ops.convert(leaf, dtypes.F32), leaf.weak)
         return ops.div(psum(leaf, axis_name), float(count))
 
-    return _on_tree(one, x)
+    return on_tree(one, x)
 
 
 def pmax(x: Tree, axis_name: AxisName, *, axis_index_groups: None = None) -> Tree:
@@ -275,7 +270,7 @@ def pmax(x: Tree, axis_name: AxisName, *, axis_index_groups: None = None) -> Tre
     >>> gf.vmap(lambda x: gf.lax.pmax(x, "i"), axis_name="i")(jnp.array([1.0, 3.0]))
     Array([3., 3.], dtype=float32)
     """
-    _no_groups(axis_index_groups)
+    no_groups(axis_index_groups)
     return _reduced(pmax_p, x, axis_name)
 
 
@@ -296,7 +291,7 @@ def pmin(x: Tree, axis_name: AxisName, *, axis_index_groups: None = None) -> Tre
     >>> gf.vmap(lambda x: gf.lax.pmin(x, "i"), axis_name="i")(jnp.array([1.0, 3.0]))
     Array([1., 1.], dtype=float32)
     """
-    _no_groups(axis_index_groups)
+    no_groups(axis_index_groups)
     return _reduced(pmin_p, x, axis_name)
 
 
@@ -378,7 +373,8 @@ psum_scatter_p.linearize = linear_rule(psum_scatter_p)
 psum_scatter_p.transpose = lambda ct, x, **params: [bind(all_gather_p, ct, **params)]
 
 
-def _axis_in(axis: int, ndim: int, what: str, x: Any) -> int:
+def axis_in(axis: int, ndim: int, what: str, x: Any) -> int:
+    """`axis` as a dimension from 0 on. Raises ShapeError where there is none."""
     if not -ndim <= axis < ndim:
         raise errors.ShapeError(
             f"{what}: dimension {axis} does not exist in {typeof(x)}\n"
@@ -387,13 +383,13 @@ def _axis_in(axis: int, ndim: int, what: str, x: Any) -> int:
     return axis % ndim
 
 
-def _merged(x: Any, axis: int) -> Any:
+def merged(x: Any, axis: int) -> Any:
     """`x` with dimensions `axis` and `axis + 1` merged to one."""
     s = typeof(x).shape
     return reshape(x, (*s[:axis], s[axis] * s[axis + 1], *s[axis + 2 :]))
 
 
-def _split_axis(x: Any, axis: int, sizes: Sequence[int], tiled: bool, what: str) -> Any:
+def split_among(x: Any, axis: int, sizes: Sequence[int], tiled: bool, what: str) -> Any:
     """`x` with dimension `axis` split into one for each named axis, and one for the block if
     `tiled`."""
     s, size = typeof(x).shape, math.prod(sizes)
@@ -435,27 +431,27 @@ def all_gather(
     Array([[1., 3.],
            [1., 3.]], dtype=float32)
     """
-    _no_groups(axis_index_groups)
+    no_groups(axis_index_groups)
     return _gathered(all_gather_p, x, axis_name, axis, tiled, "all_gather")
 
 
 def _gathered(
     prim: Primitive, x: Any, axis_name: AxisName, axis: int, tiled: bool, what: str
 ) -> Any:
-    axes = _axes(axis_name)
+    axes = axes_of(axis_name)
 
     def one(leaf: Any) -> Any:
         leaf = as_array(leaf)
-        at = _axis_in(axis, typeof(leaf).ndim + (not tiled), what, leaf)
+        at = axis_in(axis, typeof(leaf).ndim + (not tiled), what, leaf)
         if not tiled:
             leaf = expand_dims(leaf, (at,))
         for a in reversed(axes):
-            leaf = _merged(bind(prim, leaf, axis_name=a.axis, axis=at, size=a.size), at)
+            leaf = merged(bind(prim, leaf, axis_name=a.axis, axis=at, size=a.size), at)
             if prim is all_gather_invariant_p:
                 leaf = _unchecked(a, leaf)
         return leaf
 
-    return _on_tree(one, x)
+    return on_tree(one, x)
 
 
 def all_gather_invariant(
@@ -482,7 +478,7 @@ def all_gather_invariant(
     >>> gf.shard_map(whole, mesh=mesh, in_specs=gf.P("i"), out_specs=gf.P())(jnp.arange(2))
     Array([0, 1], dtype=int32)
     """
-    for a in _axes(axis_name):
+    for a in axes_of(axis_name):
         if type(a.axis) is not MeshAxis:
             raise ValueError(
                 f"all_gather_invariant: {a.name!r} is an axis of vmap\n  at {where().describe()}\n"
@@ -521,229 +517,19 @@ def psum_scatter(
     >>> gf.vmap(lambda x: gf.lax.psum_scatter(x, "i"), axis_name="i")(x)
     Array([11., 22.], dtype=float32)
     """
-    _no_groups(axis_index_groups)
-    axes = _axes(axis_name)
+    no_groups(axis_index_groups)
+    axes = axes_of(axis_name)
     sizes = [a.size for a in axes]
 
     def one(leaf: Any) -> Any:
         leaf = as_array(leaf)
-        at = _axis_in(scatter_dimension, typeof(leaf).ndim, "psum_scatter", leaf)
-        leaf = _split_axis(leaf, at, sizes, tiled, "psum_scatter")
+        at = axis_in(scatter_dimension, typeof(leaf).ndim, "psum_scatter", leaf)
+        leaf = split_among(leaf, at, sizes, tiled, "psum_scatter")
         for a in axes:
             leaf = bind(psum_scatter_p, leaf, axis_name=a.axis, axis=at, size=a.size)
         return leaf
 
-    return _on_tree(one, x)
-
-
-# ---- exchanging ----
-
-
-def _exchange_shape(x: Aval, *, axis_name: Any, split: int, concat: int, size: int) -> Aval:
-    rest = [n for i, n in enumerate(x.shape) if i != split]
-    rest.insert(concat, size)
-    return aval(tuple(rest), x.dtype)
-
-
-def _exchange_batch(
-    n: int,
-    xs: Sequence[Any],
-    dims: Sequence[Any],
-    *,
-    axis_name: Any,
-    split: int,
-    concat: int,
-    size: int,
-    over_other: bool = False,
-) -> Any:
-    x = move_batch(xs[0], dims[0], 0, n)
-    if over_other:
-        params = {"axis_name": axis_name, "split": split + 1, "concat": concat + 1, "size": size}
-        return bind(all_to_all_p, x, **params), 0
-    # The split dimension becomes the batch, and the batch the new dimension.
-    order = [i for i in range(1, typeof(x).ndim) if i != split + 1]
-    order.insert(concat, 0)
-    return transpose(x, (split + 1, *order)), 0
-
-
-all_to_all_p = Primitive("all_to_all", _exchange_shape, collective=True, batch=_exchange_batch)
-all_to_all_p.linearize = linear_rule(all_to_all_p)
-all_to_all_p.transpose = lambda ct, x, *, axis_name, split, concat, size: [
-    bind(all_to_all_p, ct, axis_name=axis_name, split=concat, concat=split, size=size)
-]
-
-
-def all_to_all(
-    x: Tree,
-    axis_name: AxisName,
-    split_axis: int,
-    concat_axis: int,
-    *,
-    axis_index_groups: None = None,
-    tiled: bool = False,
-) -> Tree:
-    """Exchange slices among the examples: example i gets slice i of every example.
-
-    Args:
-        x: pytree of arrays.
-        axis_name: name of the axis (`vmap(..., axis_name=...)`), or a sequence of names.
-        split_axis: the dimension of `x` whose slices go to the examples.
-        concat_axis: where the slices received go in the result.
-        axis_index_groups: None; groups are not supported.
-        tiled: whether blocks are exchanged and concatenated along `concat_axis`; else the size of
-            `split_axis` must be that of the named axis, and slices are stacked.
-
-    Returns:
-        The slices received, in the order of the axis.
-
-    Raises:
-        NameError: no enclosing `vmap` has the axis.
-        ShapeError: a dimension does not exist or cannot be divided so.
-
-    >>> x = jnp.array([[1.0, 2.0], [10.0, 20.0]])
-    >>> gf.vmap(lambda x: gf.lax.all_to_all(x, "i", 0, 0), axis_name="i")(x)
-    Array([[ 1., 10.],
-           [ 2., 20.]], dtype=float32)
-    """
-    _no_groups(axis_index_groups)
-    axes = _axes(axis_name)
-    sizes = [a.size for a in axes]
-
-    def one(leaf: Any) -> Any:
-        leaf = as_array(leaf)
-        ndim = typeof(leaf).ndim
-        split = _axis_in(split_axis, ndim, "all_to_all", leaf)
-        concat = _axis_in(concat_axis, ndim, "all_to_all", leaf)
-        leaf = _split_axis(leaf, split, sizes, tiled, "all_to_all")
-        to = concat if len(axes) == 1 else 0
-        for a in reversed(axes):  # several axes come to the front, the last one first
-            at = split + len(axes) - 1
-            leaf = bind(all_to_all_p, leaf, axis_name=a.axis, split=at, concat=to, size=a.size)
-        if len(axes) > 1:
-            shape = typeof(leaf).shape[len(axes) :]
-            order = [*range(1, concat + 1), 0, *range(concat + 1, len(shape) + 1)]
-            leaf = transpose(reshape(leaf, (math.prod(sizes), *shape)), order)
-        return _merged(leaf, concat) if tiled else leaf
-
-    return _on_tree(one, x)
-
-
-def _permute_batch(
-    n: int,
-    xs: Sequence[Any],
-    dims: Sequence[Any],
-    *,
-    axis_name: Any,
-    perm: tuple[Any, ...],
-    over_other: bool = False,
-) -> Any:
-    if over_other:
-        return bind(ppermute_p, xs[0], axis_name=axis_name, perm=perm), dims[0]
-    x = move_batch(xs[0], dims[0], 0, n)
-    source = {dst: src for src, dst in perm}
-    rows = [
-        slice_in_dim(x, source[i], source[i] + 1, axis=0)
-        if i in source
-        else zeros(aval((1, *typeof(x).shape[1:]), typeof(x).dtype))
-        for i in range(n)
-    ]
-    return concatenate(rows, 0), 0
-
-
-ppermute_p = Primitive(
-    "ppermute", lambda x, *, axis_name, perm: x, collective=True, batch=_permute_batch
-)
-ppermute_p.linearize = linear_rule(ppermute_p)
-ppermute_p.transpose = lambda ct, x, *, axis_name, perm: [
-    bind(ppermute_p, ct, axis_name=axis_name, perm=tuple([(d, s) for s, d in perm]))
-]
-
-
-def ppermute(x: Tree, axis_name: AxisName, perm: Sequence[tuple[int, int]]) -> Tree:
-    """Send values along a named axis, by pairs of source and destination.
-
-    Args:
-        x: pytree of arrays.
-        axis_name: name of the axis (`vmap(..., axis_name=...)`).
-        perm: pairs (source, destination) of positions; each is named at most once on its side.
-
-    Returns:
-        What each example receives; zeros for an example that is no destination.
-
-    Raises:
-        NameError: no enclosing `vmap` has the axis.
-        ValueError: a position is outside the axis or named twice, or there are several names.
-
-    >>> shift = lambda x: gf.lax.ppermute(x, "i", [(0, 1), (1, 2)])
-    >>> gf.vmap(shift, axis_name="i")(jnp.array([1.0, 2.0, 3.0]))
-    Array([0., 1., 2.], dtype=float32)
-    """
-    axes = _axes(axis_name)
-    if len(axes) != 1:
-        raise ValueError(
-            f"ppermute takes one axis name, got {axis_name!r}\n  at {where().describe()}\n"
-            "  permute along one axis after the other"
-        )
-    ((_, size, axis, _),) = axes
-    pairs = tuple([(int(s), int(d)) for s, d in perm])
-    for side in zip(*pairs):
-        if len(set(side)) != len(side) or not all(0 <= i < size for i in side):
-            raise ValueError(
-                f"ppermute: {list(pairs)} must name each source and each destination at most once, "
-                f"from 0 to {size - 1}\n  at {where().describe()}"
-            )
-    return _on_tree(lambda leaf: bind(ppermute_p, as_array(leaf), axis_name=axis, perm=pairs), x)
-
-
-def pshuffle(x: Tree, axis_name: AxisName, perm: Sequence[int]) -> Tree:
-    """Permute the values along a named axis: example i gets the value of example `perm[i]`.
-
-    Args:
-        x: pytree of arrays.
-        axis_name: name of the axis (`vmap(..., axis_name=...)`).
-        perm: a permutation of the positions 0 ... size - 1.
-
-    Returns:
-        What each example receives, of the shapes of `x`.
-
-    Raises:
-        NameError: no enclosing `vmap` has the axis.
-        ValueError: `perm` is no permutation of the positions, or there are several names.
-
-    >>> reverse = lambda x: gf.lax.pshuffle(x, "i", [2, 1, 0])
-    >>> gf.vmap(reverse, axis_name="i")(jnp.array([1.0, 2.0, 3.0]))
-    Array([3., 2., 1.], dtype=float32)
-    """
-    axes, sources = _axes(axis_name), [int(s) for s in perm]
-    if len(axes) == 1 and sorted(sources) != [*range(axes[0].size)]:
-        raise ValueError(
-            f"pshuffle: {sources} is no permutation of 0 to {axes[0].size - 1}\n"
-            f"  at {where().describe()}"
-        )
-    return ppermute(x, axis_name, [(s, d) for d, s in enumerate(sources)])
-
-
-def pswapaxes(x: Tree, axis_name: AxisName, axis: int) -> Tree:
-    """Exchange a dimension with a named axis: a transposition across examples.
-
-    Args:
-        x: pytree of arrays.
-        axis_name: name of the axis (`vmap(..., axis_name=...)`).
-        axis: the dimension of `x`, of the size of the named axis.
-
-    Returns:
-        The transposed values, of the shapes of `x`.
-
-    Raises:
-        NameError: no enclosing `vmap` has the axis.
-        ShapeError: the dimension does not exist or is of another size.
-
-    >>> x = jnp.array([[1.0, 2.0], [10.0, 20.0]])
-    >>> gf.vmap(lambda x: gf.lax.pswapaxes(x, "i", 0), axis_name="i")(x)
-    Array([[ 1., 10.],
-           [ 2., 20.]], dtype=float32)
-    """
-    return all_to_all(x, axis_name, axis, axis)
+    return on_tree(one, x)
 
 
 # ---- positions ----
@@ -778,7 +564,7 @@ def axis_index(axis_name: AxisName) -> Array:
     Array([0., 1., 2.], dtype=float32)
     """
     index: Any = None
-    for a in _axes(axis_name):
+    for a in axes_of(axis_name):
         here = bind(axis_index_p, axis_name=a.axis)
         index = here if index is None else ops.add(ops.mul(index, a.size), here)
     return index
@@ -799,7 +585,7 @@ def axis_size(axis_name: AxisName) -> int:
     >>> gf.vmap(lambda x: x / gf.lax.axis_size("i"), axis_name="i")(jnp.ones(2))
     Array([0.5, 0.5], dtype=float32)
     """
-    return math.prod(a.size for a in _axes(axis_name))
+    return math.prod(a.size for a in axes_of(axis_name))
 
 
 def pvary(x: Tree, axis_name: AxisName) -> Tree:
@@ -825,7 +611,7 @@ def pvary(x: Tree, axis_name: AxisName) -> Tree:
     >>> f(jnp.ones(2))
     Array([1., 1.], dtype=float32)
     """
-    axes = [a for a in _axes(axis_name) if type(a.axis) is MeshAxis]
+    axes = [a for a in axes_of(axis_name) if type(a.axis) is MeshAxis]
 
     def one(leaf: Any) -> Any:
         leaf = as_array(leaf)
@@ -834,7 +620,7 @@ def pvary(x: Tree, axis_name: AxisName) -> Tree:
                 leaf = bind(pvary_p, leaf, axis_name=a.axis)
         return leaf
 
-    return _on_tree(one, x)
+    return on_tree(one, x)
 
 
 def pcast(x: Tree, axis_name: AxisName, *, to: Literal["varying"]) -> Tree:

@@ -192,7 +192,7 @@ class JitFunction(Copied, Generic[P, R]):
     def _device(self, bound: BoundArguments, program: Program) -> devices.Device:
         """The device that a call runs on: that of its arrays, or else of the captured ones; on a
         mesh, the places of all."""
-        mesh = mesh_of(program.jaxpr)
+        mesh = program.mesh
         given = [*program.captured, *(x for x in bound.leaves if type(x) is not Frozen)]
         places: list[Any] = [x.sig.device if type(x) is ArrayImpl else None for x in given]
         if mesh is not None or any([type(d) is NamedSharding for d in places]):
@@ -280,7 +280,10 @@ class JitFunction(Copied, Generic[P, R]):
             v.settle()
         self._warn_captures(jaxpr, captured)
         key_uses = of_arguments(jaxpr, len(captured))
-        return Program(jaxpr, captured, key, paths, flat.out_tree, flat.weak, guards, key_uses)
+        mesh = mesh_of(jaxpr)
+        return Program(
+            jaxpr, captured, key, paths, flat.out_tree, flat.weak, guards, key_uses, mesh
+        )
 
     def compile_program(
         self, program: Program, device: devices.Device, donated: tuple[int, ...]

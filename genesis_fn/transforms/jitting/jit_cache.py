@@ -15,6 +15,7 @@ from genesis_fn.core.array import ArrayImpl
 from genesis_fn.core.backend.executable import Executable
 from genesis_fn.core.jaxpr import Jaxpr
 from genesis_fn.core.primitive import with_weak_types
+from genesis_fn.core.sharding.mesh import Mesh
 from genesis_fn.core.static import Fingerprint, fingerprint_of
 from genesis_fn.core.types.annotations import PyTree
 from genesis_fn.transforms.custom.custom_call import CustomCall
@@ -36,9 +37,9 @@ class Program:
     """One trace of a function: its jaxpr, captured values, output structure, and key.
 
     `guards` tell whether what it read besides its arguments is unchanged; `key_uses` is None if it
-    neither uses nor returns random keys. `executables` are {(device, donated): executable}, `calls`
-    {form of a call: generated function}. Both hold no captured arrays, so that copies of a program
-    for other captured arrays share them.
+    neither uses nor returns random keys; `mesh` is what it refers to. `executables` are {(device,
+    donated): executable}, `calls` {form of a call: generated function}. Both hold no captured
+    arrays, so that copies of a program for other captured arrays share them.
     """
 
     jaxpr: Jaxpr
@@ -49,6 +50,7 @@ class Program:
     outs_weak: Sequence[bool]
     guards: list[Guard]
     key_uses: Uses | None
+    mesh: Mesh | None
     executables: dict[Any, Executable] = dataclasses.field(default_factory=dict)
     calls: OrderedDict[Any, Callable[..., Any]] = dataclasses.field(default_factory=OrderedDict)
 

@@ -21,14 +21,14 @@ from genesis_fn.primitives.factories import full_p, move_batch
 from genesis_fn.primitives.indexing import gather, indexing, scatter
 from genesis_fn.primitives.reductions import reduce
 from genesis_fn.transforms.autodiff.checkpointing import checkpoint_p, name_p
-from genesis_fn.transforms.batching import collectives
+from genesis_fn.transforms.batching import collectives, exchanges
 from genesis_fn.transforms.control_flow.conditionals import cond_p
 from genesis_fn.transforms.control_flow.loops import while_p
 from genesis_fn.transforms.control_flow.scanning import scan_p
 from genesis_fn.transforms.custom.custom_call import custom_call_p
 from genesis_fn.transforms.custom.fused_functions import fused_p
 from genesis_fn.transforms.sharding.constraint import sharding_constraint_p
-from genesis_fn.transforms.sharding.shard_map import shard_map_p
+from genesis_fn.transforms.sharding.shard_mapping import shard_map_p
 from genesis_fn.transforms.staging.call import jit_p, region_p, wide_p
 from genesis_fn.transforms.staging.stage_trace import StageTrace, StageTracer
 
@@ -145,8 +145,8 @@ for _prim in (
     collectives.assume_invariant_p,
     collectives.all_gather_p,
     collectives.all_gather_invariant_p,
-    collectives.all_to_all_p,
-    collectives.ppermute_p,
+    exchanges.all_to_all_p,
+    exchanges.ppermute_p,
 ):
     _prim.words = _along_axis
 for _prim in (elementwise.eq.prim, elementwise.ne.prim):

@@ -48,7 +48,7 @@ from genesis_fn.transforms.control_flow.loops import while_p
 from genesis_fn.transforms.control_flow.scanning import scan_p
 from genesis_fn.transforms.custom.custom_call import Wrapped
 from genesis_fn.transforms.custom.fused_functions import fused_p
-from genesis_fn.transforms.sharding.shard_map import shard_map_p
+from genesis_fn.transforms.sharding.shard_mapping import shard_map_p
 from genesis_fn.transforms.sharding.varying import on_mesh
 from genesis_fn.transforms.staging.api_util import FlatFunction, flatten_arrays, labels_of, name_of
 from genesis_fn.transforms.staging.call import jit_p, region_p, wide_p

@@ -90,12 +90,12 @@ def _constrained(x: Any, given: Any) -> Any:
     return bind(sharding_constraint_p, as_array(x), sharding=sharding)
 
 
-def reshard(x: Tree, out_shardings: Any) -> Tree:
+def reshard(xs: Tree, out_shardings: Any) -> Tree:
     """`with_sharding_constraint`, by JAX's other name.
 
     Args:
-        x: pytree of arrays.
-        out_shardings: a NamedSharding or PartitionSpec for each array.
+        xs: pytree of arrays.
+        out_shardings: a NamedSharding or PartitionSpec for each array: a prefix of `xs`.
 
     Returns:
         The same values, laid out so.
@@ -104,4 +104,4 @@ def reshard(x: Tree, out_shardings: Any) -> Tree:
     >>> gf.sharding.reshard(jnp.ones(2), gf.NamedSharding(mesh, gf.P())).sharding.spec
     PartitionSpec()
     """
-    return with_sharding_constraint(x, out_shardings)
+    return with_sharding_constraint(xs, out_shardings)

@@ -13,7 +13,7 @@ from genesis_fn.core.sharding.mesh import Mesh
 from genesis_fn.primitives.shape import reshape, transpose
 from genesis_fn.transforms.batching.batch import vmap_flat
 from genesis_fn.transforms.batching.collectives import psum_invariant_p, psum_scatter_p, pvary_p
-from genesis_fn.transforms.sharding.shard_map import Layouts
+from genesis_fn.transforms.sharding.shard_mapping import Layouts
 from genesis_fn.transforms.staging.stage_trace import evaluate, stage_closed
 
 

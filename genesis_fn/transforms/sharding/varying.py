@@ -17,6 +17,7 @@ from genesis_fn.core.jaxpr import Jaxpr, e_jaxprs
 from genesis_fn.core.primitive import SCALARS, NamedAxis, Primitive, ctx, typeof
 from genesis_fn.core.sharding.mesh import Mesh, MeshAxis
 from genesis_fn.primitives.factories import varying_as
+from genesis_fn.transforms.batching.collectives import pvary_p
 
 
 class on_mesh:
@@ -61,7 +62,7 @@ def match(prim: Primitive, args: tuple[Any, ...], params: dict[str, Any]) -> Seq
         if not args or type(axis) is not MeshAxis:
             return args
         kind = typeof(args[0])
-        if prim.name == "pvary":
+        if prim is pvary_p:
             return None if axis.name in kind.varying else args
         return (varying_as(args[0], kind.update(varying=kind.varying | {axis.name})),)
     return matched(args)

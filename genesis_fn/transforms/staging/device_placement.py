@@ -23,9 +23,9 @@ from genesis_fn.core.sharding.layout import (
     SingleDeviceSharding,
     as_sharding,
 )
+from genesis_fn.core.sharding.world import world
 from genesis_fn.core.types.annotations import PyTree
 from genesis_fn.core.types.extended import is_key
-from genesis_fn.core.world import world
 from genesis_fn.transforms.sharding.constraint import (
     sharding_constraint_p,
     with_sharding_constraint,
@@ -177,7 +177,8 @@ def move_over(x: ArrayImpl, where: Any) -> ArrayImpl:
         same = here.mesh == where.mesh if type(here) is NamedSharding else here is where.home
         if same:
             return bind(sharding_constraint_p, x, sharding=where)
-    return like(x, from_numpy(backend.to_numpy(stored(x)), where, x.weak))
+    place: Any = where
+    return like(x, from_numpy(backend.to_numpy(stored(x)), place, x.weak))
 
 
 def device_get(x: PyTree) -> PyTree:

@@ -17,7 +17,7 @@ from genesis_fn.core.aval import Aval
 from genesis_fn.core.dtypes import DType
 from genesis_fn.core.primitive import Primitive
 from genesis_fn.core.sharding.mesh import MeshAxis
-from genesis_fn.transforms.batching import collectives
+from genesis_fn.transforms.batching import collectives, exchanges
 
 # Up to so many bytes from all processes together, a reduction gathers everything: one exchange,
 # where shares of it would take two.
@@ -124,7 +124,7 @@ def _psum_scatter(
     return run
 
 
-@lowers(collectives.all_to_all_p, fresh=True)
+@lowers(exchanges.all_to_all_p, fresh=True)
 def _all_to_all(
     avals: Sequence[Aval], *, axis_name: MeshAxis, split: int, concat: int, size: int
 ) -> Callable[..., Any]:
@@ -132,13 +132,13 @@ def _all_to_all(
 
     def run(x: torch.Tensor) -> torch.Tensor:
         parts = x.movedim(split, 0)
-        rows = group(ranks).all_to_all(_rows(parts, size), collectives.all_to_all_p.name)
+        rows = group(ranks).all_to_all(_rows(parts, size), exchanges.all_to_all_p.name)
         return _fresh(_of_bytes(rows, stored, parts.shape).movedim(0, concat), x)
 
     return run
 
 
-@lowers(collectives.ppermute_p, fresh=True)
+@lowers(exchanges.ppermute_p, fresh=True)
 def _permute(
     avals: Sequence[Aval], *, axis_name: MeshAxis, perm: tuple[tuple[int, int], ...]
 ) -> Callable[..., Any]:
@@ -147,7 +147,7 @@ def _permute(
     source = next((s for s, d in perm if d == here), None)
 
     def run(x: torch.Tensor) -> torch.Tensor:
-        got = group(ranks).send(_bytes(x), to, source, collectives.ppermute_p.name)
+        got = group(ranks).send(_bytes(x), to, source, exchanges.ppermute_p.name)
         if got is None:
             return torch.zeros(x.shape, dtype=stored)
         return _fresh(_of_bytes(got, stored, x.shape), x)
@@ -178,7 +178,7 @@ MEETINGS = frozenset(
         collectives.all_gather_p,
         collectives.all_gather_invariant_p,
         collectives.psum_scatter_p,
-        collectives.all_to_all_p,
-        collectives.ppermute_p,
+        exchanges.all_to_all_p,
+        exchanges.ppermute_p,
     }
 )

@@ -231,7 +231,8 @@ def _flash_fits(
 
 
 def _heads_first(x: torch.Tensor, repeat: int = 1) -> torch.Tensor:
-    x = x.transpose(1, 2)
+    """[B, H, T, d] of [B, T, H, d]. torch's kernel reads d as if its elements were neighbours."""
+    x = (x if x.stride(-1) == 1 else x.contiguous()).transpose(1, 2)
     return x if repeat == 1 else x.repeat_interleave(repeat, 1)
 
 

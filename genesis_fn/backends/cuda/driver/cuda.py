@@ -35,7 +35,7 @@ from genesis_fn.backends.cuda.driver.parameters import (
     tensor_map_geometry,
 )
 from genesis_fn.compiler.target import Target, rates
-from genesis_fn.core.world import world
+from genesis_fn.core.sharding.world import world
 from genesis_fn.kernels.plan import Descriptor, Launch
 
 _SUCCESS = cu.CUresult.CUDA_SUCCESS

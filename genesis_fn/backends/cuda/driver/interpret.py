@@ -30,7 +30,7 @@ from genesis_fn.backends.cuda.driver.driver import ConditionalKind, DeviceInfo, 
 from genesis_fn.backends.cuda.driver.errors import CudaError, DeviceMemoryExhausted
 from genesis_fn.compiler.target import H200, Target
 from genesis_fn.core.configuration import environment
-from genesis_fn.core.world import world
+from genesis_fn.core.sharding.world import world
 from genesis_fn.kernels.language.dtypes import DTYPES
 from genesis_fn.kernels.language.element_types import ITEMSIZE
 from genesis_fn.kernels.plan import Argument, BufferArg, Descriptor, Launch, Scalar

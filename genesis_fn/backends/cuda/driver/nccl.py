@@ -19,7 +19,7 @@ from typing import Any
 
 from genesis_fn.backends.cuda.driver.communication import Reduction
 from genesis_fn.core.errors import BackendError, DistributedError
-from genesis_fn.core.world import await_keys, world
+from genesis_fn.core.sharding.world import await_keys, world
 
 _DTYPES = {
     "i8": "Int8", "u8": "Uint8", "i32": "Int32", "u32": "Uint32", "i64": "Int64", "u64": "Uint64",

@@ -23,15 +23,14 @@ from genesis_fn.kernels.language.dtypes import NAMES
 from genesis_fn.transforms.batching.collectives import (
     all_gather_invariant_p,
     all_gather_p,
-    all_to_all_p,
     axis_index_p,
     pmax_p,
     pmin_p,
-    ppermute_p,
     psum_invariant_p,
     psum_p,
     psum_scatter_p,
 )
+from genesis_fn.transforms.batching.exchanges import all_to_all_p, ppermute_p
 
 
 @lowers(psum_p, psum_invariant_p, reduction="sum")

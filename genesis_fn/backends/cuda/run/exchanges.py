@@ -15,7 +15,7 @@ from collections import deque
 from typing import Any
 
 from genesis_fn.backends.cuda.driver.driver import Driver, EventHandle
-from genesis_fn.core.world import world
+from genesis_fn.core.sharding.world import world
 
 _KEPT = 64  # launches that are noted, where nobody asks
 

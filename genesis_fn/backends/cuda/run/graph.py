@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
@@ -34,7 +35,6 @@ from genesis_fn.backends.cpu.storage import host_tensor, host_view
 from genesis_fn.backends.cuda.driver.communication import Communication
 from genesis_fn.backends.cuda.driver.driver import (
     Driver,
-    EventHandle,
     GraphHandle,
     PredicateMode,
     PreparedLaunch,
@@ -43,6 +43,7 @@ from genesis_fn.backends.cuda.driver.driver import (
 from genesis_fn.backends.cuda.lowerings.call import Exchange, HostCall
 from genesis_fn.backends.cuda.memory.pool import Block
 from genesis_fn.backends.cuda.run.exchanges import Exchanges
+from genesis_fn.backends.cuda.run.lane import Lane
 from genesis_fn.backends.cuda.run.runtime import Runtime
 from genesis_fn.kernels.plan import BufferArg, Descriptor, Launch, Memset, Scalar
 
@@ -685,7 +686,7 @@ class _GraphSegment:
 def _capture(driver: Driver, commands: Sequence[_Command]) -> GraphHandle:
     # Not on the compute stream: what other threads enqueue there would be captured too.
     stream = driver.new_stream()
-    lane = _Lane(driver, stream)
+    lane = Lane(driver, stream)
     try:
         driver.begin_capture(stream)
         try:
@@ -700,59 +701,12 @@ def _capture(driver: Driver, commands: Sequence[_Command]) -> GraphHandle:
         driver.destroy_stream(stream)
 
 
-class _Lane:
-    """The second stream of a capture, for collectives: it forks from the `main` one before each of
-    them, which joins it again where the result is needed."""
-
-    def __init__(self, driver: Driver, main: StreamHandle) -> None:
-        self._driver, self._main = driver, main
-        self._side: StreamHandle | None = None
-        self._ended: dict[int | None, EventHandle] = {}  # by number, when it has ended
-        self._events: list[EventHandle] = []
-
-    def start(self, command: _CollectiveCmd) -> None:
-        """Enqueue a collective behind what is on the main stream now."""
-        driver = self._driver
-        if self._side is None:
-            self._side = driver.new_stream()
-        ready = self._event(self._main)
-        driver.wait(self._side, ready)
-        command.record(driver, self._side)
-        self._ended[command.number] = self._event(self._side)
-        if command.number is None:
-            self.join(None)
-
-    def join(self, number: int | None) -> None:
-        """Have the main stream wait for a collective; for none where it has waited already."""
-        ended = self._ended.pop(number, None)
-        if ended is not None:
-            self._driver.wait(self._main, ended)
-
-    def join_all(self) -> None:
-        """Wait for all: a capture ends with one stream."""
-        for number in list(self._ended):
-            self.join(number)
-
-    def _event(self, stream: StreamHandle) -> EventHandle:
-        event = self._driver.new_event()
-        self._events.append(event)
-        self._driver.record(event, stream)
-        return event
-
-    def close(self) -> None:
-        """Destroy the stream and the events, which a graph does not need."""
-        for event in self._events:
-            self._driver.destroy_event(event)
-        if self._side is not None:
-            self._driver.destroy_stream(self._side)
-
-
 def _record(
     driver: Driver,
     commands: Sequence[_Command],
     stream: StreamHandle,
     behind_kernel: bool = False,
-    lane: _Lane | None = None,
+    lane: Lane | None = None,
 ) -> bool:
     """Enqueues the commands on a stream in order, collectives on the other one of `lane`. Returns
     whether the last one is a kernel: only then may the next kernel start early."""
@@ -766,7 +720,8 @@ def _record(
             _record_conditional(driver, command, stream, behind_kernel)
             behind_kernel = False
         elif lane is not None and isinstance(command, _CollectiveCmd):
-            lane.start(command)  # the next kernel still follows the last one
+            record = functools.partial(command.record, driver)
+            lane.start(command.number, record)  # the next kernel still follows the last one
             behind_kernel = behind_kernel and command.number is not None
         elif lane is not None and isinstance(command, _JoinCmd):
             lane.join(command.number)

@@ -10,16 +10,15 @@ from genesis_fn.core.sharding.mesh import Mesh
 from genesis_fn.transforms.batching.collectives import (
     all_gather_invariant_p,
     all_gather_p,
-    all_to_all_p,
     assume_invariant_p,
     pmax_p,
     pmin_p,
-    ppermute_p,
     psum_invariant_p,
     psum_scatter_p,
     pvary_p,
 )
-from genesis_fn.transforms.sharding.partition import Placed, moved, partitions, placed
+from genesis_fn.transforms.batching.exchanges import all_to_all_p, ppermute_p
+from genesis_fn.transforms.sharding.partitioner import Placed, moved, partitions, placed
 
 
 @partitions(psum_invariant_p, pmax_p, pmin_p, pvary_p, assume_invariant_p, ppermute_p)

@@ -30,7 +30,7 @@ from genesis_fn.primitives.factories import zero_of
 from genesis_fn.primitives.shape import barrier_p, broadcast_in_dim
 from genesis_fn.transforms.autodiff.checkpointing import name_p
 from genesis_fn.transforms.batching.collectives import axis_index
-from genesis_fn.transforms.sharding.partition import (
+from genesis_fn.transforms.sharding.partitioner import (
     BY_LOWERING,
     Placed,
     local,

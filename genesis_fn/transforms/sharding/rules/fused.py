@@ -13,8 +13,8 @@ from genesis_fn.primitives import elementwise as ops
 from genesis_fn.primitives.reductions.reduce import reduce_sum
 from genesis_fn.primitives.shape import broadcast_in_dim
 from genesis_fn.transforms.batching.collectives import psum
-from genesis_fn.transforms.custom.fused_functions import Fused, fused_p
-from genesis_fn.transforms.sharding.partition import Placed, local, moved, partitions, settle
+from genesis_fn.transforms.custom.fused_functions import FUSED, Fused, fused_p
+from genesis_fn.transforms.sharding.partitioner import Placed, local, moved, partitions, settle
 from genesis_fn.transforms.sharding.rules.letters import Axes, Divided, divisions, layout_of
 from genesis_fn.transforms.sharding.rules.programs import as_program
 
@@ -24,7 +24,7 @@ Letter = tuple[str, int]  # a dimension by its letter; leading ones are numbered
 @partitions(fused_p, puts_off=True)
 def _fused(mesh: Mesh, e: Eqn, operands: list[Any]) -> list[Placed]:
     op, static = e.params["op"], dict(e.params["static"])
-    if op.name in _OF_MEANS and any(not x.is_whole for x in operands[:3]):
+    if any(op is FUSED.get(n) for n in _OF_MEANS) and any(not x.is_whole for x in operands[:3]):
         return _mean_of_rows(mesh, e, operands)
     if op.dims is None:
         return as_program(mesh, e, operands)
@@ -112,9 +112,10 @@ _OF_MEANS = ("linear_cross_entropy", "linear_cross_entropy_forward")
 
 def _mean_of_rows(mesh: Mesh, e: Eqn, operands: list[Any]) -> list[Placed]:
     """Each device takes the sum over its rows; the mean divides by the rows of all that count. The
-    axes that divide the classes divide the rows further, and the weight is gathered: every device
-    has as many rows to do, and none does them twice. The cotangent of the rows is gathered again to
-    what they were, as what follows is computed by classes' axes otherwise."""
+    axes that divide the classes divide the rows further, and so do those that divide nothing; the
+    weight is gathered: every device has as many rows to do, and none does them twice. The cotangent
+    of the rows is gathered again to what they were, as what follows is computed by classes' axes
+    otherwise."""
     for x in operands:
         if x.due:
             settle(x)
@@ -122,7 +123,8 @@ def _mean_of_rows(mesh: Mesh, e: Eqn, operands: list[Any]) -> list[Placed]:
     given = x.layout
     static = dict(e.params["static"])
     rows = max(x.layout[0], labels.layout[0], key=lambda a: parts(mesh, a) if a else 0)
-    for n in (n for axes in (*weight.layout, *x.layout[1:]) for n in axes):
+    idle = [n for n in mesh.axes if not any(n in typeof(y.part).varying for y in operands)]
+    for n in (n for axes in (*weight.layout, *x.layout[1:], idle) for n in axes):
         if n not in rows and x.aval.shape[0] % parts(mesh, (*rows, n)) == 0:
             rows = (*rows, n)
     x = moved(x, mesh, (rows, ()))

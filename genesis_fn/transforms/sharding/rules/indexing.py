@@ -11,12 +11,12 @@ from genesis_fn.core.primitive import bind, typeof
 from genesis_fn.core.sharding.layout import Layout, part_shape, parts
 from genesis_fn.core.sharding.mesh import Mesh
 from genesis_fn.primitives import elementwise as ops
-from genesis_fn.primitives.indexing.gather import gather_p, take_rows_p
+from genesis_fn.primitives.indexing.gather import gather_p, take_rows, take_rows_p
 from genesis_fn.primitives.indexing.indexing import dynamic_slice_p, dynamic_update_slice_p
 from genesis_fn.primitives.indexing.scatter import scatter_p, segment_sum_p
-from genesis_fn.primitives.shape import broadcast_in_dim
+from genesis_fn.primitives.shape import broadcast_in_dim, iota
 from genesis_fn.transforms.batching.collectives import axis_index
-from genesis_fn.transforms.sharding.partition import Placed, moved, partitions, placed
+from genesis_fn.transforms.sharding.partitioner import Placed, moved, partitions, placed
 from genesis_fn.transforms.sharding.rules.elementwise import on_the_first
 from genesis_fn.transforms.sharding.rules.letters import (
     Divided,
@@ -150,6 +150,8 @@ def _of_rows_held(
     chosen = indices.part
     if e.params["mode"] == "clip":
         chosen = ops.max(ops.min(_signed(chosen), count - 1), 0)
+    elif e.params["mode"] == "check":  # against the whole table, of which every device has a part
+        chosen = take_rows(iota(dtypes.I32 if count < 2**31 else dtypes.I64, count), chosen)
     here = _shifted(chosen, axes, own)
     part = bind(take_rows_p, table.part, here, mode="fill", fill_value=0)
     return placed(part, e, [layout_of(e.outs[0].aval.shape, out, divided)], axes)

@@ -13,7 +13,7 @@ from genesis_fn.core.jaxpr import Eqn
 from genesis_fn.core.primitive import bind
 from genesis_fn.core.sharding.layout import Layout, parts
 from genesis_fn.core.sharding.mesh import Mesh
-from genesis_fn.transforms.sharding.partition import Placed, local, moved, placed
+from genesis_fn.transforms.sharding.partitioner import Placed, local, moved, placed
 
 Letters = Sequence[Hashable]
 Axes = tuple[Hashable, ...]

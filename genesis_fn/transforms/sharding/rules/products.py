@@ -19,7 +19,7 @@ from genesis_fn.primitives.linalg import (
     triangular_solve_p,
 )
 from genesis_fn.primitives.ragged_dot import ragged_contraction_p, ragged_dot_p
-from genesis_fn.transforms.sharding.partition import Placed, partitions
+from genesis_fn.transforms.sharding.partitioner import Placed, partitions
 from genesis_fn.transforms.sharding.rules.letters import Letters, by_letters, untouched
 
 

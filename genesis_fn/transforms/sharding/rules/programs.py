@@ -18,7 +18,7 @@ from genesis_fn.transforms.control_flow.scanning import scan_p
 from genesis_fn.transforms.custom.custom_call import custom_call_p
 from genesis_fn.transforms.sharding.constraint import sharding_constraint_p
 from genesis_fn.transforms.sharding.meshes import mesh_of
-from genesis_fn.transforms.sharding.partition import (
+from genesis_fn.transforms.sharding.partitioner import (
     Dues,
     Placed,
     local,
@@ -32,7 +32,7 @@ from genesis_fn.transforms.sharding.partition import (
     whole,
 )
 from genesis_fn.transforms.sharding.rules.elementwise import on_the_first
-from genesis_fn.transforms.sharding.shard_map import Layouts, shard_map_p
+from genesis_fn.transforms.sharding.shard_mapping import Layouts, shard_map_p
 from genesis_fn.transforms.staging.call import jit_p, region_p, wide_p
 from genesis_fn.transforms.staging.stage_trace import evaluate
 

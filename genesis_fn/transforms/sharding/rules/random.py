@@ -10,7 +10,7 @@ from genesis_fn.core.jaxpr import Eqn
 from genesis_fn.core.sharding.mesh import Mesh
 from genesis_fn.core.types.extended import is_key
 from genesis_fn.primitives.random_bits import key_hash_p, random_bits_p, unwrap_p, wrap_p
-from genesis_fn.transforms.sharding.partition import Placed, partitions
+from genesis_fn.transforms.sharding.partitioner import Placed, partitions
 from genesis_fn.transforms.sharding.rules.letters import by_letters
 
 

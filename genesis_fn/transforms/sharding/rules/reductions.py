@@ -40,7 +40,7 @@ from genesis_fn.primitives.reductions.reduce_window import (
 )
 from genesis_fn.primitives.sort import sort_p, top_k_p
 from genesis_fn.transforms.batching.collectives import pmax, pmin
-from genesis_fn.transforms.sharding.partition import Placed, partitions, placed
+from genesis_fn.transforms.sharding.partitioner import Placed, partitions, placed
 from genesis_fn.transforms.sharding.rules.letters import Divided, by_letters, layout_of, untouched
 
 # Of parts, and along the axes of the mesh. Of booleans, "and" is the least and "or" the greatest.

@@ -23,7 +23,7 @@ from genesis_fn.primitives.shape import (
     transpose_p,
 )
 from genesis_fn.transforms.batching.collectives import axis_index
-from genesis_fn.transforms.sharding.partition import Placed, moved, partitions, placed
+from genesis_fn.transforms.sharding.partitioner import Placed, moved, partitions, placed
 from genesis_fn.transforms.sharding.rules.letters import Divided, by_letters, untouched
 
 

@@ -12,9 +12,8 @@ from typing import Any
 
 import genesis_fn.numpy as jnp
 from genesis_fn import Array
-from genesis_fn.extend import fused, segment_sum, take_rows
+from genesis_fn.extend import fused, ragged_contraction, segment_sum, take_rows
 from genesis_fn.lax import ragged_dot
-from genesis_fn.primitives.ragged_dot import ragged_contraction
 
 # Tokens times rows up to which rows are added by comparing each with every token: one launch, where
 # `segment_sum` sorts in five. A step of decoding has few.

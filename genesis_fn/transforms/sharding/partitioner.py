@@ -25,12 +25,12 @@ from genesis_fn.core.sharding.mesh import Mesh
 from genesis_fn.primitives.indexing.indexing import dynamic_slice_in_dim
 from genesis_fn.transforms.batching.collectives import (
     all_gather_invariant,
-    all_to_all,
     axis_index,
     psum,
     psum_scatter,
 )
-from genesis_fn.transforms.sharding.shard_map import Layouts
+from genesis_fn.transforms.batching.exchanges import all_to_all
+from genesis_fn.transforms.sharding.shard_mapping import Layouts
 from genesis_fn.transforms.sharding.varying import on_mesh
 from genesis_fn.transforms.staging.stage_trace import stage_closed
 
@@ -244,6 +244,7 @@ def whole(x: Placed, mesh: Mesh) -> Placed:
 
 
 def local(x: Any) -> Any:
+    """What operations on parts take for an operand: its part, or the Python number that it is."""
     return x.part if type(x) is Placed else x
 
 
@@ -254,6 +255,7 @@ def placed(
     due: tuple[Hashable, ...] = (),
     remade: Callable[[Layout], Placed | None] | None = None,
 ) -> list[Placed]:
+    """The results of an equation, of what its operation gave of parts."""
     found = part if e.prim.multi else [part]
     return [
         Placed(p, at, o.aval, due, remade) for p, at, o in zip(found, layouts, e.outs, strict=True)

@@ -20,7 +20,7 @@ from genesis_fn.models.decoder_layer import (
     visible_within,
     within_segments,
 )
-from genesis_fn.parallel.pipeline import pipeline
+from genesis_fn.parallel.pipeline_schedule import pipeline
 
 
 def stages_of(layers: Sequence[PyTree], stages: int) -> PyTree:
