@@ -5,14 +5,20 @@ from __future__ import annotations
 import ast
 import dataclasses
 import importlib.util
+import os
 import re
 import shlex
+import subprocess
+import sys
 import unicodedata
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 
 from genesis_fn.cli.main import main
+from genesis_fn.core import device as devices
 from genesis_fn.models import PRESETS
 from genesis_fn.training.settings.reading import KEYS, read_settings
 from tests.support import chat_folder
@@ -64,6 +70,48 @@ def test_the_commands_of_training_run_one_after_the_other(page, shown_folder, mo
         assert main([*words, *shorter]) == 0, words
     if page == "docs/training.md":
         assert run("training.md", shown_folder, monkeypatch) >= 3
+
+
+@pytest.fixture
+def four_devices(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The CPU shows four devices, and none of them afterwards."""
+    monkeypatch.setenv("GENESIS_CPU_DEVICES", "4")
+    yield
+    for key in [k for k in devices._devices if k[0] == "cpu" and k[1]]:
+        del devices._devices[key]
+
+
+@pytest.mark.cpu
+def test_the_page_of_several_devices_runs(shown_folder, monkeypatch, four_devices) -> None:
+    """Its commands, one of which is torchrun's, and its Python, on four CPU devices."""
+    text = (DOCS / "distributed.md").read_text(encoding="utf-8")
+    commands = re.findall(r"^(?:GENESIS_CPU_DEVICES=4 )?genesis-fn (.+)$", text, re.M)
+    assert len(commands) >= 5
+    for words in map(shlex.split, commands):
+        shorter = ["--steps", "2"] if "1000" in words else []
+        assert main([*words, *shorter]) == 0, words
+    # Of what is to be read of a page, two processes tell as much as four.
+    (shown,) = re.findall(r"^torchrun --standalone (.+)$", text, re.M)
+    words = shlex.split(shown.replace("4 -m", "2 -m").replace("fsdp=4", "fsdp=2"))
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", *words]
+    kept = {k: v for k, v in os.environ.items() if k != "GENESIS_CPU_DEVICES"}
+    told = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "GENESIS_DEVICE": "cpu"}
+    subprocess.run([*command, "--steps", "2", "--quiet"], env=kept | told, check=True)
+    assert (shown_folder / "runs" / "four" / "logs" / "rank-0001.log").exists()
+    assert run("distributed.md", shown_folder, monkeypatch) == 3
+
+
+@pytest.mark.cpu
+def test_the_settings_of_the_page_of_several_devices_are_read(tmp_path) -> None:
+    """Its table, and its recipes' files."""
+    text = (DOCS / "distributed.md").read_text(encoding="utf-8")
+    (toml,) = re.findall(r"^```toml\n(.*?)^```", text, re.M | re.S)
+    (tmp_path / "a.toml").write_text(toml)
+    assert read_settings(str(tmp_path / "a.toml"), {}).parallel == "data=2,fsdp=4"
+    (recipe,) = re.findall(r"^```yaml\n(.*?)^```", text, re.M | re.S)
+    assert yaml.safe_load(recipe)["num_nodes"] == 2
+    (script,) = re.findall(r"^```bash\n(.*?)^```", text, re.M | re.S)
+    assert subprocess.run(["bash", "-n"], input=script, text=True).returncode == 0
 
 
 @pytest.mark.cpu

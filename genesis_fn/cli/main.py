@@ -11,9 +11,9 @@ import signal
 import sys
 from collections.abc import Sequence
 
-import genesis_fn
 from genesis_fn.cli import chat, demo, evaluate, generate, info, merge, options, train
 from genesis_fn.cli.failures import line_of, wants_traceback
+from genesis_fn.cli.processes import joined, tell_others
 from genesis_fn.training.interrupt import Interrupted
 from genesis_fn.training.settings.reading import KEYS
 
@@ -56,13 +56,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     _prepare_streams()
     try:
         arguments = _parsed(argv)
-        with genesis_fn.default_device(arguments.device):
+        with joined(arguments):
             status = arguments.run(arguments)
         sys.stdout.flush()
         return status
     except Interrupted as interrupted:
         return interrupted.status
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as error:
+        tell_others(error, "")
         return 128 + signal.SIGINT
     except BrokenPipeError:
         _discard_output()
@@ -72,12 +73,13 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         package = (error.name or "").partition(".")[0]
         if isinstance(error, ModuleNotFoundError) and package != "genesis_fn":
-            return _failed(f"the command needs the package {package}: pip install {package}")
-        return _failed(line_of(error))
+            needs = f"the command needs the package {package}: pip install {package}"
+            return _failed(error, needs)
+        return _failed(error, line_of(error))
     except Exception as error:
         if wants_traceback(error):
             raise
-        return _failed(line_of(error))
+        return _failed(error, line_of(error))
 
 
 def _parsed(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -115,13 +117,15 @@ def _prepare_streams() -> None:
             stream.reconfigure(errors="strict" if mode == "r" else "backslashreplace")
 
 
-def _failed(message: str) -> int:
+def _failed(error: BaseException, message: str) -> int:
+    message = tell_others(error, message)
     try:
         sys.stdout.flush()
     except OSError:  # the failure itself, or one more: a full disk
         _discard_output()
     with contextlib.suppress(OSError):  # there is nobody to read it
-        print(f"genesis-fn: {message}", file=sys.stderr)
+        if message:
+            print(f"genesis-fn: {message}", file=sys.stderr)
     return 1
 
 

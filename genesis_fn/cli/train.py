@@ -14,6 +14,7 @@ from genesis_fn.training.forecast import forecast
 from genesis_fn.training.memory.budget import within_budget
 from genesis_fn.training.memory.shortage import telling_what_fits
 from genesis_fn.training.monitoring.progress import say
+from genesis_fn.training.parallel.processes import is_first
 from genesis_fn.training.run import RunSummary, prepare, resume, train
 from genesis_fn.training.settings.reading import KEYS, accepted, read_settings, value_of
 from genesis_fn.training.settings.sections import Data, Model, Optim, TrainingSettings
@@ -71,8 +72,16 @@ def add(commands: Any) -> None:
         "config.yaml says, to the same numbers as if it had not been stopped.",
         examples=("genesis-fn resume --out runs/train",),
     )
+    parser.set_defaults(joins=True)
     option(
         parser, "--out", type=options.path, required=True, metavar="FOLDER", help="the run's folder"
+    )
+    option(
+        parser,
+        "--parallel",
+        metavar="AXES",
+        help="other axes over processes than the run was begun with, as fsdp=4",
+        shown="those of the run where its processes are as many, else data over all of them",
     )
     option(
         parser,
@@ -93,7 +102,7 @@ def _add_settings(
     parser = options.add_command(
         commands, name, _train, help=help, description=description, examples=_EXAMPLES[name]
     )
-    parser.set_defaults(base=base)
+    parser.set_defaults(base=base, joins=True)
     option(
         parser,
         "--config",
@@ -158,7 +167,7 @@ def _train(arguments: argparse.Namespace) -> int:
     settings = read_settings(arguments.config, given, arguments.base)
     if arguments.dry_run:
         chosen = within_budget(settings, say)
-        print(telling_what_fits(chosen, lambda: forecast(prepare(chosen, say))))
+        _show(str(telling_what_fits(chosen, lambda: forecast(prepare(chosen, say)))))
         return 0
     _report(train(settings, quiet=arguments.quiet), settings.out)
     return 0
@@ -166,35 +175,42 @@ def _train(arguments: argparse.Namespace) -> int:
 
 def _resume(arguments: argparse.Namespace) -> int:
     if arguments.verify:
-        return _verify(arguments.out, arguments.verify)
-    _report(resume(arguments.out, quiet=arguments.quiet), arguments.out)
+        return _verify(arguments.out, arguments.verify, arguments.parallel)
+    again = resume(arguments.out, quiet=arguments.quiet, parallel=arguments.parallel)
+    _report(again, arguments.out)
     return 0
 
 
-def _verify(out: str, steps: int) -> int:
-    found = verify(out, steps)
-    print(
+def _show(text: str) -> None:
+    """Print, in the first process of several."""
+    if is_first():
+        print(text)
+
+
+def _verify(out: str, steps: int, parallel: str | None) -> int:
+    found = verify(out, steps, parallel)
+    _show(
         f"{found.steps} steps behind step {found.start} were taken again, and compared with "
         f"{found.compared} rows of the log"
         + (f" and the state of step {found.state}" if found.state is not None else "")
     )
     for line in found.differences[:10]:
-        print(line)
+        _show(line)
     if found.differences:
-        print(f"{len(found.differences)} numbers differ")
+        _show(f"{len(found.differences)} numbers differ")
         return 1
-    print("every bit is the same")
+    _show("every bit is the same")
     return 0
 
 
 def _report(summary: RunSummary, out: str) -> None:
-    print(f"step {summary.step}: ended by {summary.ended_by}")
+    _show(f"step {summary.step}: ended by {summary.ended_by}")
     if math.isfinite(summary.validation_loss):
-        print(
+        _show(
             f"validation loss {summary.validation_loss:.4f} nats per token (perplexity "
             f"{math.exp(min(summary.validation_loss, 700)):.2f}); the best was "
             f"{summary.best_loss:.4f} at step {summary.best_step}"
         )
     written = [name for name in _FILES if os.path.exists(os.path.join(out, name))]
-    print(f"written: {out}: {', '.join(written)}")
-    print(f"the model: {shlex.quote(summary.model)}")
+    _show(f"written: {out}: {', '.join(written)}")
+    _show(f"the model: {shlex.quote(summary.model)}")

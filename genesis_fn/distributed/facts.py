@@ -77,11 +77,11 @@ def disagreement(ranks: Sequence[Facts]) -> str:
     lines = []
     kinds = {f.rank: f.kind for f in ranks}
     if len(set(kinds.values())) > 1:
-        lines.append(f"their devices: {_by_value(kinds)}")
+        lines.append(f"their devices: {by_value(kinds)}")
     for name in sorted({n for f in ranks for n in f.versions}):
         found = {f.rank: f.versions.get(name, "none") for f in ranks}
         if len(set(found.values())) > 1 and len(lines) < 3:
-            lines.append(f"their {name}: {_by_value(found)}")
+            lines.append(f"their {name}: {by_value(found)}")
     if lines:
         advice = "install the same versions on every machine, and give each process a device alike"
         return "\n  ".join(["the processes do not agree on", *lines, advice])
@@ -101,7 +101,7 @@ def _shared_gpu(ranks: Sequence[Facts]) -> str:
     return ""
 
 
-def _by_value(found: dict[int, str]) -> str:
+def by_value(found: dict[int, str]) -> str:
     """ "2.9 on ranks 0, 1; 2.10 on rank 2"."""
     texts = []
     for value in dict.fromkeys(found.values()):

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from genesis_fn.backends.cpu.process_groups import close_groups
 from genesis_fn.core import device as devices
-from genesis_fn.core.configuration import environment
+from genesis_fn.core.configuration import config, environment
 from genesis_fn.core.device import Device
 from genesis_fn.core.diagnostics.source_info import where
 from genesis_fn.core.errors import ArgumentError, BackendError, DistributedError
@@ -101,7 +101,8 @@ def _join(
 
 def _device(local_rank: int, local_device_ids: int | Sequence[int] | None) -> Device:
     """The device of this process: a GPU of its own, or the CPU."""
-    name = environment.text("GENESIS_DEVICE").partition(":")[0]
+    asked = config.current().default_device
+    name = asked.kind if asked else environment.text("GENESIS_DEVICE").partition(":")[0]
     kind = {"gpu": "cuda"}.get(name, name) or ("cuda" if devices.cuda_usable() else "cpu")
     if kind != "cuda":
         return devices.device(kind)

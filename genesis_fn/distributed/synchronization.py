@@ -237,7 +237,7 @@ def _agree(in_tree: PyTree, values: list[np.ndarray], what: str, note: Any) -> l
         return [note]
     own = [[p, str(v.dtype), v.shape] for p, v in zip(_paths(in_tree), values, strict=True)]
     said = json.dumps({"leaves": own, "note": note}).encode()
-    everyone = [json.loads(text) for text in _exchanged(said, what)]
+    everyone = [json.loads(text) for text in exchanged(said, what)]
     first = everyone[0]["leaves"]
     for rank, other in enumerate(everyone):
         for mine, theirs in itertools.zip_longest(first, other["leaves"]):
@@ -254,7 +254,7 @@ def _leaf(leaf: Any) -> str:
     return "no leaf there" if leaf is None else f"{leaf[0]}: {leaf[1]}{leaf[2]}"
 
 
-def _exchanged(text: bytes, what: str) -> list[bytes]:
+def exchanged(text: bytes, what: str) -> list[bytes]:
     """The texts of all processes, which may be of different lengths."""
     mine = np.frombuffer(text, np.uint8)
     length = np.array([mine.size], np.int64).view(np.uint8)

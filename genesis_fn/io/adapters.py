@@ -18,6 +18,7 @@ from genesis_fn.core.errors import ArgumentError, FileError, said
 from genesis_fn.core.files import brief, read_json
 from genesis_fn.core.types.annotations import Array, DTypeLike, PyTree
 from genesis_fn.io.huggingface import WEIGHT_DTYPES, hf_name
+from genesis_fn.io.joint.gathering import whole, writes
 from genesis_fn.io.lock import folder_locked
 from genesis_fn.io.mismatches import Mismatches
 from genesis_fn.io.safetensors import atomic_write, load_numpy, save_file, sync_folder
@@ -71,6 +72,9 @@ def save_adapter(
     }
     if not arrays:
         raise ArgumentError("save_adapter: there are no adapters")
+    arrays = {name: whole(x) for name, x in arrays.items()}
+    if not writes(adapters):
+        return
     resolved = config
     if (
         config.target_modules == lora.ALL_LINEAR

@@ -1,6 +1,7 @@
 """Checkpoints: a pytree and a few plain values in a folder per step, whole or absent.
 
-`root/step-00000100/` holds `state.safetensors` and `manifest.json`. A step is written to a
+`root/step-00000100/` holds `state.safetensors` and `manifest.json`; where several processes hold
+the arrays together, a file of each. A step is written to a
 temporary folder, flushed to disk and renamed, so that what exists under its name is complete; a
 save that is interrupted, or whose process is killed, leaves the earlier steps as they were.
 """
@@ -13,7 +14,7 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any
 
 import numpy as np
@@ -24,8 +25,20 @@ from genesis_fn.core.errors import FileError
 from genesis_fn.core.files import brief
 from genesis_fn.core.types.annotations import PyTree
 from genesis_fn.core.types.extended import KeyType, is_key
+from genesis_fn.core.world import world
+from genesis_fn.distributed.agreement import FailedElsewhere, together
+from genesis_fn.io.joint.gathering import is_shared, laid_out
+from genesis_fn.io.joint.saving import OwnPart, follow, lead, new_number, parts_of
 from genesis_fn.io.lock import locked
-from genesis_fn.io.manifest import STATE, read_arrays, read_manifest, write_manifest
+from genesis_fn.io.manifest import (
+    STATE,
+    check_files,
+    file_sum,
+    read_arrays,
+    read_manifest,
+    whole_leaves,
+    write_manifest,
+)
 from genesis_fn.io.safetensors import flat_names, restore_like, save_file, sync_folder
 from genesis_fn.random import Key, key_data, wrap_key_data
 from genesis_fn.transforms.staging.shape_dtype_struct import ShapeDtypeStruct
@@ -48,7 +61,9 @@ def save(
 ) -> str:
     """Write a checkpoint, whole or not at all.
 
-    Saves in one folder wait for each other, also across processes.
+    Saves in one folder wait for each other, also across processes. Where arrays are over a mesh of
+    several processes, all of them call this alike, and each writes the parts that it holds; one
+    that cannot fails the save of all.
 
     Args:
         root: folder of the checkpoints; made if it is missing.
@@ -76,13 +91,16 @@ def save(
 
 @dataclasses.dataclass(frozen=True)
 class Snapshot:
-    """The contents of a checkpoint, in host memory."""
+    """The contents of a checkpoint, in host memory: all arrays, or as save `number` of several
+    processes the `parts` that this one writes."""
 
     step: int
     arrays: dict[str, np.ndarray]
     structure: str
     keys: dict[str, str]
     values: dict[str, Any]
+    parts: dict[str, OwnPart] = dataclasses.field(default_factory=dict)
+    number: int | None = None
 
 
 def snapshot(
@@ -101,11 +119,13 @@ def snapshot(
                 f"state{tree.keystr(path)} is a {kind}, which restore could not give back: a "
                 "checkpoint holds arrays and Python numbers; convert it by jnp.asarray"
             )
-    for name, leaf in flat_names(tree.map(_as_numbers, state)).items():
+    named = flat_names(tree.map(_as_numbers, state))
+    about = str(tree.structure(state)), _implementations(state), dict(values or {})
+    if is_shared(state):
+        return Snapshot(step, {}, *about, parts_of(named, copy), new_number())
+    for name, leaf in named.items():
         arrays[name] = np.array(leaf) if copy else np.asarray(leaf)
-    return Snapshot(
-        step, arrays, str(tree.structure(state)), _implementations(state), dict(values or {})
-    )
+    return Snapshot(step, arrays, *about)
 
 
 _NUMBERS = (bool, int, float)
@@ -135,6 +155,24 @@ def write(
     if keep is not None and keep < 1:
         raise ValueError(f"keep must be at least 1, got {keep}")
     root = os.path.abspath(os.fspath(root))
+    if held.number is None:
+        return _write(root, held, keep, spare, lambda folder: _write_state(folder, held))
+    if world().rank:
+        return follow(held.number, held.parts)
+    return lead(held.number, held.parts, lambda fill: _write(root, held, keep, spare, fill))
+
+
+Contents = tuple[dict[str, Any], dict[str, Any]]  # files and arrays, as a manifest describes them
+
+
+def _write(
+    root: str,
+    held: Snapshot,
+    keep: int | None,
+    spare: Collection[int],
+    fill: Callable[[str], Contents],
+) -> str:
+    """Make a checkpoint's folder, which `fill` puts the arrays into."""
     os.makedirs(root, exist_ok=True)
     with locked(root) as alone:
         if alone:
@@ -142,7 +180,11 @@ def write(
         target = _folder(root, held.step)
         temporary = tempfile.mkdtemp(prefix=".saving-", dir=root)
         try:
-            _write_files(temporary, held)
+            files, leaves = fill(temporary)
+            write_manifest(
+                temporary, held.step, files, leaves, held.values, held.keys, held.structure
+            )
+            os.chmod(temporary, 0o755)
             _move_into_place(temporary, target, root)
         except BaseException:
             shutil.rmtree(temporary, ignore_errors=True)
@@ -156,10 +198,11 @@ def write(
     return target
 
 
-def _write_files(folder: str, held: Snapshot) -> None:
-    save_file(held.arrays, os.path.join(folder, STATE))
-    write_manifest(folder, held.step, held.arrays, held.values, held.keys, held.structure)
-    os.chmod(folder, 0o755)
+def _write_state(folder: str, held: Snapshot) -> Contents:
+    """All arrays in one file."""
+    file = os.path.join(folder, STATE)
+    save_file(held.arrays, file)
+    return {STATE: file_sum(file)}, whole_leaves(held.arrays)
 
 
 def _move_into_place(temporary: str, target: str, root: str) -> None:
@@ -257,7 +300,9 @@ def restore(
     Args:
         root: folder of the checkpoints.
         template: pytree with the structure, shapes and dtypes of the state that was saved; its
-            leaves may be ShapeDtypeStructs.
+            leaves may be ShapeDtypeStructs. Those over a mesh are laid out as they are there,
+            however the state was when it was saved, and a process reads its parts alone; over
+            several processes all of them call this.
         step: number of the checkpoint; None means the newest.
 
     Returns:
@@ -285,11 +330,26 @@ def restore(
     folder = _folder(root, step)
     if not os.path.isdir(folder):
         raise FileNotFoundError(f"there is no checkpoint of step {step} in {root}")
+    if not is_shared(template):
+        state, values = _read(folder, template, 0, 1)
+        return state, step, values
+    here = world()
+    try:
+        read = lambda: _read(folder, template, here.rank, here.size)
+        state, values = together(read, "a checkpoint")
+    except FailedElsewhere as error:
+        raise FileError(str(error)) from None
+    return state, step, values
+
+
+def _read(folder: str, template: PyTree, rank: int, size: int) -> tuple[PyTree, dict[str, Any]]:
+    """(state, values) of a checkpoint; processes share the check of its files."""
     manifest = read_manifest(folder)
+    check_files(folder, dict(list(manifest.files.items())[rank::size]))
     arrays = read_arrays(folder, manifest)
     # Most checkpoints have one file, which messages name.
     where = os.path.join(folder, *manifest.files) if len(manifest.files) == 1 else folder
     numbers = tree.map(_as_numbers, template)
     _check_keys(template, manifest.keys, where)
-    state = restore_like(numbers, arrays, where)
-    return tree.map(_as_before, state, template), step, manifest.values
+    state = restore_like(numbers, arrays, where, laid_out=laid_out)
+    return tree.map(_as_before, state, template), manifest.values

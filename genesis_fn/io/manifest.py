@@ -11,7 +11,7 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -73,31 +73,46 @@ class Manifest:
     leaves: dict[str, Leaf] | None
 
 
+def file_sum(path: str) -> dict[str, Any]:
+    """What a manifest says of a file."""
+    return {"bytes": os.path.getsize(path), "sha256": digest(path)}
+
+
+def leaf_entry(dtype: Any, shape: tuple[int, ...], pieces: Iterable[Piece]) -> dict[str, Any]:
+    """What a manifest says of an array."""
+    parts = [
+        {"file": p.file, "name": p.name, "start": list(p.start), "shape": list(p.shape)}
+        for p in pieces
+    ]
+    return {"dtype": str(dtype), "shape": list(shape), "pieces": parts}
+
+
+def whole_leaves(arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
+    """The entries of arrays that STATE holds whole."""
+    return {
+        name: leaf_entry(x.dtype, x.shape, [Piece(STATE, name, (0,) * x.ndim, x.shape)])
+        for name, x in arrays.items()
+    }
+
+
 def write_manifest(
     folder: str,
     step: int,
-    arrays: Mapping[str, np.ndarray],
+    files: dict[str, Any],
+    leaves: dict[str, Any],
     values: dict[str, Any],
     keys: dict[str, str],
     structure: str,
 ) -> None:
-    """Describe a folder whose STATE holds every array whole. Raises OSError naming the file."""
-    file = os.path.join(folder, STATE)
-    leaves = {
-        name: {
-            "dtype": str(x.dtype),
-            "shape": list(x.shape),
-            "pieces": [
-                {"file": STATE, "name": name, "start": [0] * x.ndim, "shape": list(x.shape)}
-            ],
-        }
-        for name, x in arrays.items()
-    }
+    """Describe the files of a folder, by `file_sum`, and the arrays in them, by `leaf_entry`.
+
+    Raises OSError naming the file.
+    """
     manifest = {
         "format": _FORMAT,
         "step": step,
         "values": values,
-        "files": {STATE: {"bytes": os.path.getsize(file), "sha256": digest(file)}},
+        "files": files,
         "structure": structure,
         "keys": keys,
         "leaves": leaves,
@@ -189,19 +204,66 @@ def _sizes(entry: Any, name: str, where: str) -> tuple[int, ...]:
     return tuple(value)
 
 
-def read_arrays(folder: str, manifest: Manifest) -> dict[str, np.ndarray]:
-    """The arrays of a checkpoint by name; those of one piece are views of its file.
+class StoredArray:
+    """An array of pieces, which are views of files: what is asked of it is read, and no more."""
 
-    Raises FileError naming a file that is damaged, or an array whose pieces do not make it.
-    """
-    tensors: dict[tuple[str, str], np.ndarray] = {}
-    for name, (size, checksum) in manifest.files.items():
+    def __init__(self, leaf: Leaf, parts: Sequence[np.ndarray]) -> None:
+        self.shape, self.dtype = leaf.shape, parts[0].dtype
+        self.pieces = list(zip(leaf.pieces, parts, strict=True))
+
+    @property
+    def ndim(self) -> int:
+        """The number of dimensions."""
+        return len(self.shape)
+
+    def __getitem__(self, index: Any) -> np.ndarray:
+        """The values of slices of unit step, or of all (`...`)."""
+        slices = (slice(None),) * self.ndim if index is ... else index
+        bounds = [s.indices(n)[:2] for s, n in zip(slices, self.shape, strict=True)]
+        wanted = tuple([max(b - a, 0) for a, b in bounds])
+        result: np.ndarray | None = None
+        for piece, x in self.pieces:
+            both = [
+                (max(a, at), min(b, at + n))
+                for (a, b), at, n in zip(bounds, piece.start, piece.shape)
+            ]
+            if any(a >= b for a, b in both):
+                continue
+            part = x[tuple(slice(a - at, b - at) for (a, b), at in zip(both, piece.start))]
+            if part.shape == wanted:
+                return part
+            if result is None:
+                result = np.empty(wanted, self.dtype)
+            result[tuple(slice(a - c, b - c) for (a, b), (c, _) in zip(both, bounds))] = part
+        return np.empty(wanted, self.dtype) if result is None else result
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return np.asarray(self[...], dtype)
+
+    def item(self) -> Any:
+        """The number that it is."""
+        return self[...].item()
+
+
+def check_files(folder: str, files: Mapping[str, tuple[int, str]]) -> None:
+    """Raise FileError naming a file that is damaged."""
+    for name, (size, checksum) in files.items():
         file = os.path.join(folder, name)
         if not os.path.isfile(file) or os.path.getsize(file) != size:
             raise FileError(f"{file}: missing or cut short; expected {brief(size)} bytes")
         if digest(file) != checksum:
             raise FileError(f"{file}: damaged, its checksum differs from the manifest's")
-        tensors |= {(name, tensor): x for tensor, x in load_numpy(file).items()}
+
+
+def read_arrays(folder: str, manifest: Manifest) -> Mapping[str, np.ndarray | StoredArray]:
+    """The arrays of a checkpoint by name, none of whose numbers is read yet.
+
+    Raises FileError naming an array whose pieces do not make it.
+    """
+    tensors: dict[tuple[str, str], np.ndarray] = {}
+    for name in manifest.files:
+        found = load_numpy(os.path.join(folder, name))
+        tensors |= {(name, tensor): x for tensor, x in found.items()}
     if manifest.leaves is None:
         return {name: x for (_, name), x in tensors.items()}
     path = os.path.join(folder, NAME)
@@ -215,7 +277,9 @@ def read_arrays(folder: str, manifest: Manifest) -> dict[str, np.ndarray]:
     return arrays
 
 
-def _assembled(leaf: Leaf, tensors: dict[tuple[str, str], np.ndarray], where: str) -> np.ndarray:
+def _assembled(
+    leaf: Leaf, tensors: dict[tuple[str, str], np.ndarray], where: str
+) -> np.ndarray | StoredArray:
     """An array of its pieces, whose tensors are taken out of `tensors`."""
     parts: list[np.ndarray] = []
     for piece in leaf.pieces:
@@ -233,11 +297,17 @@ def _assembled(leaf: Leaf, tensors: dict[tuple[str, str], np.ndarray], where: st
     total, held = math.prod(leaf.shape), sum(x.size for x in parts)
     if not parts or held < total:
         raise FileError(f"{where}: its pieces hold {held:,} of {brief(total)} numbers: a gap")
-    covered = np.zeros(leaf.shape, bool)
-    whole = np.empty(leaf.shape, parts[0].dtype)
-    for piece, x in zip(leaf.pieces, parts, strict=True):
-        if covered[piece.place].any():
-            raise FileError(f"{where}: {piece} overlaps a piece before it")
-        covered[piece.place] = True
-        whole[piece.place] = x
-    return whole  # as many numbers as it has, and none twice: there is no gap
+    for piece in _overlapping(leaf):
+        raise FileError(f"{where}: {piece} overlaps a piece before it")
+    return StoredArray(leaf, parts)  # as many numbers as it has, and none twice: there is no gap
+
+
+def _overlapping(leaf: Leaf) -> Iterator[Piece]:
+    """The pieces that have a number which one before them has, too."""
+    count = len(leaf.pieces)
+    start = np.array([p.start for p in leaf.pieces], np.int64).reshape(count, len(leaf.shape))
+    end = start + np.array([p.shape for p in leaf.pieces], np.int64).reshape(start.shape)
+    for i in range(1, count):
+        apart = np.maximum(start[:i], start[i]) >= np.minimum(end[:i], end[i])
+        if not apart.any(axis=1).all():
+            yield leaf.pieces[i]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import re
+from typing import Any
 
 import numpy as np
 
@@ -29,6 +30,7 @@ from genesis_fn.io.read_ahead import ArraySource, read_ahead, read_onto, same_by
 from genesis_fn.io.safetensors import Entry, FileSpan, flat_names
 from genesis_fn.io.shards import read_folder
 from genesis_fn.models import DecoderConfig
+from genesis_fn.transforms.staging.device_placement import device_put
 
 _LAYER = re.compile(r"model\.layers\.(\d+)\.")
 # Layers that are looked for beyond those of the files: the names of all take a time for each.
@@ -38,7 +40,7 @@ _MISSING_LAYERS = 100
 def load_model(
     folder: str | os.PathLike[str],
     dtype: DTypeLike | None = None,
-    device: Device | str | None = None,
+    device: Device | str | PyTree | None = None,
 ) -> tuple[PyTree, DecoderConfig]:
     """Read the folder of a Hugging Face model.
 
@@ -49,7 +51,8 @@ def load_model(
     Args:
         folder: with config.json and model.safetensors, or several files and their index.
         dtype: floating dtype of the parameters; None keeps that of the files.
-        device: where the parameters go; None means the default device.
+        device: where the parameters go; None means the default device. A pytree of NamedShardings,
+            one for each parameter, lays them out over a mesh: a process keeps its parts.
 
     Returns:
         (parameters, config).
@@ -73,7 +76,8 @@ def load_model(
         raise ArgumentError(
             f"load_model: dtype is {wanted}, expected float16, bfloat16, float32 or float64"
         )
-    place = device_of(device) or default_device()
+    laid_out = device is not None and not isinstance(device, Device | str)
+    place = default_device() if laid_out else device_of(device) or default_device()
     config = DecoderConfig.from_file(folder)
     entries, wrong = read_folder(folder), Mismatches()
     layers = len({m.group(1) for m in map(_LAYER.match, entries) if m})
@@ -91,7 +95,9 @@ def load_model(
     if wrong:
         raise FileError(f"{folder}: the weights do not fit config.json\n  {wrong.report()}")
     with transfer_guard.asked_for():
-        if place.kind == "cpu":
+        if laid_out:
+            leaves = _divided(sources, wanted, tree.broadcast_prefix(device, shapes))
+        elif place.kind == "cpu":
             leaves = [_placed(x, wanted, place) for x in read_ahead(sources)]
         else:
             leaves = _read(sources, wanted, place)
@@ -130,6 +136,14 @@ def _read(sources: list[ArraySource], dtype: dtypes.DType | None, device: Device
         return list(read_onto(sources, device))
     # One at a time, so that the device never holds all of them in two dtypes.
     return [x.astype(dtype) for s in sources for x in read_onto([s], device)]
+
+
+def _divided(
+    sources: list[ArraySource], dtype: dtypes.DType | None, shardings: list[Any]
+) -> list[Array]:
+    """The arrays over a mesh; the host holds few of them whole at a time."""
+    cast = lambda x: x if dtype is None or x.dtype == dtype else x.astype(dtype)
+    return [device_put(cast(x), s) for x, s in zip(read_ahead(sources), shardings, strict=True)]
 
 
 def _placed(x: np.ndarray, dtype: dtypes.DType | None, device: Device) -> Array:

@@ -19,7 +19,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from genesis_fn.core import dtypes
-from genesis_fn.core.configuration import transfer_guard
 from genesis_fn.core.errors import ArgumentError, FileError
 from genesis_fn.core.files import brief, open_plain, read_json
 from genesis_fn.core.types.annotations import PyTree
@@ -30,6 +29,7 @@ from genesis_fn.io.huggingface import (
     parameter_shapes,
     stack_of,
 )
+from genesis_fn.io.joint.gathering import whole, writes
 from genesis_fn.io.lock import folder_locked
 from genesis_fn.io.mismatches import Mismatches
 from genesis_fn.io.safetensors import atomic_write, flat_names, sync_folder, write_arrays
@@ -68,7 +68,8 @@ def save_model(
         folder: made if it is missing; gets config.json and model.safetensors, or several files
             and their index.
         params: parameters, as `models.decoder.init` makes them; those on a GPU are copied to the
-            host one by one.
+            host one by one. Where several processes hold them, each calls this, and the first one
+            writes: they are gathered one by one.
         config: the hyperparameters.
         max_shard_size: most bytes of the arrays in a file, as a number or as "5GB", "500MB",
             "2GiB"; an array that is larger has a file of its own.
@@ -105,6 +106,11 @@ def save_model(
     kinds = {array.dtype for shard in shards for array in shard}
     if len(kinds) == 1:
         fields["torch_dtype"] = str(*kinds)
+    if not writes(params):
+        for shard in shards:  # takes part in gathering what the first process writes
+            for _ in _values(shard):
+                pass
+        return
     kept: list[str] = []
     if source is not None:
         source = os.path.abspath(os.fspath(source))
@@ -251,8 +257,7 @@ def _values(shard: list[_Array]) -> Iterator[np.ndarray]:
     before, values = None, np.empty(0)
     for array in shard:
         if array.leaf is not before:
-            with transfer_guard.asked_for():
-                before, values = array.leaf, np.asarray(array.leaf, order="C")
+            before, values = array.leaf, whole(array.leaf)
         yield values if array.expert is None else values[array.expert]
 
 

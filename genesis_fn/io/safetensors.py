@@ -15,7 +15,7 @@ import mmap
 import os
 import struct
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
@@ -25,6 +25,7 @@ from genesis_fn.core.array import from_numpy
 from genesis_fn.core.device import Device
 from genesis_fn.core.errors import ArgumentError, FileError
 from genesis_fn.core.files import brief, open_plain, parse_json
+from genesis_fn.core.sharding.layout import NamedSharding
 from genesis_fn.core.types.annotations import Array, ArrayLike, PyTree
 
 _CODES = {
@@ -401,13 +402,15 @@ def load_file(path: str | os.PathLike[str], device: Device | None = None) -> dic
 
 def restore_like(
     template: PyTree,
-    arrays: Mapping[str, np.ndarray],
+    arrays: Mapping[str, Any],
     path: str | os.PathLike[str] = "",
     prefix: str = "",
+    laid_out: Callable[[Any, NamedSharding], Any] | None = None,
 ) -> PyTree:
     """The pytree of `template` with the named arrays in place of its leaves.
 
-    A Python number in the template is restored as one. Raises FileError naming arrays that are
+    A Python number in the template is restored as one; what is over a mesh there becomes what
+    `laid_out` makes of the values. Raises FileError naming arrays that are
     missing, left over, or of another shape or dtype.
     """
     names = [prefix + n for n in flat_names(template)]
@@ -434,8 +437,11 @@ def restore_like(
                 f"{like.dtype}{list(like.shape)}"
             )
         device = getattr(leaf, "device", None)  # of an ndarray it is a string
+        if laid_out is not None and type(device) is NamedSharding:
+            restored.append(laid_out(x, device))
+            continue
         device = device if isinstance(device, Device) else None
-        restored.append(x.item() if number else from_numpy(x, device))
+        restored.append(x.item() if number else from_numpy(np.asarray(x), device))
     return tree.unflatten(treedef, restored)
 
 

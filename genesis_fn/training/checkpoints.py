@@ -8,6 +8,7 @@ from typing import Any
 from genesis_fn import io
 from genesis_fn.core.errors import FileError
 from genesis_fn.core.types.annotations import PyTree
+from genesis_fn.distributed.agreement import from_first
 from genesis_fn.training.monitoring.progress import say
 
 
@@ -64,7 +65,8 @@ class RunCheckpoints:
         Raises ValueError where it is of a run with other settings, FileError where none is whole.
         """
         damaged: FileError | None = None
-        for step in reversed(io.steps(self.root)):
+        # What the first process sees: another machine may learn of a folder later.
+        for step in reversed(from_first(lambda: io.steps(self.root), "the checkpoints")):
             try:
                 state, _, values = io.restore(self.root, template, step)
             except FileError as error:

@@ -26,6 +26,7 @@ from genesis_fn.data.chat_files import read_special_tokens
 from genesis_fn.data.streams.stream import BadRecords
 from genesis_fn.training.model import TrainedModel
 from genesis_fn.training.monitoring.progress import say
+from genesis_fn.training.parallel.layout import RunLayout
 from genesis_fn.training.settings.sections import TrainingSettings
 from genesis_fn.training.step import Batch
 
@@ -178,17 +179,16 @@ def _batches(
 
 class Begun:
     """Batches, the first of which is made at once: what is wrong with the data is said before the
-    run's folder is written. `first` is None where there is none, or when it was taken."""
+    run's folder is written. `first` is None where there is none, or when it was taken. Under a
+    layout they are over its mesh."""
 
-    def __init__(self, stream: Stream[Batch]) -> None:
-        self.stream, self._state = stream, stream.get_state()
+    def __init__(self, stream: Stream[Batch], layout: RunLayout | None = None) -> None:
+        self.stream, self._state, self.layout = stream, stream.get_state(), layout
         self.first = next(stream, None)
 
     def __next__(self) -> Batch:
-        if self.first is None:
-            return next(self.stream)
-        first, self.first = self.first, None
-        return first
+        batch, self.first = self.first or next(self.stream), None
+        return batch if self.layout is None else self.layout.batch(batch)
 
     def get_state(self) -> dict[str, Any]:
         """The state behind the last batch that was taken."""
@@ -200,9 +200,11 @@ class Begun:
             self.stream.close()
 
 
-def ahead(stream: Stream[Batch], depth: int) -> Stream[Batch]:
-    """The batches, made ahead and moved to the device by a thread where `depth` is not 0."""
-    return Prefetch(stream, depth, _moved) if depth else stream
+def ahead(stream: Stream[Batch], depth: int, layout: RunLayout | None = None) -> Stream[Batch]:
+    """The batches, made ahead and moved to the device by a thread where `depth` is not 0; over a
+    mesh every process reads all, and keeps its rows."""
+    moved = _moved if layout is None else layout.batch
+    return Prefetch(stream, depth, moved) if depth else stream
 
 
 def _moved(batch: Batch) -> Batch:

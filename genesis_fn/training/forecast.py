@@ -7,7 +7,7 @@ import itertools
 import statistics
 import time
 
-from genesis_fn.training.memory.footprint import Footprint, footprint_of
+from genesis_fn.training.memory.footprint import Footprint, footprint, footprint_of
 from genesis_fn.training.monitoring.amounts import duration_text, size_text
 from genesis_fn.training.run import Prepared
 from genesis_fn.training.step import metrics_of
@@ -58,10 +58,14 @@ def forecast(prepared: Prepared) -> Forecast:
     first = next(prepared.stream)
     state, frozen = prepared.state, prepared.model.frozen
     shapes = {name: f"{x.dtype}{list(x.shape)}" for name, x in first.items()}
-    # Compiled for this device: its plan is what will run.
-    program = prepared.step.lower(state, frozen, first).compile()  # pyright: ignore
-    memory = footprint_of(prepared.settings, state, frozen, program.memory_analysis())
-    batches = itertools.cycle([first, *itertools.islice(prepared.stream, _TAKEN - 1)])
+    if prepared.layout is not None:
+        memory = footprint(prepared.settings)
+    else:
+        # Compiled for this device: its plan is what will run.
+        program = prepared.step.lower(state, frozen, first).compile()  # pyright: ignore
+        memory = footprint_of(prepared.settings, state, frozen, program.memory_analysis())
+    several = [first, *itertools.islice(prepared.stream, _TAKEN - 1)]
+    batches = itertools.cycle(map(prepared.placed, several))
     times = []
     for batch in itertools.islice(batches, _TAKEN):
         began = time.perf_counter()

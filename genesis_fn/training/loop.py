@@ -12,12 +12,14 @@ from genesis_fn.core.convert import as_array
 from genesis_fn.core.errors import GenesisError
 from genesis_fn.core.train_state import TrainState
 from genesis_fn.core.types.annotations import PyTree
+from genesis_fn.core.world import world
 from genesis_fn.training.checkpoints import RunCheckpoints
 from genesis_fn.training.interrupt import Interrupt, Interrupted
 from genesis_fn.training.monitoring.log import Log
 from genesis_fn.training.monitoring.meter import Meter
 from genesis_fn.training.monitoring.progress import Progress, say
 from genesis_fn.training.monitoring.throughput import Throughput
+from genesis_fn.training.parallel.processes import SharedStop
 from genesis_fn.training.step import Batch, StepMetrics, metrics_of, norms_by_group, not_finite
 
 Step = Callable[[TrainState, PyTree, Batch], tuple[TrainState, Any]]
@@ -136,6 +138,7 @@ class Run:
         self.last_rate = math.nan
         self.mfu: float | None = None
         self.memory: int | None = None
+        self.stop = SharedStop()
 
     def to_end(self) -> None:
         """Train to the last step, the end of the data, or until patience or time is over.
@@ -149,7 +152,8 @@ class Run:
                 metrics = None
                 for metrics in self._steps():
                     last = self._is_last()
-                    self.ending = last or interrupt.asked is not None
+                    self.stop.poll(interrupt.asked, self._handed())
+                    self.ending = last or self.stop.ends_behind(self._handed())
                     if self.ahead is not None:
                         continue  # nothing was due, and the state is that behind the next step
                     evaluated = self._due(self.every.evaluate, self.done)
@@ -161,13 +165,16 @@ class Run:
                         self._sample()
                     if last or best or self._due(self.every.checkpoint, self.done):
                         self._keep(wait=last)
-                    if interrupt.asked is not None:
-                        raise Interrupted(interrupt.asked)
+                    self.stop.poll(interrupt.asked, self.done)
+                    if self.stop.number is not None and self.stop.ends_behind(self.done):
+                        raise Interrupted(self.stop.number)
                     if last:
                         return
                 self._data_ended(metrics)
-            except KeyboardInterrupt:
-                if self.whole:
+            except KeyboardInterrupt as error:
+                # Processes save together; one that is interrupted at once does not wait for others.
+                agreed = isinstance(error, Interrupted) or world().size == 1
+                if self.whole and agreed:
                     self._keep(wait=True)
                 self.progress.interrupted(self.done)
                 raise
@@ -181,6 +188,10 @@ class Run:
         while self.done < self.steps and (taken := self.ahead or self._launch()) is not None:
             self.ahead = None if self._stops_at(self.done + 1) else self._launch()
             yield self._finish(taken)
+
+    def _handed(self) -> int:
+        """The number of the last step that the device was handed."""
+        return self.done + (self.ahead is not None)
 
     def _launch(self) -> _Launched | None:
         """Hand the device a step; None where the data has ended."""
@@ -202,6 +213,8 @@ class Run:
         if metrics.halted:
             self._halted(metrics)
         self.done += 1
+        if (watch := world().watch) is not None:
+            watch.step = self.done
         self.whole = self.ahead is None
         self.standing.tokens += metrics.tokens
         self.last_rate = self.throughput.advanced(taken.tokens)
@@ -292,7 +305,8 @@ class Run:
         """Whether the state behind a step is wanted before the next is taken."""
         e = self.every
         due = [self._due(every, step) for every in (e.evaluate, e.checkpoint, e.sample)]
-        return self.ending or step >= self.steps or any(due)
+        ends = self.ending or step >= self.steps or self.stop.ends_behind(step)
+        return ends or any(due)
 
     def _is_last(self) -> bool:
         """Whether nothing follows the step that was taken."""

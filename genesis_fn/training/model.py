@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import genesis_fn.random as random
@@ -15,9 +16,11 @@ from genesis_fn.data import ChatTemplate, load_tokenizer
 from genesis_fn.data.chat_files import TemplateText, read_special_tokens
 from genesis_fn.models import PRESETS, DecoderConfig, decoder
 from genesis_fn.nn import lora
+from genesis_fn.training.parallel.layout import RunLayout
 from genesis_fn.training.settings.sections import TrainingSettings
 from genesis_fn.training.step import IGNORED, Batch, SummedLoss
 from genesis_fn.transforms import eval_shape
+from genesis_fn.transforms.jitting import jit
 from genesis_fn.transforms.precision.autocast import amp
 
 if TYPE_CHECKING:
@@ -113,8 +116,12 @@ def make_loss(
 # ---- opening ----
 
 
-def open_model(settings: TrainingSettings) -> TrainedModel:
+def open_model(settings: TrainingSettings, layout: RunLayout | None = None) -> TrainedModel:
     """The model, tokenizer and template that settings name.
+
+    Args:
+        settings: of the run.
+        layout: over which mesh weights are laid out; None: on one device.
 
     Raises:
         ValueError: the settings name no model, or two.
@@ -135,10 +142,12 @@ def open_model(settings: TrainingSettings) -> TrainedModel:
                 f"model.path is {m.path!r}, and there is no such folder: give one with "
                 "config.json, safetensors files and tokenizer.json"
             )
-        params, config = io.load_model(m.path, dtype=dtype)
+        place = None if layout is None else layout.parameters(abstract_weights(settings)[0])
+        params, config = io.load_model(m.path, dtype=dtype, device=place)
     else:
         config = _config(str(m.config))
-        params = decoder.init(random.key(settings.seed), config, dtype)
+        make = lambda: decoder.init(random.key(settings.seed), config, dtype)
+        params = make() if layout is None else _laid_out(make, layout.parameters)
     if settings.data.length > config.max_position_embeddings:
         raise ValueError(
             f"data.length is {settings.data.length}, and the model reads "
@@ -155,8 +164,14 @@ def open_model(settings: TrainingSettings) -> TrainedModel:
         return TrainedModel(config, params, None, None, *rest)
     adapters = lora_config(settings)
     key = random.fold_in(random.key(settings.seed), "adapters")
-    trained = lora.init(key, params, adapters, dtype=m.dtype)
+    fresh = lambda: lora.init(key, params, adapters, dtype=m.dtype)
+    trained = fresh() if layout is None else _laid_out(fresh, layout.adapters)
     return TrainedModel(config, trained, params, adapters, *rest)
+
+
+def _laid_out(make: Callable[[], PyTree], shardings: Callable[[PyTree], PyTree]) -> PyTree:
+    """What a function makes, of which each device makes its part."""
+    return jit(make, out_shardings=shardings(eval_shape(make)))()
 
 
 def abstract_model(settings: TrainingSettings) -> AbstractModel:
@@ -168,14 +183,20 @@ def abstract_model(settings: TrainingSettings) -> AbstractModel:
     """
     m = settings.model
     _check_one_named(settings)
-    config = DecoderConfig.from_file(m.path) if m.path is not None else _config(str(m.config))
-    dtype = _weights_dtype(settings)
-    params = eval_shape(lambda: decoder.init(random.key(0), config, dtype))
+    params, config = abstract_weights(settings)
     if settings.method == "full":
         return AbstractModel(config, params, None, None)
     adapters = lora_config(settings)
     trained = eval_shape(lambda x: lora.init(random.key(0), x, adapters, dtype=m.dtype), params)
     return AbstractModel(config, trained, params, adapters)
+
+
+def abstract_weights(settings: TrainingSettings) -> tuple[PyTree, DecoderConfig]:
+    """The shapes of the decoder's weights, of its config.json alone, and its hyperparameters."""
+    m = settings.model
+    config = DecoderConfig.from_file(m.path) if m.path is not None else _config(str(m.config))
+    dtype = _weights_dtype(settings)
+    return eval_shape(lambda: decoder.init(random.key(0), config, dtype)), config
 
 
 def _check_one_named(settings: TrainingSettings) -> None:

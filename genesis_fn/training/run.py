@@ -15,9 +15,11 @@ import numpy as np
 from genesis_fn import io
 from genesis_fn.core import tree
 from genesis_fn.core.errors import FileError
+from genesis_fn.core.sharding.layout import NamedSharding
 from genesis_fn.core.train_state import TrainState
 from genesis_fn.core.types.annotations import PyTree
 from genesis_fn.data import ExampleCounts, Stream
+from genesis_fn.distributed.agreement import from_first
 from genesis_fn.io.lock import exclusive
 from genesis_fn.training import datasets
 from genesis_fn.training.checkpoints import RunCheckpoints
@@ -26,12 +28,15 @@ from genesis_fn.training.memory.budget import within_budget
 from genesis_fn.training.memory.shortage import telling_what_fits
 from genesis_fn.training.model import TrainedModel, make_loss, open_model
 from genesis_fn.training.monitoring.board import ScalarBoard, require_tensorboard
-from genesis_fn.training.monitoring.log import Log
+from genesis_fn.training.monitoring.log import KeptLog, Log
 from genesis_fn.training.monitoring.meter import Meter, peak_of, training_flops
 from genesis_fn.training.monitoring.plots import plot, plot_curves
-from genesis_fn.training.monitoring.progress import Progress, say
+from genesis_fn.training.monitoring.progress import Progress, note, say
 from genesis_fn.training.monitoring.sampling import make_sampler
 from genesis_fn.training.monitoring.table import MetricsTable
+from genesis_fn.training.parallel.layout import RunLayout, fits_here, layout_of
+from genesis_fn.training.parallel.processes import check_alike, is_first
+from genesis_fn.training.parallel.rank_log import rank_log
 from genesis_fn.training.program import make_program
 from genesis_fn.training.settings.reading import (
     KEYS,
@@ -41,7 +46,7 @@ from genesis_fn.training.settings.reading import (
     write_settings,
 )
 from genesis_fn.training.settings.sections import TrainingSettings
-from genesis_fn.training.step import IGNORED, Batch, init_state, leaf_names
+from genesis_fn.training.step import IGNORED, Batch, leaf_names
 from genesis_fn.transforms.jitting import jit
 
 SETTINGS = "config.yaml"
@@ -82,13 +87,19 @@ def train(settings: TrainingSettings, *, quiet: bool = False) -> RunSummary:
         BlockingIOError: another run uses the folder.
         RunOutOfMemory: the memory ran out, or no settings fit into `memory_budget`.
     """
-    tell: Callable[[str], None] = (lambda _: None) if quiet else say
+    tell: Callable[[str], None] = note if quiet else say
+    check_alike({name: value_of(settings, name) for name in KEYS})
     if settings.log.tensorboard:
         require_tensorboard()
     _make_folder(settings)
-    with exclusive(settings.out):
+    with rank_log(settings.out), alone_in(settings.out):
         chosen = _of_folder(settings, tell)
         return telling_what_fits(chosen, lambda: _train(chosen, tell, quiet))
+
+
+def alone_in(folder: str) -> contextlib.AbstractContextManager[None]:
+    """`exclusive`, which the first process holds for all."""
+    return exclusive(folder) if is_first() else contextlib.nullcontext()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,6 +113,11 @@ class Prepared:
     stream: Stream[Batch]
     checkpoints: RunCheckpoints
     counts: ExampleCounts
+    layout: RunLayout | None = None
+
+    def placed(self, batch: Batch) -> Batch:
+        """A batch as the step takes it."""
+        return batch if self.layout is None else self.layout.batch(batch)
 
 
 def prepare(settings: TrainingSettings, tell: Callable[[str], None]) -> Prepared:
@@ -118,13 +134,14 @@ def prepare(settings: TrainingSettings, tell: Callable[[str], None]) -> Prepared
         raise ValueError("data.train is empty: name files, folders or patterns to train on")
     if settings.steps is None and settings.epochs is None:
         raise ValueError("give steps or epochs: how long to train")
-    model = open_model(settings)
+    layout = layout_of(settings)
+    model = open_model(settings, layout)
     tell(_about(model))
     if settings.steps is None:
         settings = _counted(settings, model, tell)
     assert settings.steps is not None
-    program = make_program(settings, model.config, model.lora)
-    state = init_state(model.trained, program.optimizer, program.recipe)
+    program = make_program(settings, model.config, model.lora, layout, model.trained)
+    state = program.first_state(model.trained)
     model = dataclasses.replace(model, trained=None)  # which the state has, and the step reuses
     counts = ExampleCounts()
     stream = datasets.training_batches(settings, model, counts)
@@ -135,12 +152,13 @@ def prepare(settings: TrainingSettings, tell: Callable[[str], None]) -> Prepared
         best=settings.checkpoint.best,
         background=settings.checkpoint.background,
     )
-    return Prepared(settings, model, program.step, state, stream, checkpoints, counts)
+    return Prepared(settings, model, program.step, state, stream, checkpoints, counts, layout)
 
 
 def _train(settings: TrainingSettings, tell: Callable[[str], None], quiet: bool) -> RunSummary:
     prepared = prepare(settings, tell)
     settings, model, state = prepared.settings, prepared.model, prepared.state
+    layout = prepared.layout
     standing = Standing()
     if (found := prepared.checkpoints.newest(state)) is not None:
         state, values = found
@@ -150,17 +168,21 @@ def _train(settings: TrainingSettings, tell: Callable[[str], None], quiet: bool)
     done, steps = int(state.step), settings.steps or 0
     evaluate = None
     if settings.data.valid:
-        evaluate = _evaluation(settings, model, datasets.validation_batches(settings, model))
+        batches = datasets.validation_batches(settings, model)
+        evaluate = _evaluation(settings, model, batches, layout)
     sample = make_sampler(settings, model)
-    batches = datasets.Begun(datasets.ahead(prepared.stream, settings.data.prefetch))
+    batches = datasets.Begun(
+        datasets.ahead(prepared.stream, settings.data.prefetch, layout), layout
+    )
     if not done and batches.first is None:
         raise _nothing_to_train_on(settings)
     # What may be wrong has been opened; from here on the folder is the run's.
-    write_settings(os.path.join(settings.out, SETTINGS), settings)
+    if is_first():
+        write_settings(os.path.join(settings.out, SETTINGS), settings)
     with (
         contextlib.closing(prepared.checkpoints),
         contextlib.closing(batches),
-        contextlib.closing(Progress(steps, done, quiet=quiet)) as progress,
+        contextlib.closing(Progress(steps, done, quiet=quiet or not is_first())) as progress,
         contextlib.closing(_log(settings, done)) as log,
     ):
         run = Run(
@@ -183,7 +205,7 @@ def _train(settings: TrainingSettings, tell: Callable[[str], None], quiet: bool)
         )
         del state
         run.to_end()
-    if settings.log.plot:
+    if settings.log.plot and is_first():
         plot(log.rows, os.path.join(settings.out, "loss.png"))
         plot_curves(log.rows, os.path.join(settings.out, "curves.png"))
     if prepared.counts.truncated or prepared.counts.empty:
@@ -194,6 +216,8 @@ def _train(settings: TrainingSettings, tell: Callable[[str], None], quiet: bool)
 
 def _log(settings: TrainingSettings, done: int) -> Log:
     """The log of a run behind a step, with the copies of it that are asked for."""
+    if not is_first():
+        return KeptLog()
     log = Log(os.path.join(settings.out, "log.jsonl"), done)
     if settings.log.csv:
         log.copies.append(MetricsTable(os.path.join(settings.out, "metrics.csv"), log.rows))
@@ -207,8 +231,11 @@ def _meter(settings: TrainingSettings, model: TrainedModel, trained: PyTree) -> 
     leaves = tree.leaves(trained)
     adapters = 0 if model.lora is None else sum(x.size for x in leaves)
     flops = training_flops(model.config, settings.data.length, adapters)
-    device = leaves[0].device
-    return Meter(device, flops, peak_of(device, settings.compute))
+    place: Any = leaves[0].device
+    peak = peak_of(place.home, settings.compute)
+    if peak is not None and isinstance(place, NamedSharding):
+        peak *= place.mesh.size
+    return Meter(place.home, flops, peak)
 
 
 def _about(model: TrainedModel) -> str:
@@ -247,9 +274,22 @@ def _of_folder(settings: TrainingSettings, tell: Callable[[str], None]) -> Train
 
     Raises ValueError where the folder holds a run with others.
     """
+    chosen = ("steps", "remat", "accumulate")
+
+    def find() -> list[Any] | None:
+        found = _of_earlier(settings)
+        return None if found is None else [getattr(found, name) for name in chosen]
+
+    values = from_first(find, "the run's folder")
+    if values is None:
+        return within_budget(settings, tell)
+    return dataclasses.replace(settings, **dict(zip(chosen, values, strict=True)))
+
+
+def _of_earlier(settings: TrainingSettings) -> TrainingSettings | None:
     path = os.path.join(settings.out, SETTINGS)
     if not os.path.lexists(path) or not io.steps(os.path.join(settings.out, "checkpoints")):
-        return within_budget(settings, tell)
+        return None
     before = read_settings(path, {})
     if settings.steps is None and settings.epochs is not None:
         settings = dataclasses.replace(settings, steps=before.steps)
@@ -264,20 +304,32 @@ def _of_folder(settings: TrainingSettings, tell: Callable[[str], None]) -> Train
     return settings
 
 
-def resume(folder: str, *, quiet: bool = False) -> RunSummary:
+def resume(folder: str, *, quiet: bool = False, parallel: str | None = None) -> RunSummary:
     """Go on with the run of a folder, as its config.yaml says.
+
+    Args:
+        folder: the run's folder.
+        quiet: whether nothing is shown but an interruption.
+        parallel: other axes over processes; None: as `settings_of` says.
 
     Raises FileError where there is none, and what `train` raises.
     """
-    return train(settings_of(folder), quiet=quiet)
+    return train(settings_of(folder, parallel), quiet=quiet)
 
 
-def settings_of(folder: str) -> TrainingSettings:
-    """The settings of a run's folder. Raises FileError where there is no run."""
+def settings_of(folder: str, parallel: str | None = None) -> TrainingSettings:
+    """The settings of a run's folder. Axes over another number of processes than there are now are
+    left out, unless others are given: a run goes on with as many as there are.
+
+    Raises FileError where there is no run, ValueError for axes that are none.
+    """
     path = os.path.join(folder, SETTINGS)
     if not os.path.lexists(path):
         raise FileError(f"{folder}: no run, {SETTINGS} is missing")
-    return dataclasses.replace(read_settings(path, {}), out=folder)
+    settings = read_settings(path, {} if parallel is None else {"parallel": parallel})
+    if parallel is None and settings.parallel is not None and not fits_here(settings.parallel):
+        settings = dataclasses.replace(settings, parallel=None)
+    return dataclasses.replace(settings, out=folder)
 
 
 def _identity(settings: TrainingSettings) -> dict[str, Any]:
@@ -292,8 +344,8 @@ def _counted(
     """The settings with the steps that the data of their epochs makes."""
     began = time.perf_counter()
     counts = ExampleCounts()
-    stream = datasets.training_batches(settings, model, counts)
-    steps = sum(1 for _ in stream)
+    count = lambda: sum(1 for _ in datasets.training_batches(settings, model, counts))
+    steps = from_first(count, "the number of steps")
     if not steps:
         raise _nothing_to_train_on(settings)
     tell(
@@ -335,16 +387,19 @@ def _every(settings: TrainingSettings) -> Every:
 
 
 def _evaluation(
-    settings: TrainingSettings, model: TrainedModel, batches: list[Batch]
+    settings: TrainingSettings, model: TrainedModel, batches: list[Batch], layout: RunLayout | None
 ) -> Callable[[TrainState], dict[str, float]]:
     """The validation loss in nats per token, and its perplexity, of a state."""
-    loss = jit(make_loss(model.config, model.lora, settings.compute, remat=False))
+    whole = None if layout is None else layout.whole
+    loss = make_loss(model.config, model.lora, settings.compute, remat=False)
+    loss = jit(loss, out_shardings=whole)
+    place = (lambda batch: batch) if layout is None else layout.batch
 
     def evaluate(state: TrainState) -> dict[str, float]:
         trained = state.ema if settings.ema else state.params
         total, count = 0.0, 0
         for batch in batches:
-            total += float(loss(trained, model.frozen, batch, None))
+            total += float(loss(trained, model.frozen, place(batch), None))
             count += int(np.sum(np.asarray(batch["labels"]) != IGNORED))
         mean = total / max(count, 1)
         return {"validation_loss": mean, "perplexity": math.exp(min(mean, 700.0))}

@@ -20,10 +20,13 @@ from genesis_fn import lax, optim
 from genesis_fn.amp import DynamicLossScale, NoOpLossScale, select_tree
 from genesis_fn.core import tree
 from genesis_fn.core.errors import ArgumentError
+from genesis_fn.core.sharding.layout import NamedSharding
 from genesis_fn.core.train_state import TrainState
 from genesis_fn.core.types.annotations import Array, Key, PyTree
+from genesis_fn.parallel import laid_out
 from genesis_fn.transforms.autodiff.derivatives import value_and_grad
 from genesis_fn.transforms.jitting import jit
+from genesis_fn.transforms.sharding.constraint import with_sharding_constraint
 
 Batch = dict[str, Any]  # tokens, labels and perhaps segment_ids: int32 [B, T]
 IGNORED = -100  # the label of a token that does not count
@@ -70,6 +73,23 @@ class StepRecipe:
     ema: float = 0.0
     seed: int | None = None
     guard: StepGuard = StepGuard()
+
+
+@dataclasses.dataclass(frozen=True)
+class StepLayout:
+    """How a step on a mesh is laid out, by pytrees of NamedShardings.
+
+    Args:
+        state: of the state before and behind it.
+        trained: of the parameters that are trained, and of their gradients.
+        parts: of a batch as [parts, rows, ...].
+        whole: of what every device has.
+    """
+
+    state: PyTree
+    trained: PyTree
+    parts: NamedSharding
+    whole: NamedSharding
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,7 +153,11 @@ def init_state(trained: PyTree, optimizer: Any, recipe: StepRecipe) -> TrainStat
 
 
 def make_step(
-    loss: SummedLoss, optimizer: Any, schedule: Callable[[Array], Any], recipe: StepRecipe
+    loss: SummedLoss,
+    optimizer: Any,
+    schedule: Callable[[Array], Any],
+    recipe: StepRecipe,
+    layout: StepLayout | None = None,
 ) -> Callable[[TrainState, PyTree, Batch], tuple[TrainState, tuple[Array, Array]]]:
     """The jitted function (state, frozen, batch) -> (state, numbers).
 
@@ -144,7 +168,10 @@ def make_step(
         optimizer: gradient transformation, of the gradient of the mean loss.
         schedule: the learning rate of a step, for the metrics.
         recipe: what the step does.
+        layout: over which mesh; None: on one device.
     """
+    if layout is not None:
+        loss = laid_out(loss, layout.trained)
 
     def step(
         state: TrainState, frozen: PyTree, batch: Batch
@@ -159,7 +186,7 @@ def make_step(
             value = loss(trained, frozen, part, key) / count
             return scale.scale(value), value
 
-        value, grads = _gradients(mean, state.params, batch, key, recipe.parts)
+        value, grads = _gradients(mean, state.params, batch, key, recipe.parts, layout)
         grads = scale.unscale(grads)
         squares = jnp.stack([_square(g) for g in tree.leaves(grads)])
         norm = jnp.sqrt(jnp.sum(squares))
@@ -195,7 +222,10 @@ def make_step(
         # In the order of `init_state`: a state of another layout is another program.
         parts |= {"step": state.step + went_on, "health": health}
         ordered = {name: parts[name] for name in state.as_dict()}
-        return TrainState(**ordered), (row, squares)
+        after, seen = TrainState(**ordered), (row, squares)
+        if layout is None:
+            return after, seen
+        return with_sharding_constraint((after, seen), (layout.state, layout.whole))
 
     return jit(step, donate_argnames=("state",))
 
@@ -216,6 +246,7 @@ def _gradients(
     batch: Batch,
     key: Key | None,
     parts: int,
+    layout: StepLayout | None,
 ) -> tuple[Array, PyTree]:
     """The loss of a batch and its gradient, summed over parts in float32 at least."""
     differentiated = value_and_grad(mean, has_aux=True)
@@ -231,6 +262,10 @@ def _gradients(
     split = tree.map(lambda x: jnp.reshape(x, (parts, rows // parts, *x.shape[1:])), batch)
     wide = lambda x: jnp.promote_types(x.dtype, jnp.float32)
     zeros = tree.map(lambda x: jnp.zeros(x.shape, wide(x)), trained)
+    if layout is not None:
+        # Each part is divided among all devices, and sums of gradients stay in their parts.
+        split = with_sharding_constraint(split, layout.parts)
+        zeros = with_sharding_constraint(zeros, layout.trained)
 
     def add(total: tuple[Array, PyTree], part: tuple[Array, Batch]) -> tuple[Any, None]:
         i, rows_of_part = part

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 from typing import Any
 
@@ -12,14 +13,17 @@ from genesis_fn import io
 from genesis_fn.core import tree
 from genesis_fn.core.errors import FileError
 from genesis_fn.core.types.annotations import PyTree
-from genesis_fn.io.lock import exclusive
+from genesis_fn.core.world import world
+from genesis_fn.distributed.synchronization import exchanged
+from genesis_fn.io.joint.gathering import sharding_over_processes
 from genesis_fn.random import Key, key_data
 from genesis_fn.training.memory.shortage import telling_what_fits
 from genesis_fn.training.monitoring.log import Log, as_logged
-from genesis_fn.training.run import prepare, settings_of
+from genesis_fn.training.parallel.processes import check_alike
+from genesis_fn.training.run import alone_in, prepare, settings_of
+from genesis_fn.training.settings.reading import KEYS, value_of
 from genesis_fn.training.settings.sections import TrainingSettings
 from genesis_fn.training.step import leaf_names, metrics_of, norms_by_group
-from genesis_fn.transforms.staging.shape_dtype_struct import ShapeDtypeStruct
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,7 +46,7 @@ class Verification:
     differences: tuple[str, ...]
 
 
-def verify(folder: str, steps: int) -> Verification:
+def verify(folder: str, steps: int, parallel: str | None = None) -> Verification:
     """Take steps of a run again, from one of its checkpoints or from its beginning, and compare
     bits.
 
@@ -52,19 +56,21 @@ def verify(folder: str, steps: int) -> Verification:
     Args:
         folder: the run's folder.
         steps: how many steps; fewer where the run has no more.
+        parallel: other axes over processes than the run's, whose bits are others then.
 
     Raises:
         FileError: there is no run, or nothing of the steps to compare with.
         BlockingIOError: a run uses the folder.
         RunOutOfMemory: the memory ran out.
     """
-    settings = settings_of(folder)
+    settings = settings_of(folder, parallel)
+    check_alike({name: value_of(settings, name) for name in KEYS})
     return telling_what_fits(settings, lambda: _verify(settings, folder, steps))
 
 
 def _verify(settings: TrainingSettings, folder: str, steps: int) -> Verification:
     root = os.path.join(folder, "checkpoints")
-    with exclusive(folder):
+    with alone_in(folder):
         prepared = prepare(settings, lambda _: None)
         log = Log.read(os.path.join(folder, "log.jsonl"))
         rows = {r["step"]: r for r in log if "grad_norm" in r}
@@ -81,7 +87,9 @@ def _verify(settings: TrainingSettings, folder: str, steps: int) -> Verification
         names, compared, reached = leaf_names(state.params), 0, None
         end = min(start + steps, last)
         for number in range(start + 1, end + 1):
-            state, numbers = prepared.step(state, prepared.model.frozen, next(prepared.stream))
+            state, numbers = prepared.step(
+                state, prepared.model.frozen, prepared.placed(next(prepared.stream))
+            )
             metrics = metrics_of(numbers)
             if number in rows:
                 compared += 1
@@ -102,11 +110,14 @@ def _verify(settings: TrainingSettings, folder: str, steps: int) -> Verification
             f"{folder}: steps {start + 1} to {end} are not in log.jsonl (log.every is "
             f"{settings.log.every}), and no checkpoint is of one: take more steps"
         )
-    return Verification(start, end - start, compared, reached, tuple(found))
+    told = exchanged(json.dumps(found).encode(), "differences") if world().size > 1 else []
+    everyone = [line for text in told for line in json.loads(text)] or found
+    return Verification(start, end - start, compared, reached, tuple(dict.fromkeys(everyone)))
 
 
 def differences(a: PyTree, b: PyTree) -> list[str]:
-    """The paths of the leaves of two trees of one structure whose bits differ."""
+    """The paths of the leaves of two trees of one structure whose bits differ; of those that
+    several processes hold, in the parts of this one."""
     pairs = zip(tree.leaves_with_path(a), tree.leaves(b), strict=True)
     return [
         tree.keystr(path, simple=True, separator=".")
@@ -116,8 +127,19 @@ def differences(a: PyTree, b: PyTree) -> list[str]:
 
 
 def _bits(x: Any) -> bytes:
+    if sharding_over_processes(x) is not None:
+        x = x.addressable_shards[0].data
     return np.asarray(key_data(x) if isinstance(x, Key) else x).tobytes()
 
 
-def _shape(x: Any) -> ShapeDtypeStruct:
-    return ShapeDtypeStruct(x.shape, x.dtype)
+@dataclasses.dataclass(frozen=True)
+class _Like:
+    """What stands for an array, and says where it is."""
+
+    shape: tuple[int, ...]
+    dtype: Any
+    device: Any
+
+
+def _shape(x: Any) -> _Like:
+    return _Like(x.shape, x.dtype, x.device)

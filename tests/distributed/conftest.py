@@ -93,6 +93,17 @@ class Launcher:
         task = {"program": program, "folder": str(folder), "environments": environments}
         return World(folder, self.ask(json.dumps(task)), self)
 
+    def start_by_slurm(self, program: str, size: int, folder: Path) -> World:
+        """As `srun` starts a step; torchrun's variables are not there."""
+        port, told = str(free_port()), {"SLURM_NTASKS": str(size), "SLURM_STEP_ID": "0"}
+        told |= {"SLURM_STEP_NODELIST": "localhost", "SLURM_JOB_ID": "7", "MASTER_PORT": port}
+        told |= {"MASTER_ADDR": "127.0.0.1"}
+        environments = [
+            told | {"SLURM_PROCID": str(r), "SLURM_LOCALID": str(r)} for r in range(size)
+        ]
+        task = {"program": program, "folder": str(folder), "environments": environments}
+        return World(folder, self.ask(json.dumps(task)), self)
+
 
 @pytest.fixture(scope="session")
 def launcher() -> Iterator[Launcher]:

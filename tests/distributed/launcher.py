@@ -1,16 +1,19 @@
 """Starts processes of a world quickly: it has imported the library, and forks.
 
-A line of JSON on standard input says what to start: {"program": a function of `programs`, "folder":
+A line of JSON on standard input says what to start: {"program": a function of `programs`, or of
+another module of the folder as "training_programs:commands", "folder":
 where results, messages and exit statuses go, "environments": what each process is told}. The answer
 is the list of process ids. A line "wait" answers with the list of exit statuses.
 """
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +21,13 @@ import torch
 
 import genesis_fn.distributed
 import genesis_fn.numpy
-from tests.distributed import programs
 
 PATIENCE = 60.0
 
 
-def start(program: str, folder: str, rank: int, environment: dict[str, str]) -> int:
+def start(
+    program: Callable[[int], None], folder: str, rank: int, environment: dict[str, str]
+) -> int:
     pid = os.fork()
     if pid:
         return pid
@@ -33,7 +37,7 @@ def start(program: str, folder: str, rank: int, environment: dict[str, str]) -> 
         os.dup2(said.fileno(), 2)
     os.environ.update(environment)
     os.chdir(folder)
-    getattr(programs, program)(rank)
+    program(rank)
     raise SystemExit  # the ordinary end of a program, with what it does there
 
 
@@ -63,8 +67,11 @@ def main() -> None:
             continue
         task: dict[str, Any] = json.loads(line)
         environments = task["environments"]
+        module, _, name = task["program"].rpartition(":")
+        found = importlib.import_module(f"tests.distributed.{module or 'programs'}")
+        program = getattr(found, name)
         pids = [
-            start(task["program"], task["folder"], rank, environment)
+            start(program, task["folder"], rank, environment)
             for rank, environment in enumerate(environments)
         ]
         print(json.dumps(pids), flush=True)

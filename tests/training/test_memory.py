@@ -259,9 +259,9 @@ def no_memory(kind):
 @pytest.mark.parametrize("kind", ["cuda", "torch", "numpy"])
 @pytest.mark.parametrize("where", ["state", "first step", "later step"])
 def test_out_of_memory_is_one_message(base, tmp_path, capsys, monkeypatch, kind, where):
-    from genesis_fn.training import loop, run
+    from genesis_fn.training import loop, program
 
-    target, name = (run, "init_state") if where == "state" else (loop, "metrics_of")
+    target, name = (program, "init_state") if where == "state" else (loop, "metrics_of")
     real, seen = getattr(target, name), []
 
     def failing(*args):

@@ -106,6 +106,7 @@ def test_what_is_written_is_read_again(tmp_path):
             "accumulate": 1,
             "data.weights": (),
             "memory_budget": chance.choice([None, "80%"]),
+            "parallel": chance.choice([None, "fsdp=4", "data=2, model=2"]),
         }
         settings = read_settings(None, given)
         write_settings(path, settings)

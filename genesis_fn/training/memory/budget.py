@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from genesis_fn.distributed.agreement import from_first
 from genesis_fn.training.memory.available import available
 from genesis_fn.training.memory.candidates import by_cost
 from genesis_fn.training.memory.footprint import footprint
@@ -24,7 +25,9 @@ def within_budget(settings: TrainingSettings, tell: Callable[[str], None]) -> Tr
     """
     if settings.memory_budget is None:
         return settings
-    size = read_size(settings.memory_budget, available())
+    budget = settings.memory_budget
+    # All processes choose the same, of the memory that the first one has.
+    size = from_first(lambda: read_size(budget, available()), "the memory's budget")
     given = None
     for found in by_cost(settings):
         memory = footprint(found)

@@ -6,6 +6,7 @@ import dataclasses
 import math
 from collections.abc import Iterator
 
+from genesis_fn.training.parallel.layout import divides
 from genesis_fn.training.settings.sections import TrainingSettings
 
 
@@ -17,7 +18,9 @@ def by_cost(settings: TrainingSettings) -> Iterator[TrainingSettings]:
         yield dataclasses.replace(settings, remat=True)
     for remat in sorted({settings.remat, True}):
         for parts in _more_parts(settings):
-            yield dataclasses.replace(settings, remat=remat, accumulate=parts)
+            found = dataclasses.replace(settings, remat=remat, accumulate=parts)
+            if divides(found):
+                yield found
 
 
 def smaller_batches(settings: TrainingSettings) -> Iterator[TrainingSettings]:
@@ -26,7 +29,9 @@ def smaller_batches(settings: TrainingSettings) -> Iterator[TrainingSettings]:
         batch = settings.batch // 2
         while batch:
             parts = math.gcd(batch, settings.accumulate)
-            yield dataclasses.replace(settings, remat=remat, batch=batch, accumulate=parts)
+            found = dataclasses.replace(settings, remat=remat, batch=batch, accumulate=parts)
+            if divides(found):
+                yield found
             batch //= 2
 
 

@@ -6,9 +6,11 @@ import dataclasses
 from collections.abc import Iterator
 
 from genesis_fn.core import tree
+from genesis_fn.core.sharding.placement import Placement
 from genesis_fn.core.train_state import TrainState
 from genesis_fn.core.types.annotations import PyTree
 from genesis_fn.training.model import abstract_model
+from genesis_fn.training.parallel.layout import layout_of
 from genesis_fn.training.program import make_program
 from genesis_fn.training.settings.sections import TrainingSettings
 from genesis_fn.training.step import init_state
@@ -39,12 +41,14 @@ class Footprint:
 
 
 def footprint(settings: TrainingSettings) -> Footprint:
-    """The memory of a step, as it is compiled for the default device.
+    """The memory of a step, as it is compiled for the default device, or for this process's part of
+    a mesh.
 
-    Raises what `open_model` raises, of the model's config.json.
+    Raises what `open_model` raises, of the model's config.json, and ValueError for axes that do not
+    fit the processes or the batch.
     """
-    model = abstract_model(settings)
-    program = make_program(settings, model.config, model.lora)
+    model, layout = abstract_model(settings), layout_of(settings)
+    program = make_program(settings, model.config, model.lora, layout, model.trained)
     state = eval_shape(lambda x: init_state(x, program.optimizer, program.recipe), model.trained)
     names = ["tokens", "labels"]
     if settings.data.separate and settings.data.packing != "off":
@@ -52,7 +56,20 @@ def footprint(settings: TrainingSettings) -> Footprint:
     rows = ShapeDtypeStruct((settings.batch, settings.data.length), "int32")
     batch = dict.fromkeys(names, rows)
     lowered = program.step.lower(state, model.frozen, batch)  # pyright: ignore
-    return footprint_of(settings, state, model.frozen, lowered.compile().memory_analysis())
+    if layout is None or program.layout is None:
+        analysis = lowered.compile().memory_analysis()
+        return footprint_of(settings, state, model.frozen, analysis)
+    frozen = None if model.frozen is None else layout.parameters(model.frozen)
+    rows = dict.fromkeys(names, layout.rows)
+    captured = [None] * len(lowered.program.captured)  # pyright: ignore
+    inputs = [*captured, *tree.leaves((program.layout.state, frozen, rows))]
+    compiled = lowered.executable(Placement(layout.mesh, inputs))  # pyright: ignore
+    held = lambda x, s: ShapeDtypeStruct(s.shard_shape(x.shape), x.dtype)
+    if layout.mesh.batched:  # the memory is that of all devices
+        held = lambda x, s: x
+    state = tree.map(held, state, program.layout.state)
+    below = None if frozen is None else tree.map(held, model.frozen, frozen)
+    return footprint_of(settings, state, below, compiled.memory_analysis())
 
 
 def footprint_of(

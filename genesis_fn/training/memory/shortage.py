@@ -10,6 +10,7 @@ from typing import TypeVar
 from genesis_fn import io
 from genesis_fn.backends.cuda.driver.errors import OutOfMemory
 from genesis_fn.core.errors import OutOfMemoryError
+from genesis_fn.core.world import world
 from genesis_fn.training.memory.available import available
 from genesis_fn.training.memory.candidates import by_cost, options, smaller_batches
 from genesis_fn.training.memory.footprint import Footprint, footprint
@@ -60,6 +61,11 @@ def _let_go(error: BaseException) -> None:
 
 def _explained(settings: TrainingSettings, reason: BaseException) -> str:
     first = str(reason).partition("\n")[0] or type(reason).__name__
+    if world().size > 1:  # a step is planned by all processes together
+        return (
+            f"out of memory: {first}\n  --dry-run says what a step takes on each device, and "
+            "--memory-budget 90% by another --out chooses what fits; parallel fsdp divides more"
+        )
     try:
         given = footprint(settings)
         # What ran out of memory does not fit, whatever its forecast is.

@@ -73,6 +73,20 @@ class Log:
             self.file.close()
 
 
+class KeptLog(Log):
+    """The rows of a log that another process writes."""
+
+    def __init__(self) -> None:
+        self.path, self.rows, self.copies = "", [], []
+
+    def write(self, **row: Any) -> None:
+        """Keep a row."""
+        self.rows.append({name: as_logged(value) for name, value in row.items()})
+
+    def close(self) -> None:
+        """There is no file."""
+
+
 def as_logged(value: Any) -> Any:
     """The value that a row has: None for a number that is not finite."""
     return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -18,9 +18,9 @@ class Meter:
     """Of a run on a device.
 
     Args:
-        device: where the run computes.
+        device: where the run computes, or this process's part of it.
         token_flops: floating-point operations that training on a token takes.
-        peak: those that the device reaches in a second; None where that is not known.
+        peak: those that all devices of the run reach in a second; None where that is not known.
     """
 
     device: Device

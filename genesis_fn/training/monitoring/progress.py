@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import sys
 import time
-from typing import Any
+from collections.abc import Generator
+from typing import Any, TextIO
 
 from genesis_fn.training.monitoring.amounts import duration_text, size_text
 
@@ -31,8 +33,40 @@ class Terminal:
         return getattr(self.stream, name)
 
 
+@dataclasses.dataclass
+class _Speaker:
+    """Where lines go beside the terminal, and whether they go there."""
+
+    file: TextIO | None = None
+    shown: bool = True
+
+
+_speaker = _Speaker()
+
+
+@contextlib.contextmanager
+def noting(file: TextIO, *, shown: bool) -> Generator[None]:
+    """`with noting(file, shown=False):` what is said goes to a file, and is shown or not."""
+    before = _speaker.file, _speaker.shown
+    _speaker.file, _speaker.shown = file, shown
+    try:
+        yield
+    finally:
+        _speaker.file, _speaker.shown = before
+
+
+def note(text: str) -> None:
+    """Write a line to the file of `noting` alone, where there is one."""
+    if _speaker.file is not None:
+        with contextlib.suppress(OSError):  # a full disk: what matters fails by itself
+            print(time.strftime("%Y-%m-%d %H:%M:%S"), text, file=_speaker.file)
+
+
 def say(text: str) -> None:
     """Print a line, if there is somebody to read it."""
+    note(text)
+    if not _speaker.shown:
+        return
     try:
         print(text, flush=True)
     except OSError:

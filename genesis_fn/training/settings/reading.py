@@ -16,6 +16,7 @@ from genesis_fn.core.errors import FileError
 from genesis_fn.core.files import brief, read_plain
 from genesis_fn.io.safetensors import atomic_write
 from genesis_fn.training.monitoring.amounts import read_size
+from genesis_fn.training.parallel import axes
 from genesis_fn.training.settings.sections import TrainingSettings
 
 _LARGEST = 1 << 20  # bytes of a file
@@ -234,6 +235,8 @@ def _typed(name: str, value: Any, source: str) -> Any:
             inside = ", ".join(k for k in KEYS if k.startswith(f"{name}."))
             raise ValueError(f"{source}: {name} is a section; its settings are {inside}")
         raise ValueError(f"{source}: there is no setting {name}{_nearest(name)}")
+    if name == "parallel" and isinstance(value, Mapping):  # a table of a file
+        value = axes.as_text(value)
     try:
         return _converted(key.kind, value)
     except ValueError:
@@ -384,6 +387,11 @@ def check(settings: TrainingSettings) -> None:
             read_size(s.memory_budget, math.inf)
         except ValueError as error:
             raise ValueError(f"memory_budget: {error}") from None
+    if s.parallel is not None:
+        try:
+            axes.parse(s.parallel)
+        except ValueError as error:
+            raise ValueError(f"parallel: {error}") from None
     if s.data.weights and len(s.data.weights) != len(s.data.train):
         raise ValueError(
             f"data.weights has {len(s.data.weights)} numbers for {len(s.data.train)} of data.train"

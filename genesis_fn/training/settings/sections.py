@@ -154,6 +154,11 @@ class TrainingSettings:
     memory_budget: str | None = setting(
         None, "such as 20GiB or 80%: a new run chooses remat and accumulate to fit", fixed=False
     )
+    parallel: str | None = setting(
+        None,
+        "axes over processes and their sizes, as fsdp=4 or data=2,model=2; data over all of them",
+        fixed=False,
+    )
     ema: float = setting(0.0, "decay of the average of the parameters; 0 keeps none")
     seed: int = setting(0, "decides every random draw: the same seed, the same run")
     model: Model = Model()

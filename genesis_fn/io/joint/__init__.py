@@ -1,0 +1,1 @@
+"""Files of arrays that several processes hold together."""

@@ -1,0 +1,77 @@
+"""Commands that train, in the processes of a world, and what goes wrong with them."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from genesis_fn.cli.main import main
+from genesis_fn.io.joint import saving as joint
+from genesis_fn.training import loop
+
+
+def commands(rank: int) -> None:
+    """Those of commands.json, one after the other, until one fails. `fault` is what happens in the
+    process `victim`, at the step `at`; `only` are options of one process."""
+    sys.stdin = open(os.devnull)  # that of who started it was read from
+    status = 0
+    for each in json.loads(Path("commands.json").read_text()):
+        if each.get("victim") == rank:
+            FAULTS[each["fault"]](each["at"])
+        argv = [*each["argv"], *(each.get("only", {}).get(str(rank), []))]
+        status = main(argv)
+        if status:
+            break
+    sys.exit(status)
+
+
+def _at_step(step: int, act: Any) -> None:
+    real, seen = loop.metrics_of, []
+
+    def metrics_of(numbers: Any) -> Any:
+        seen.append(1)
+        if len(seen) == step:
+            act()
+        return real(numbers)
+
+    loop.metrics_of = metrics_of
+
+
+def _killed(step: int) -> None:
+    _at_step(step, lambda: os.kill(os.getpid(), signal.SIGKILL))
+
+
+def _terminated(step: int) -> None:
+    _at_step(step, lambda: os.kill(os.getpid(), signal.SIGTERM))
+
+
+def _broken(step: int) -> None:
+    def act() -> None:
+        raise ValueError("this rank alone is wrong")
+
+    _at_step(step, act)
+
+
+def _full_disk(number: int) -> None:
+    """At that save, counted from 1."""
+    real, seen = joint.write_part, []
+
+    def write_part(*args: Any) -> Any:
+        seen.append(1)
+        if len(seen) == number:
+            time.sleep(0.1)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), args[1])
+        return real(*args)
+
+    joint.write_part = write_part
+
+
+FAULTS = {
+    "killed": _killed, "terminated": _terminated, "broken": _broken, "full disk": _full_disk,
+}  # fmt: skip
