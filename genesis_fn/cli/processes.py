@@ -8,7 +8,7 @@ import os
 from collections.abc import Generator
 
 import genesis_fn
-from genesis_fn.core.world import world
+from genesis_fn.core.sharding.world import world
 from genesis_fn.distributed import initialize, is_initialized
 from genesis_fn.distributed.agreement import FailedElsewhere
 from genesis_fn.distributed.clusters import find_place

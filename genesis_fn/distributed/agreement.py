@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from genesis_fn.core.errors import DistributedError, said
-from genesis_fn.core.world import world
+from genesis_fn.core.sharding.world import world
 from genesis_fn.distributed.synchronization import exchanged
 
 T = TypeVar("T")

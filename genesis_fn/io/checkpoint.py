@@ -23,9 +23,9 @@ from genesis_fn.core import tree
 from genesis_fn.core.array import ArrayImpl
 from genesis_fn.core.errors import FileError
 from genesis_fn.core.files import brief
+from genesis_fn.core.sharding.world import world
 from genesis_fn.core.types.annotations import PyTree
 from genesis_fn.core.types.extended import KeyType, is_key
-from genesis_fn.core.world import world
 from genesis_fn.distributed.agreement import FailedElsewhere, together
 from genesis_fn.io.joint.gathering import is_shared, laid_out
 from genesis_fn.io.joint.saving import OwnPart, follow, lead, new_number, parts_of

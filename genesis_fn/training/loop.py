@@ -10,9 +10,9 @@ from typing import Any, Protocol
 
 from genesis_fn.core.convert import as_array
 from genesis_fn.core.errors import GenesisError
+from genesis_fn.core.sharding.world import world
 from genesis_fn.core.train_state import TrainState
 from genesis_fn.core.types.annotations import PyTree
-from genesis_fn.core.world import world
 from genesis_fn.training.checkpoints import RunCheckpoints
 from genesis_fn.training.interrupt import Interrupt, Interrupted
 from genesis_fn.training.monitoring.log import Log

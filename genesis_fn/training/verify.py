@@ -12,8 +12,8 @@ import numpy as np
 from genesis_fn import io
 from genesis_fn.core import tree
 from genesis_fn.core.errors import FileError
+from genesis_fn.core.sharding.world import world
 from genesis_fn.core.types.annotations import PyTree
-from genesis_fn.core.world import world
 from genesis_fn.distributed.synchronization import exchanged
 from genesis_fn.io.joint.gathering import sharding_over_processes
 from genesis_fn.random import Key, key_data

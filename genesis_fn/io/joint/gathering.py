@@ -11,8 +11,8 @@ from genesis_fn.core.array import from_numpy
 from genesis_fn.core.configuration import transfer_guard
 from genesis_fn.core.sharding.arrays import make_array_from_single_device_arrays
 from genesis_fn.core.sharding.layout import NamedSharding, PartitionSpec, local_slices
+from genesis_fn.core.sharding.world import world
 from genesis_fn.core.types.annotations import Array, PyTree
-from genesis_fn.core.world import world
 from genesis_fn.transforms.staging.device_placement import device_put
 
 

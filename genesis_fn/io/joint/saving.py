@@ -20,7 +20,7 @@ import numpy as np
 from genesis_fn.core.device import Device
 from genesis_fn.core.errors import DistributedError
 from genesis_fn.core.sharding.layout import NamedSharding
-from genesis_fn.core.world import await_keys, world
+from genesis_fn.core.sharding.world import await_keys, world
 from genesis_fn.distributed.agreement import FailedElsewhere, line_of
 from genesis_fn.io.joint.gathering import sharding_over_processes
 from genesis_fn.io.manifest import Piece, file_sum, leaf_entry

@@ -10,7 +10,7 @@ from typing import TypeVar
 from genesis_fn import io
 from genesis_fn.backends.cuda.driver.errors import OutOfMemory
 from genesis_fn.core.errors import OutOfMemoryError
-from genesis_fn.core.world import world
+from genesis_fn.core.sharding.world import world
 from genesis_fn.training.memory.available import available
 from genesis_fn.training.memory.candidates import by_cost, options, smaller_batches
 from genesis_fn.training.memory.footprint import Footprint, footprint

@@ -12,8 +12,8 @@ from genesis_fn.core.device import default_device, local_devices
 from genesis_fn.core.errors import ShardingError
 from genesis_fn.core.sharding.layout import NamedSharding, PartitionSpec
 from genesis_fn.core.sharding.mesh import Mesh, make_mesh
+from genesis_fn.core.sharding.world import world
 from genesis_fn.core.types.annotations import Array, PyTree
-from genesis_fn.core.world import world
 from genesis_fn.training.parallel.axes import BATCH_AXES, axes_for, check_batch
 from genesis_fn.training.settings.sections import TrainingSettings
 from genesis_fn.transforms.staging.device_placement import device_put

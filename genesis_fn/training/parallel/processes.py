@@ -6,7 +6,7 @@ import dataclasses
 import json
 from typing import Any
 
-from genesis_fn.core.world import world
+from genesis_fn.core.sharding.world import world
 from genesis_fn.distributed.facts import by_value
 from genesis_fn.distributed.synchronization import exchanged
 

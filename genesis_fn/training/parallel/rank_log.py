@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Generator
 from typing import Any
 
-from genesis_fn.core.world import world
+from genesis_fn.core.sharding.world import world
 from genesis_fn.training.monitoring import progress
 
 
