@@ -52,13 +52,11 @@ def test_a_late_process_is_waited_for_no_longer_than_said(launcher: Launcher, tm
 def test_a_gpu_waits_no_longer_than_said(launcher: Launcher, tmp_path: Path):
     world = launcher.start("late_on_a_gpu", 2, tmp_path)
     assert world.wait() == [1, 1]
-    why = (
-        "rank 0: a program on the GPU has waited for other processes for 1 s, the timeout of "
-        "distributed.initialize; behind is rank 1, which has begun 3 collectives and this one 4\n"
-    )
     for rank in range(2):
-        assert world.said(rank).count(why) == 1, world.said(rank)
-        assert re.search(LINE, world.said(rank))
+        said = world.said(rank)
+        assert "a program on the GPU has waited for other processes for 1 s, the timeout of" in said
+        assert "rank 1, which has begun 3 collectives and this one 4" in said
+        assert re.search(LINE, said), said
 
 
 def test_ctrl_c_in_one_process_ends_all(launcher: Launcher, tmp_path: Path):
