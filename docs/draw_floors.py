@@ -19,8 +19,10 @@ ROOT = pathlib.Path(__file__).parent.parent
 WHAT = {
     "cli": "genesis-fn demo, chat, generate, info",
     "data": "text, tokenizers, token windows",
+    "distributed": "processes that meet, barriers, exchanges of values",
     "io": "safetensors, checkpoints, Hugging Face folders",
     "models": "Qwen2 and Qwen3, sampling",
+    "parallel": "layouts over a mesh, ring attention, experts, pipeline",
     "image": "resizing",
     "scipy": "special functions",
     "amp": "dtype policies, loss scaling",
