@@ -36,7 +36,7 @@ BODY = {
     "absorb_casts": pipeline.absorb_casts, "group_matmuls": pipeline.group_matmuls,
     "fuse_jaxpr": pipeline.fuse_jaxpr,
     "lower": ProgramLowering.lower, "fuse_horizontally": pipeline.fuse_horizontally,
-    "pack_arena": pipeline.pack_arena,
+    "overlap_collectives": pipeline.overlap_collectives, "pack_arena": pipeline.pack_arena,
 }  # fmt: skip
 LIST = PROGRAM | BODY
 

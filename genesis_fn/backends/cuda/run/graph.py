@@ -686,18 +686,20 @@ class _GraphSegment:
 def _capture(driver: Driver, commands: Sequence[_Command]) -> GraphHandle:
     # Not on the compute stream: what other threads enqueue there would be captured too.
     stream = driver.new_stream()
-    lane = Lane(driver, stream)
+    lane = Lane(driver, stream) if any(map(_exchanges, commands)) else None
     try:
         driver.begin_capture(stream)
         try:
             _record(driver, commands, stream, lane=lane)
-            lane.join_all()
+            if lane is not None:
+                lane.join_all()
         except BaseException:
             driver.abandon_capture(stream)
             raise
         return driver.end_capture(stream)
     finally:
-        lane.close()
+        if lane is not None:
+            lane.close()
         driver.destroy_stream(stream)
 
 
