@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 import genesis_fn.numpy as jnp
+from genesis_fn import lax as col
 from genesis_fn.core import tree
 from genesis_fn.transforms.autodiff.checkpointing import checkpoint
 from genesis_fn.transforms.autodiff.derivatives import grad, jvp
-from genesis_fn.transforms.batching import collectives as col, exchanges
 from genesis_fn.transforms.batching.mapped_axes import vmap
 from genesis_fn.transforms.control_flow.conditionals import cond
 from genesis_fn.transforms.control_flow.scanning import scan
@@ -168,17 +168,17 @@ def test_errors():
     with pytest.raises(NameError, match=r"unbound axis name 'k'.*\n.*test_collectives.py"):
         vmap(lambda x: col.psum(x, "k"), axis_name="i")(jnp.ones(3))
     with pytest.raises(ValueError, match="must name each source"):
-        vmap(lambda x: exchanges.ppermute(x, "i", [(0, 1), (0, 2)]), axis_name="i")(jnp.ones(3))
+        vmap(lambda x: col.ppermute(x, "i", [(0, 1), (0, 2)]), axis_name="i")(jnp.ones(3))
     for perm in ([0, 0, 1], [0, 1], [0, 1, 3]):
         with pytest.raises(ValueError, match="pshuffle: .* is no permutation of 0 to 2"):
-            vmap(lambda v, perm=perm: exchanges.pshuffle(v, "i", perm), axis_name="i")(jnp.ones(3))
+            vmap(lambda v, perm=perm: col.pshuffle(v, "i", perm), axis_name="i")(jnp.ones(3))
     with pytest.raises(ValueError, match="must equal the axis size 3"):
         vmap(lambda x: col.psum_scatter(x, "i"), axis_name="i")(jnp.ones((3, 2)))
 
 
 def test_a_partial_permutation_leaves_zeros_and_transposes():
     x = jnp.arange(1.0, 5.0)
-    moved = vmap(lambda v: exchanges.ppermute(v, "i", [(0, 1), (1, 3)]), axis_name="i")
+    moved = vmap(lambda v: col.ppermute(v, "i", [(0, 1), (1, 3)]), axis_name="i")
     np.testing.assert_array_equal(np.asarray(moved(x)), [0, 1, 0, 2])
     g = grad(lambda x: (moved(x) * x).sum())(x)
     np.testing.assert_array_equal(np.asarray(g), [2, 1 + 4, 0, 2])
@@ -192,10 +192,9 @@ def test_gathering_over_two_axes_is_row_major():
 
 def test_exchange_derivative():
     """all_to_all moves elements, so the gradient of an elementwise loss is elementwise."""
-    exchange = vmap(lambda v: jnp.sin(exchanges.all_to_all(v, "i", 0, 1)), axis_name="i")
+    exchange = vmap(lambda v: jnp.sin(col.all_to_all(v, "i", 0, 1)), axis_name="i")
     each = vmap(
-        lambda v: grad(lambda v: jnp.sin(exchanges.all_to_all(v, "i", 0, 1)).sum())(v),
-        axis_name="i",
+        lambda v: grad(lambda v: jnp.sin(col.all_to_all(v, "i", 0, 1)).sum())(v), axis_name="i"
     )
     x = jnp.array(X)
     np.testing.assert_allclose(

@@ -232,7 +232,9 @@ shard_map_p = Primitive(
 shard_map_p.depends = lambda ins, *, jaxpr, **_: dependent(jaxpr, ins)
 
 
-def _key_uses(*, jaxpr: Jaxpr, mesh: Mesh, in_layouts: Layouts, out_layouts: Layouts) -> Uses:
+def _key_uses(
+    *, jaxpr: Jaxpr, mesh: Mesh, manual: Names, in_layouts: Layouts, out_layouts: Layouts
+) -> Uses:
     """What one device does with its keys, all do with theirs."""
     found = uses(jaxpr)
     used = [
