@@ -3,7 +3,8 @@
     torchrun --nproc-per-node 2 -m benchmarks.collectives --out benchmarks/results
 
 Both sides run on the same GPUs in the same run, several collectives in a row, each on memory of its
-own: the library's in one program, torch's captured into one CUDA graph, and torch's one by one. A
+own: the library's in one program, which puts small ones into one launch as any program does,
+torch's captured into one CUDA graph, and torch's one by one. A
 size is that of the largest buffer. Microseconds are those of one collective, the median of blocks
 of launches between two waits. Results are compared with torch's on random numbers.
 

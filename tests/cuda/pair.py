@@ -3,7 +3,7 @@
 `test_collectives.py` starts them on the interpreting driver. On two GPUs, from the root:
 
     export GENESIS_CUDA_DRIVER=cuda PYTHONPATH=.
-    for r in 0 1; do python tests/cuda/pair.py /tmp/store $r & done; wait
+    for r in 0 1; do python tests/cuda/pair.py store $r & done; wait
 """
 
 from __future__ import annotations

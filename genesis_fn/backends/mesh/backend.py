@@ -118,7 +118,7 @@ class MeshBackend(Backend):
             raise errors.DeviceError(
                 f"{array.aval} is laid out as {sharding.spec} over {sharding.mesh}, of which this "
                 f"process has one part\n  at {where(depth=4).describe()}\n  gather it "
-                "(gf.distributed.process_allgather(x, tiled=True)), or read "
+                "(gf.device_put(x, gf.NamedSharding(mesh, gf.P()))), or read "
                 "x.addressable_shards[0].data"
             )
         part = part_array(array)

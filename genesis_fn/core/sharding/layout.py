@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import functools
 import itertools
 import math
@@ -69,20 +70,22 @@ def spec_of(layout: Layout) -> PartitionSpec:
     return PartitionSpec(*names)
 
 
-class Sharding:
+class Sharding(abc.ABC):
     """How an array is laid out over devices: a `SingleDeviceSharding` or a `NamedSharding`."""
 
     __slots__ = ()
 
     @property
+    @abc.abstractmethod
     def device_set(self) -> set[Device]:
         """The devices that hold parts."""
-        raise NotImplementedError
+        ...
 
     @property
+    @abc.abstractmethod
     def addressable_devices(self) -> set[Device]:
         """Those of this process."""
-        raise NotImplementedError
+        ...
 
     @property
     def is_fully_addressable(self) -> bool:

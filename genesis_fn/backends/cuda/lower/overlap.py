@@ -2,7 +2,7 @@
 
 A collective starts as early as its operand is there, and the compute stream waits for it as late as
 its result is needed (`Join`). Two limits keep memory: what is gathered ahead of its use, and what
-waits to be reduced, may take `_AHEAD` bytes; so parameters are gathered about one layer ahead.
+waits to be reduced, may take `_AHEAD` bytes, which is a layer of a large model or a few of a small.
 Small ones of one kind that can start together are one launch, which costs what several hundred
 kilobytes do. The order of collectives follows from the program alone, and is the same on every
 process.
