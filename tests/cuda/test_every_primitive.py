@@ -701,6 +701,29 @@ def fused_calls(kind: Any) -> dict[str, tuple[Any, tuple, dict[str, Any]]]:
             {**eps, "needs": (True, True, True)},
         ),
     }
+    # Six tokens, each of which chose two of four experts; the last choice is of none.
+    tokens, rows, experts = normal(6, 16), normal(6, 2, 16), normal(4, 8, 16)
+    chosen = np.append(rng.integers(0, 4, 11), 4).astype(np.int32).reshape(6, 2)
+    order = np.argsort(chosen.reshape(-1), kind="stable").astype(np.int32).reshape(6, 2)
+    values, one = normal(6, 2), {"needs": (True,)}
+    found |= {
+        "expert_order": ((chosen,), {"count": 4}),
+        "rows_of_tokens": ((tokens, order), {}),
+        "rows_of_tokens_forward": ((tokens, order), {}),
+        "rows_of_tokens_backward": (((order,), rows), one),
+        "tokens_of_rows": ((rows, order), {}),
+        "tokens_of_rows_forward": ((rows, order), {}),
+        "tokens_of_rows_backward": (((order,), tokens), one),
+        "rows_of_choices": ((values, order), {}),
+        "rows_of_choices_forward": ((values, order), {}),
+        "rows_of_choices_backward": (((order,), values), one),
+        "expert_product": ((rows, experts, chosen), {}),
+        "expert_product_forward": ((rows, experts, chosen), {}),
+        "expert_product_backward": (
+            ((rows, experts, chosen), normal(6, 2, 8)),
+            {"needs": (True, True)},
+        ),
+    }
     for name in ("softmax", "log_softmax", "logsumexp"):
         found[name] = ((x,), {})
         found[f"{name}_forward"] = ((x,), {})
@@ -782,18 +805,17 @@ def special(op: Any, kind: Any) -> tuple:
 
 FUSED_TOLERANCE = {BF16: 3e-2, F16: 4e-3, F32: 2e-5, F64: 1e-10}
 NAMES_WITHOUT_KERNEL = {
-    "linear_cross_entropy_backward", "linear_cross_entropy_weighted_backward",
+    "linear_cross_entropy_backward", "linear_cross_entropy_weighted_backward", "expert_order",
+    *[
+        f"{name}{part}"
+        for name in ("rows_of_tokens", "tokens_of_rows", "rows_of_choices", "expert_product")
+        for part in ("", "_forward", "_backward")
+    ],
 }  # fmt: skip
 
 
-# Fused functions without kernels of their own, which are programs of primitives on every device;
-# `tests/nn/test_experts.py` has their cases.
-PROGRAMS = ("genesis_fn.nn.expert_rows",)
-
-
 def every_fused() -> list[str]:
-    modules = {n: f.reference.__module__ for n, f in FUSED.items()}
-    return [n for n, m in modules.items() if m.startswith("genesis_fn.") and m not in PROGRAMS]
+    return [n for n, f in FUSED.items() if f.reference.__module__.startswith("genesis_fn.")]
 
 
 @pytest.mark.parametrize("name", every_fused())

@@ -211,8 +211,6 @@ OF_OTHERS = {
     "nothing_saveable", "save_only_these_names", "save_any_names_but_these",
     "save_anything_except_these_names", "save_from_both_policies",
     "committed", "is_fully_addressable", "addressable_data", "replica_id", "vma", "axis_sizes",
-    # For a thread that watches over processes.
-    "abort",
 }  # fmt: skip
 
 

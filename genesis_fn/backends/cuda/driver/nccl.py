@@ -13,7 +13,7 @@ import contextlib
 import functools
 import os
 import threading
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,7 +39,6 @@ class Communicator:
 
 
 _made: dict[Any, Communicator] = {}
-_aborted: str | None = None
 _lock = threading.Lock()
 
 
@@ -66,8 +65,6 @@ def _library() -> Any:
 def _named(what: str) -> Generator[Any]:
     """NCCL's functions; their errors say what they were doing."""
     nccl = _library()
-    if _aborted is not None:
-        raise DistributedError(f"{what}: communication was given up: {_aborted}")
     try:
         yield nccl
     except nccl.NCCLError as error:
@@ -240,29 +237,11 @@ def _codes(nccl: Any, dtype: str, reduction: Reduction) -> tuple[int, int]:
 def failed() -> str | None:
     """What went wrong in a communicator since it was made, None if nothing did. Any thread may
     ask."""
-    if _aborted is not None or not _made:
-        return _aborted
+    if not _made:
+        return None
     nccl = _library()
     for group in list(_made.values()):
         code = nccl.comm_get_async_error(group.handle)
         if code not in (nccl.Result.Success, nccl.Result.InProgress):
             return f"NCCL: {nccl.get_error_string(int(code))}"
     return None
-
-
-def abort(why: str = "aborted") -> None:
-    """Give up all communication, so that the kernels that wait for others end. Later collectives
-    raise DistributedError."""
-    global _aborted
-    if _aborted is not None:
-        return
-    _aborted = why
-    made = list(_made.values())[::-1]  # those that were split off before what they are part of
-    _made.clear()
-    # Each may wait for its own kernels only, so none waits for another one's abort.
-    run: Callable[[Any], None] = lambda handle: _library().comm_abort(handle)
-    threads = [threading.Thread(target=run, args=(c.handle,), daemon=True) for c in made]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
