@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 from genesis_fn.core import errors
 from genesis_fn.core.aval import Aval
-from genesis_fn.core.diagnostics.source_info import SourceLocation
+from genesis_fn.core.diagnostics.source_info import SourceLocation, where
 from genesis_fn.core.primitive import Primitive, ctx
 
 
@@ -150,6 +150,15 @@ def memoized(transform: Callable[..., Any]) -> Callable[..., Any]:
         return jaxpr if found is ITSELF else found
 
     return functools.update_wrapper(call, transform, ("__doc__", "__name__"), ())
+
+
+def of_one_equation(prim: Primitive, given: Sequence[Any], params: dict[str, Any]) -> Jaxpr:
+    """The program of one operation, on operands of these avals; Python scalars are part of it."""
+    ins = [Var(a) if type(a) is Aval else a for a in given]
+    found = prim.abstract(tuple(given), params)
+    outs = [Var(a) for a in (found if prim.multi else [found])]
+    eqn = Eqn(prim, ins, params, outs, where())
+    return Jaxpr([i for i in ins if type(i) is Var], [eqn], outs, name=prim.name)
 
 
 def dead_code(eqns: Sequence[Eqn], outs: Sequence[Atom]) -> tuple[list[Eqn], set[Atom]]:

@@ -20,7 +20,7 @@ from genesis_fn.core.backend.backend import Backend
 from genesis_fn.core.backend.executable import Executable
 from genesis_fn.core.device import Device
 from genesis_fn.core.diagnostics.source_info import where
-from genesis_fn.core.jaxpr import Eqn, Jaxpr, Var
+from genesis_fn.core.jaxpr import Jaxpr, of_one_equation
 from genesis_fn.core.primitive import Primitive, bind
 from genesis_fn.core.sharding.layout import (
     NamedSharding,
@@ -52,12 +52,7 @@ class MeshBackend(Backend):
         made: dict[str, Callable[..., Any]] = {}
 
         def build(given: Sequence[Any]) -> Callable[..., Any]:
-            ins = [Var(a) if type(a) is Aval else a for a in given]
-            found = prim.abstract(tuple(given), params)
-            outs = [Var(a) for a in (found if prim.multi else [found])]
-            eqn = Eqn(prim, ins, params, outs, where())
-            inputs = [i for i in ins if type(i) is Var]
-            run = self.compile(Jaxpr(inputs, [eqn], outs, name=prim.name), device)
+            run = self.compile(of_one_equation(prim, given, params), device)
             return run if prim.multi else lambda *args: run(*args)[0]
 
         def run(*args: Any) -> Any:
