@@ -65,12 +65,14 @@ def test_what_cannot_be_sent(monkeypatch: pytest.MonkeyPatch):
 
 
 SCRIPT = """
-import time
+import sys, time
 import genesis_fn as gf
 
 def f():
     gf.distributed.barrier()
-    print("ready", gf.process_index(), flush=True)
+    # One write for the line: `print` may write its end apart, behind the other process's line.
+    sys.stdout.write(f"ready {gf.process_index()}\\n")
+    sys.stdout.flush()
     time.sleep(60)
 
 if GUARD:
