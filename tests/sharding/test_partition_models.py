@@ -34,7 +34,8 @@ QWEN3 = models.DecoderConfig(
 replaced = functools.partial(dataclasses.replace, QWEN3)
 CONFIGS = {
     "qwen3": QWEN3,
-    "llama": replaced(qk_norm=False, tie_word_embeddings=False),
+    # More words than a device has rows.
+    "llama": replaced(qk_norm=False, tie_word_embeddings=False, vocab_size=256),
     "qwen3_moe": replaced(
         num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16, output_router_logits=True
     ),
@@ -136,12 +137,24 @@ def expected(way: str, config: models.DecoderConfig, params: Any, remat: bool) -
     if model:
         found["forward psum model activations"] = 2 * count
         found["backward psum model activations"] = 2 * count + sparse * count + remat * count
-        # The head's weight is gathered; its rows are divided further, and their cotangents gathered
-        # again. So is the table, unless it is larger than what is taken from it, which is summed.
-        found["forward all_gather model parameters"] = 1 + (not data)
-        found["forward psum model activations"] += data
-        found["forward all_gather model activations"] = 1
-        found["backward psum_scatter model parameters"] = 1
+        # The table is gathered, unless it is larger than what is taken from it, which is summed.
+        words = config.vocab_size > ROWS * LENGTH / (2 if data else 1)
+        found["forward all_gather model parameters"] = not words
+        found["forward psum model activations"] += words
+        if words:
+            # Each device has its words of the head: a row's greatest logit, sum of exponentials and
+            # logit of the label are exchanged, and its cotangent is a sum.
+            found["forward pmax model activations"] = 1
+            found["forward psum model activations"] += 2
+            found["backward psum model activations"] += 1
+            # Every device knows the loss.
+            found["forward psum model scalars"] -= 1
+        else:
+            # The head's weight is gathered; its rows are divided further, and their cotangents
+            # gathered again.
+            found["forward all_gather model parameters"] += 1
+            found["forward all_gather model activations"] = 1
+            found["backward psum_scatter model parameters"] = 1
         # A device's own heads alone use a norm of queries or keys, and its rows of tokens the head.
         found["backward psum model parameters"] = 2 * count * config.qk_norm
     return +found

@@ -3,7 +3,8 @@ logits."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,8 +18,9 @@ from genesis_fn.primitives import elementwise as ops
 from genesis_fn.primitives.dot_general import dot_general
 from genesis_fn.primitives.factories import full, zeros
 from genesis_fn.primitives.indexing.gather import take_rows
-from genesis_fn.primitives.reductions.reduce import reduce_sum
-from genesis_fn.primitives.shape import broadcast_in_dim, concatenate, iota, reshape
+from genesis_fn.primitives.reductions.reduce import reduce_max, reduce_sum
+from genesis_fn.primitives.shape import broadcast_in_dim, concatenate, iota, reshape, slice_in_dim
+from genesis_fn.transforms.batching.collectives import axis_index, axis_size, pmax, psum
 from genesis_fn.transforms.custom.fused_functions import fused
 
 # ---- what losses take ----
@@ -55,16 +57,47 @@ def class_labels(name: str, labels: ArrayLike) -> Array:
     return ops.convert(x, dtypes.I32 if narrow else dtypes.I64)
 
 
+@dataclass(frozen=True, slots=True)
+class _Classes:
+    """The classes of logits along their last axis: all, or this device's part of them, which the
+    `axes` of a mesh divide in order."""
+
+    axes: tuple[Hashable, ...] = ()
+
+    def count(self, logits: Any) -> int:
+        """How many there are, on all devices."""
+        own = typeof(logits).shape[-1]
+        return own * axis_size(self.axes) if self.axes else own
+
+    def sum(self, x: Any) -> Any:
+        """The sum over all classes."""
+        own = reduce_sum(x, last(x))
+        return psum(own, self.axes) if self.axes else own
+
+    def logsumexp(self, logits: Any) -> Any:
+        """Over all classes."""
+        if not self.axes:
+            return logsumexp_last.reference(logits)
+        top = pmax(reduce_max(logits, last(logits)), self.axes)
+        # Minus infinity from itself would be NaN; such a row has it on every device.
+        finite = ops.select(ops.is_finite(top), top, 0.0)
+        parts = ops.exp(ops.sub(logits, along_last(finite, logits)))
+        return ops.add(ops.log(self.sum(parts)), finite)
+
+    def hot(self, labels: Any, logits: Any) -> Any:
+        """Booleans over the last axis of logits: which class is the label. Raises IndexOutOfRange,
+        when the program runs, for a label that is no class."""
+        aval = typeof(logits)
+        known = take_rows(iota(dtypes.I32, (self.count(logits),), 0), labels)
+        if self.axes:
+            first = ops.mul(axis_index(self.axes), aval.shape[-1])
+            known = ops.sub(known, broadcast_in_dim(first, typeof(known).shape, ()))
+        return ops.eq(iota(dtypes.I32, aval.shape, aval.ndim - 1), along_last(known, logits))
+
+
+_ALL = _Classes()
+
 # ---- from logits ----
-
-
-def _one_hot(labels: Any, like: Any) -> Any:
-    """Booleans over the last axis of `like`: which class is the label. Raises IndexOutOfRange, when
-    the program runs, for a label that is no class."""
-    aval = typeof(like)
-    known = take_rows(iota(dtypes.I32, aval.shape[-1:], 0), labels)
-    classes = iota(dtypes.I32, aval.shape, aval.ndim - 1)
-    return ops.eq(classes, along_last(known, like))
 
 
 @fused("cross_entropy", rows=(True, True), precision="high", dims="... v, ... -> ...")
@@ -78,7 +111,7 @@ def cross_entropy_last(logits: ArrayLike, labels: ArrayLike) -> Array:
 def _cross_entropy_forward(logits: Any, labels: Any) -> tuple[Any, ...]:
     w = wide(logits)
     lse = logsumexp_last.reference(w)
-    at_label = reduce_sum(ops.select(_one_hot(labels, w), w, 0.0), last(w))
+    at_label = _ALL.sum(ops.select(_ALL.hot(labels, w), w, 0.0))
     return (like(ops.sub(lse, at_label), logits),), (logits, labels, lse)
 
 
@@ -87,7 +120,7 @@ def _cross_entropy_backward(residuals: Any, ct: Any, *, needs: Any) -> tuple[Any
     logits, labels, lse = residuals
     w, g = wide(logits), wide(ct)
     p = ops.exp(ops.sub(w, along_last(lse, w)))
-    p = ops.select(_one_hot(labels, w), ops.sub(p, 1.0), p)
+    p = ops.select(_ALL.hot(labels, w), ops.sub(p, 1.0), p)
     return (like(ops.mul(p, along_last(g, w)), logits),)
 
 
@@ -109,20 +142,21 @@ def _losses(
     label_smoothing: float,
     z_loss: float,
     softcap: float,
+    classes: _Classes = _ALL,
 ) -> tuple[Any, Any, Any]:
     """(loss per row, gradient of the loss by the uncapped logits, whether a row counts).
     `class_weight` has one array, or none."""
     raw = logits
     if softcap:
         logits = ops.mul(ops.tanh(ops.mul(raw, 1.0 / softcap)), softcap)
-    lse = logsumexp_last.reference(logits)
+    lse = classes.logsumexp(logits)
     counts = None if ignore_index is None else ops.ne(labels, ignore_index)
     classed = labels if counts is None else ops.select(counts, labels, 0)
-    hot = _one_hot(classed, logits)
+    hot = classes.hot(classed, logits)
     if class_weight:
         loss, grad = _weighed(logits, lse, hot, class_weight[0], label_smoothing, z_loss)
     else:
-        loss, grad = _alike(logits, lse, hot, label_smoothing, z_loss)
+        loss, grad = _alike(logits, lse, hot, label_smoothing, z_loss, classes)
     if softcap:
         t = ops.mul(logits, 1.0 / softcap)
         grad = ops.mul(grad, ops.sub(1.0, ops.mul(t, t)))
@@ -132,15 +166,17 @@ def _losses(
     return loss, ops.select(along_last(counts, grad), grad, 0.0), counts
 
 
-def _alike(logits: Any, lse: Any, hot: Any, label_smoothing: float, z_loss: float) -> Any:
+def _alike(
+    logits: Any, lse: Any, hot: Any, label_smoothing: float, z_loss: float, classes: _Classes
+) -> Any:
     """(loss per row, gradient by the logits) of classes that weigh alike."""
-    at_label = reduce_sum(ops.select(hot, logits, 0.0), last(logits))
-    classes = typeof(logits).shape[-1]
+    at_label = classes.sum(ops.select(hot, logits, 0.0))
+    count = classes.count(logits)
     p = ops.exp(ops.sub(logits, along_last(lse, logits)))
-    low = label_smoothing / classes
+    low = label_smoothing / count
     target = ops.select(hot, 1.0 - label_smoothing + low, ops.add(ops.mul(p, 0.0), low))
     if label_smoothing:
-        mean = ops.mul(reduce_sum(logits, last(logits)), 1.0 / classes)
+        mean = ops.mul(classes.sum(logits), 1.0 / count)
         at_label = ops.add(ops.mul(at_label, 1.0 - label_smoothing), ops.mul(mean, label_smoothing))
     loss = ops.sub(lse, at_label)
     scale = along_last(ops.add(ops.mul(lse, 2.0 * z_loss), 1.0), p)
@@ -189,7 +225,7 @@ def _class_weight_gradient(
         logits = ops.mul(ops.tanh(ops.mul(logits, 1.0 / softcap)), softcap)
     lse = logsumexp_last.reference(logits)
     counts = ops.ne(labels, -1 if ignore_index is None else ignore_index)
-    hot = _one_hot(ops.select(counts, labels, 0), logits)
+    hot = _ALL.hot(ops.select(counts, labels, 0), logits)
     nll = ops.sub(along_last(lse, logits), logits)
     z = along_last(ops.mul(ops.mul(lse, lse), z_loss), nll)
     own = ops.add(ops.mul(nll, 1.0 - label_smoothing), z)
@@ -226,9 +262,12 @@ def _wide_type(x: Any) -> Any:
 def _operand_gradients(grad: Any, row: Any, x: Any, weight: Any) -> tuple[Any, Any]:
     """The gradients by x and weight, of one by the logits whose rows are multiplied by `row`."""
     grad = like(ops.mul(grad, along_last(row, grad)), x)
-    dx = dot_general(grad, weight, (((1,), (0,)), ((), ())), preferred_element_type=typeof(x).dtype)
-    dw = dot_general(grad, x, (((0,), (0,)), ((), ())), preferred_element_type=typeof(weight).dtype)
-    return dx, dw
+    dx = _product(grad, weight, 1, 0, typeof(x).dtype)
+    return dx, _product(grad, x, 0, 0, typeof(weight).dtype)
+
+
+def _product(x: Any, y: Any, dim_x: int, dim_y: int, dtype: Any) -> Array:
+    return dot_general(x, y, (((dim_x,), (dim_y,)), ((), ())), preferred_element_type=dtype)
 
 
 def _scaled(g: Any, ct: Any) -> Array:
@@ -275,6 +314,63 @@ def _linear_cross_entropy_backward(
 
 
 linear_cross_entropy_reduced.defvjp(_linear_cross_entropy_forward, _linear_cross_entropy_backward)
+
+_CHUNK_BYTES = 1 << 30  # of logits that are there at a time, as in the kernel
+_CHUNK_ROWS = 4096  # and of rows the fewest, which keep products at full rate
+
+
+def _sum_of_parts(
+    axes: tuple[Hashable, ...], x: Any, weight: Any, labels: Any, **options: Any
+) -> list[Any]:
+    """The sum of the cross-entropies where `axes` of a mesh divide the classes, and each device has
+    the rows of `weight` of its own: rows exchange three numbers each, and no weight.
+
+    Source: Shoeybi et al., "Megatron-LM", 2019, section 3.
+    """
+    total = None
+    for at in _chunks(x, weight):
+        rows = [slice_in_dim(v, *at) for v in (x, labels)]
+        loss = reduce_sum(_losses_of_parts(axes, rows[0], weight, rows[1], options)[0], (0,))
+        total = loss if total is None else ops.add(total, loss)
+    return [total]
+
+
+def _gradients_of_parts(
+    axes: tuple[Hashable, ...], x: Any, weight: Any, labels: Any, **options: Any
+) -> list[Any]:
+    """`_sum_of_parts` with its gradients by x, a term for each device of a sum over `axes`, and by
+    the part of `weight`."""
+    total = of_weight = None
+    of_x = []
+    wide_type = _wide_type(x)
+    for at in _chunks(x, weight):
+        rows = [slice_in_dim(v, *at) for v in (x, labels)]
+        loss, grad = _losses_of_parts(axes, rows[0], weight, rows[1], options)
+        loss, grad = reduce_sum(loss, (0,)), like(grad, x)
+        of_x.append(_product(grad, weight, 1, 0, typeof(x).dtype))
+        # Sums over chunks are kept in float32: rounding after each would add up.
+        own = _product(grad, rows[0], 0, 0, wide_type)
+        total = loss if total is None else ops.add(total, loss)
+        of_weight = own if of_weight is None else ops.add(of_weight, own)
+    return [total, concatenate(of_x, 0), like(of_weight, weight)]
+
+
+def _losses_of_parts(
+    axes: tuple[Hashable, ...], x: Any, weight: Any, labels: Any, options: dict[str, Any]
+) -> tuple[Any, Any]:
+    rest = {k: v for k, v in options.items() if k != "reduction"}
+    return _losses(_logits(x, weight), labels, (), **rest, classes=_Classes(axes))[:2]
+
+
+def _chunks(x: Any, weight: Any) -> list[tuple[int, int]]:
+    """(first row, one behind the last) of parts of the rows."""
+    rows, classes = typeof(x).shape[0], typeof(weight).shape[0]
+    most = max(_CHUNK_ROWS, _CHUNK_BYTES // (max(classes, 1) * _wide_type(x).itemsize))
+    return [(start, min(start + most, rows)) for start in range(0, max(rows, 1), most)]
+
+
+linear_cross_entropy_reduced.of_parts = _sum_of_parts
+_linear_cross_entropy_forward.of_parts = _gradients_of_parts
 
 
 @fused(

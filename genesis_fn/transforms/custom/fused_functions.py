@@ -51,6 +51,9 @@ class Fused(Generic[P, R]):
       over it, or an operand as it is where it is written "=d". In an operand "~d" the results are
       linear, but such operands: it may be a term of a sum that is taken of the results. Or a
       function of (operand avals, static parameters) that gives this.
+    * `of_parts(axes, *operands, **static)`: the flat results on one device where `axes` of a mesh
+      divide a dimension that `dims` does not let be divided, or None. It may use collectives; its
+      partitioning rule says which dimension that is.
     """
 
     def __init__(
@@ -72,6 +75,7 @@ class Fused(Generic[P, R]):
         self.rows, self.precision, self.batch = rows, precision, batch
         self.exact, self.dims = frozenset(exact), dims
         self.vjp: tuple[Fused[..., Any], Fused[..., Any]] | None = None
+        self.of_parts: Callable[..., list[Any]] | None = None
         self.programs: dict[Any, Jaxpr] = {}
 
     def __repr__(self) -> str:

@@ -14,7 +14,7 @@ parameters are reduced.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from genesis_fn.core.aval import Aval
@@ -176,6 +176,17 @@ def moved(x: Placed, mesh: Mesh, layout: Layout) -> Placed:
             x.moves[layout] = _laid_out(x, mesh, layout)
         return x.moves[layout]
     return _laid_out(x, mesh, layout)
+
+
+def divided_further(x: Placed, mesh: Mesh, layout: Layout) -> Placed | None:
+    """`x` in a layout that divides it further, and due over the axes that this does not divide;
+    None where the layout is another. No other axis is asked for anything."""
+    if any(want[: len(have)] != have for have, want in zip(x.layout, layout)):
+        return None
+    names = {n for axes in layout for n in axes}
+    scattered = replace(x, due=tuple([n for n in x.due if n in names]), remade=None)
+    own = _laid_out(_summed(scattered, mesh, layout), mesh, layout)
+    return replace(own, due=tuple([n for n in x.due if n not in names]))
 
 
 def _laid_out(x: Placed, mesh: Mesh, layout: Layout) -> Placed:

@@ -33,6 +33,7 @@ from genesis_fn.transforms.batching.collectives import axis_index
 from genesis_fn.transforms.sharding.partitioner import (
     BY_LOWERING,
     Placed,
+    divided_further,
     local,
     most_divided,
     moved,
@@ -76,12 +77,17 @@ def _bitcast(mesh: Mesh, e: Eqn, operands: list[Any]) -> list[Placed]:
 def _sum(mesh: Mesh, e: Eqn, operands: list[Any]) -> list[Placed]:
     """A sum of sums that are due is due, over the axes of all: along those that are not its own, a
     term counts on the first device alone. So does what is made anew at will, as zeros are, and one
-    number. Where there is an operand of another kind, sums are taken."""
+    number. Terms are divided as the one that is most divided. Where there is an operand of another
+    kind, sums are taken."""
     putting_off = [x for x in operands if type(x) is Placed and x.due]
-    layouts = {x.layout for x in putting_off}
-    if len(layouts) != 1 or not all(map(_takes_part, operands)):
+    if not putting_off or not all(map(_takes_part, operands)):
         return _elementwise(mesh, e, operands)
-    (layout,) = layouts
+    layout = most_divided(mesh, putting_off)
+    alike = {id(x): divided_further(x, mesh, layout) for x in putting_off if x.layout != layout}
+    if None in alike.values():
+        return _elementwise(mesh, e, operands)
+    operands = [alike.get(id(x), x) for x in operands]
+    putting_off = [alike.get(id(x), x) for x in putting_off]
     due = tuple(dict.fromkeys([n for x in putting_off for n in x.due]))
     xs = [x if x.due else moved(x, mesh, layout) for x in operands]
     terms = [on_the_first(x.part, [n for n in due if n not in x.due]) for x in xs]

@@ -73,12 +73,22 @@ def _with_kept(
 
 
 def _called(
-    e: Eqn, xs: Sequence[Placed], layouts: Sequence[Layout], dues: Sequence[Axes], **changes: Any
+    e: Eqn,
+    xs: Sequence[Placed],
+    layouts: Sequence[Layout],
+    dues: Sequence[Axes],
+    of_parts: Axes = (),
+    **changes: Any,
 ) -> list[Placed]:
-    """The function of parts."""
+    """The function of parts; where axes are given, by its `of_parts` over these."""
     op: Fused[..., Any] = e.params["op"]
-    static = tuple(sorted((dict(e.params["static"]) | changes).items()))
-    outs, _ = op.bind([local(x) for x in xs], e.params["jaxpr"].cache["in_tree"], static)
+    operands, static = [local(x) for x in xs], dict(e.params["static"]) | changes
+    if of_parts:
+        assert op.of_parts is not None, op
+        outs = op.of_parts(of_parts, *operands, **static)
+    else:
+        given = tuple(sorted(static.items()))
+        outs, _ = op.bind(operands, e.params["jaxpr"].cache["in_tree"], given)
     return [
         Placed(y, at, o.aval, due)
         for y, at, o, due in zip(outs, layouts, e.outs, dues, strict=True)
@@ -111,11 +121,12 @@ _OF_MEANS = ("linear_cross_entropy", "linear_cross_entropy_forward")
 
 
 def _mean_of_rows(mesh: Mesh, e: Eqn, operands: list[Any]) -> list[Placed]:
-    """Each device takes the sum over its rows; the mean divides by the rows of all that count. The
-    axes that divide the classes divide the rows further, and so do those that divide nothing; the
-    weight is gathered: every device has as many rows to do, and none does them twice. The cotangent
-    of the rows is gathered again to what they were, as what follows is computed by classes' axes
-    otherwise."""
+    """Each device takes the sum over its rows; the mean divides by the rows of all that count.
+
+    Axes that divide the classes and not the rows leave each device its classes, where there are
+    more of these than rows, and the gradient of the rows is a sum over them. Otherwise they divide
+    the rows further, as do axes that divide nothing: the weight is gathered, every device has as
+    many rows to do, and none does them twice."""
     for x in operands:
         if x.due:
             settle(x)
@@ -123,17 +134,24 @@ def _mean_of_rows(mesh: Mesh, e: Eqn, operands: list[Any]) -> list[Placed]:
     given = x.layout
     static = dict(e.params["static"])
     rows = max(x.layout[0], labels.layout[0], key=lambda a: parts(mesh, a) if a else 0)
+    classes = tuple([n for n in weight.layout[0] if n not in rows])
+    if x.aval.shape[0] // parts(mesh, rows) > weight.aval.shape[0]:
+        classes = ()
     idle = [n for n in mesh.axes if not any(n in typeof(y.part).varying for y in operands)]
     for n in (n for axes in (*weight.layout, *x.layout[1:], idle) for n in axes):
-        if n not in rows and x.aval.shape[0] % parts(mesh, (*rows, n)) == 0:
+        taken = n in rows or n in classes
+        if not taken and x.aval.shape[0] % parts(mesh, (*rows, n)) == 0:
             rows = (*rows, n)
-    x = moved(x, mesh, (rows, ()))
-    weight, labels = moved(weight, mesh, ((), ())), moved(labels, mesh, (rows,))
-    layouts: list[Layout] = [(), (rows, ()), ((), ())]
-    dues = [rows, (), rows]
+    x, labels = moved(x, mesh, (rows, ())), moved(labels, mesh, (rows,))
+    weight = moved(weight, mesh, (classes, ()))
+    layouts: list[Layout] = [(), (rows, ()), (classes, ())]
+    dues = [rows, classes, rows]
     count = len(e.outs)
-    outs = _called(e, [x, weight, labels], layouts[:count], dues[:count], reduction="sum")
-    outs[1:2] = [moved(dx, mesh, given) for dx in outs[1:2]]
+    xs = [x, weight, labels]
+    outs = _called(e, xs, layouts[:count], dues[:count], of_parts=classes, reduction="sum")
+    if not classes:
+        # What follows is computed by the classes' axes otherwise.
+        outs[1:2] = [moved(dx, mesh, given) for dx in outs[1:2]]
     if static["reduction"] == "sum":
         return outs
     ignored = static["ignore_index"]
