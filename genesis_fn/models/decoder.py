@@ -21,6 +21,7 @@ from genesis_fn.lax import dot_product_attention, linear_cross_entropy, rms_norm
 from genesis_fn.models.decoder_config import DecoderConfig
 from genesis_fn.models.decoder_init import init as init
 from genesis_fn.models.decoder_layer import (
+    between_blocks,
     every_position,
     layers_of,
     rotary_angles,
@@ -54,8 +55,9 @@ def head_weight(params: PyTree) -> Array:
 
 # ---- the network ----
 
-# What computes attention and the experts, in place of the library's functions.
-_Functions: TypeAlias = tuple[Callable[..., Array], Callable[..., Array]]
+# What computes attention and the experts, in place of the library's functions, and the layout
+# between blocks or None.
+_Functions: TypeAlias = tuple[Callable[..., Array], Callable[..., Array], Any]
 
 
 def _block(
@@ -68,8 +70,10 @@ def _block(
     own: _Functions,
 ) -> tuple[Array, tuple[Array, Array] | None]:
     """A layer without a cache."""
-    attention, experts = own
-    x, _, routing = run_layer(p, x, angles, config, visible, attention=attention, experts=experts)
+    attention, experts, sequence = own
+    x, _, routing = run_layer(
+        p, x, angles, config, visible, attention=attention, experts=experts, sequence=sequence
+    )
     return x, routing
 
 
@@ -94,7 +98,8 @@ def _trunk(
     if counts is not None:
         start = jnp.zeros(tokens.shape[:1], jnp.int32)
         tokens, places = _without_padding(tokens, start, counts)
-    x = take_rows(params["embed_tokens"]["weight"], tokens)
+    enter, leave = between_blocks(own[2])
+    x = leave(take_rows(params["embed_tokens"]["weight"], tokens))
     angles = rotary_angles(places if positions is None else positions, config)
     given = {"mask": mask, "segment_ids": segment_ids}
     given = {name: x for name, x in given.items() if x is not None}
@@ -105,7 +110,7 @@ def _trunk(
         x, routing = (checkpoint(block) if remat else block)(p, x, angles)
         if routing is not None:
             routings.append(routing)
-    return rms_norm(x, params["norm"]["weight"], eps=config.rms_norm_eps), routings
+    return enter(rms_norm(x, params["norm"]["weight"], eps=config.rms_norm_eps)), routings
 
 
 def hidden(
@@ -120,6 +125,7 @@ def hidden(
     segment_ids: ArrayLike | None = None,
     attention: Callable[..., Array] = dot_product_attention,
     experts: Callable[..., Array] = expert_mlp,
+    sequence: Any = None,
 ) -> Array:
     """The activations after the last norm, which the output layer multiplies.
 
@@ -140,6 +146,8 @@ def hidden(
             arguments: `parallel.context_attention` of a mesh, for sequences that are divided.
         experts: what computes the experts in place of `nn.expert_mlp`, of the same arguments:
             `parallel.expert_mlp` of a mesh, for experts that are divided.
+        sequence: how activations between blocks are laid out under tensor parallelism:
+            `parallel.SequenceParallel`, or None for whole.
 
     Returns:
         An array [B, T, hidden].
@@ -150,7 +158,7 @@ def hidden(
     (1, 3, 32)
     """
     tokens = _checked("hidden", tokens)
-    own = (attention, experts)
+    own = (attention, experts, sequence)
     return _trunk(params, tokens, config, positions, mask, remat, counts, segment_ids, own)[0]
 
 
@@ -166,6 +174,7 @@ def forward(
     segment_ids: ArrayLike | None = None,
     attention: Callable[..., Array] = dot_product_attention,
     experts: Callable[..., Array] = expert_mlp,
+    sequence: Any = None,
 ) -> Array:
     """Logits of the next token at every position.
 
@@ -179,7 +188,7 @@ def forward(
         remat: recompute each layer in the backward pass instead of keeping its activations.
         counts: as in `hidden`; of tokens [T] a scalar.
         segment_ids: as in `hidden`; of tokens [T] integers [T].
-        attention, experts: as in `hidden`.
+        attention, experts, sequence: as in `hidden`.
 
     Returns:
         An array [B, T, vocabulary], or [T, vocabulary].
@@ -195,7 +204,7 @@ def forward(
         tokens, counts = tokens[None], None if counts is None else jnp.asarray(counts)[None]
         segment_ids = None if segment_ids is None else jnp.asarray(segment_ids)[None]
     tokens = _checked("forward", tokens)
-    own = (attention, experts)
+    own = (attention, experts, sequence)
     x, _ = _trunk(params, tokens, config, positions, mask, remat, counts, segment_ids, own)
     return linear(x[0] if single else x, head_weight(params))
 
@@ -214,6 +223,7 @@ def loss(
     positions: ArrayLike | None = None,
     attention: Callable[..., Array] = dot_product_attention,
     experts: Callable[..., Array] = expert_mlp,
+    sequence: Any = None,
 ) -> Array:
     """Mean cross-entropy in nats, without keeping the logits.
 
@@ -228,7 +238,7 @@ def loss(
         ignore_index: label of positions that do not count.
         z_loss: weight of the penalty logsumexp(logits)**2 per position.
         remat: recompute each layer in the backward pass instead of keeping its activations.
-        mask, segment_ids, positions, attention, experts: as in `hidden`.
+        mask, segment_ids, positions, attention, experts, sequence: as in `hidden`.
 
     Returns:
         A scalar.
@@ -240,7 +250,7 @@ def loss(
     ()
     """
     options: dict[str, Any] = {"ignore_index": ignore_index, "z_loss": z_loss}
-    own = (attention, experts)
+    own = (attention, experts, sequence)
     x, balance = _before_head(params, tokens, config, positions, mask, remat, segment_ids, own)
     mean = linear_cross_entropy(x, plain_weight(head_weight(params)), labels, **options)
     return mean if balance is None else mean + balance
@@ -260,6 +270,7 @@ def loss_sum(
     positions: ArrayLike | None = None,
     attention: Callable[..., Array] = dot_product_attention,
     experts: Callable[..., Array] = expert_mlp,
+    sequence: Any = None,
 ) -> tuple[Array, Array]:
     """`loss` as a sum and the number of labels that count in it: sums of parts of a batch add up to
     that of the batch, as means do not.
@@ -267,7 +278,7 @@ def loss_sum(
     Args:
         params, tokens, labels, config: as in `loss`.
         ignore_index: label of positions that do not count.
-        z_loss, remat, mask, segment_ids, positions, attention, experts: as in `loss`.
+        z_loss, remat, mask, segment_ids, positions, attention, experts, sequence: as in `loss`.
 
     Returns:
         (a scalar, the load-balancing loss times the count with it; a float32 scalar).
@@ -278,7 +289,7 @@ def loss_sum(
     >>> loss_sum(params, tokens, labels, config)[1]
     Array(2., dtype=float32)
     """
-    own = (attention, experts)
+    own = (attention, experts, sequence)
     x, balance = _before_head(params, tokens, config, positions, mask, remat, segment_ids, own)
     total, count = cross_entropy_sum(x, head_weight(params), labels, ignore_index, z_loss)
     return total if balance is None else total + balance * count, count

@@ -102,23 +102,32 @@ def run_layer(
     pick: Callable[[Array], Array] = every_position,
     attention: Callable[..., Array] = dot_product_attention,
     experts: Callable[..., Array] = expert_mlp,
+    sequence: Any = None,
 ) -> tuple[Array, PyTree, tuple[Array, Array] | None]:
     """(activations after one layer, its cache, its routing if it has experts). `visible` holds the
     arguments of attention that say which keys a query may attend to: those of the cache, which has
     `lengths`, or those of `x` alone where an empty one is filled and they are None. `pick` takes
     from [B, T, n] the positions whose activations are wanted; all of them are keys. `attention` and
-    `experts` compute what the functions do that are their defaults."""
+    `experts` compute what the functions do that are their defaults. `sequence` lays out what is
+    between blocks, a `parallel.SequenceParallel` or None."""
     eps = config.rms_norm_eps
-    h = rms_norm(x, p["input_layernorm"]["weight"], eps=eps)
+    enter, leave = between_blocks(sequence)
+    h = enter(rms_norm(x, p["input_layernorm"]["weight"], eps=eps))
     a, cache = _attention(
         p["self_attn"], h, angles, config, cache, lengths, visible, pick, attention
     )
-    x = pick(x) + a
-    h = rms_norm(x, p["post_attention_layernorm"]["weight"], eps=eps)
+    x = pick(x) + leave(a)
+    h = enter(rms_norm(x, p["post_attention_layernorm"]["weight"], eps=eps))
     if "experts" not in p["mlp"]:
-        return x + _feed_forward(p["mlp"], h, config), cache, None
+        return x + leave(_feed_forward(p["mlp"], h, config)), cache, None
     y, routing = _experts(p["mlp"], h, config, experts)
-    return x + y, cache, routing
+    return x + leave(y), cache, routing
+
+
+def between_blocks(sequence: Any) -> tuple[Callable[[Array], Array], Callable[[Array], Array]]:
+    """(what is done to what a block reads, to what it computed)."""
+    as_it_is = lambda x: x
+    return (as_it_is, as_it_is) if sequence is None else (sequence.enter, sequence.leave)
 
 
 def layers_of(params: PyTree, config: DecoderConfig) -> Iterator[tuple[dict[str, Any], int | None]]:

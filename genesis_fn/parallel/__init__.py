@@ -31,4 +31,8 @@ from genesis_fn.parallel.layouts import (
     state_shardings as state_shardings,
 )
 from genesis_fn.parallel.pipeline_schedule import pipeline as pipeline
-from genesis_fn.parallel.tensor_parallel import DECODER as DECODER, tensor as tensor
+from genesis_fn.parallel.tensor_parallel import (
+    DECODER as DECODER,
+    SequenceParallel as SequenceParallel,
+    tensor as tensor,
+)

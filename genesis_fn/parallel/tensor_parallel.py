@@ -5,17 +5,24 @@ Rules say by the path of a parameter which of its dimensions an axis divides. Th
 block is divided by its outputs and the second by its inputs, so that a block needs one sum over the
 devices in each direction. Source: Shoeybi et al., "Megatron-LM: training multi-billion parameter
 language models using model parallelism", 2019.
+
+Between blocks every device would have all activations, and compute all norms. `SequenceParallel`
+divides these by positions. Source: Korthikanti et al., "Reducing activation recomputation in large
+transformer models", 2022.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Hashable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
+from genesis_fn import Array
 from genesis_fn.core import errors, tree
 from genesis_fn.core.sharding.layout import NamedSharding, PartitionSpec, check_shape, entries
 from genesis_fn.core.sharding.mesh import Mesh
+from genesis_fn.transforms.sharding.constraint import constrained
 
 OUTPUTS, INPUTS = PartitionSpec("model", None), PartitionSpec(None, "model")
 
@@ -95,3 +102,40 @@ def _named(spec: PartitionSpec, axis: Hashable) -> PartitionSpec:
     """The spec with the name of the mesh's axis in place of "model"."""
     put = lambda entry: axis if entry == "model" else entry
     return PartitionSpec(*[tuple(map(put, e)) if isinstance(e, tuple) else put(e) for e in spec])
+
+
+@dataclass(frozen=True)
+class SequenceParallel:
+    """Activations [B, T, features] that are divided by positions between the blocks of a decoder
+    under tensor parallelism: norms and residual sums are computed once, and each device keeps its
+    part. The sum of a block is scattered, and what the next one reads gathered, which together is
+    what the sum sends without.
+
+    Args:
+        mesh: the devices.
+        axis: name of the axis of tensor parallelism; its size divides T.
+        batch: name of the axis that divides the rows, several, or None.
+
+    >>> mesh = gf.make_mesh((1,), ("model",))
+    >>> config = models.DecoderConfig(64, 32, 64, 2, 4, 2, 8)
+    >>> params = models.decoder.init(random.key(0), config)
+    >>> tokens = jnp.zeros((2, 4), int)
+    >>> sequence = parallel.SequenceParallel(mesh)
+    >>> models.decoder.loss(params, tokens, tokens, config, sequence=sequence).shape
+    ()
+    """
+
+    mesh: Mesh
+    axis: Hashable = "model"
+    batch: Hashable | tuple[Hashable, ...] | None = None
+
+    def enter(self, x: Array) -> Array:
+        """What a block reads: all positions. Its cotangent, a sum over the devices, is divided."""
+        return constrained(x, self._of(None), self._of(self.axis))
+
+    def leave(self, x: Array) -> Array:
+        """What a block computed, a sum over the devices: divided. Its cotangent is gathered."""
+        return constrained(x, self._of(self.axis), self._of(None))
+
+    def _of(self, positions: Hashable) -> NamedSharding:
+        return NamedSharding(self.mesh, PartitionSpec(self.batch, positions, None))

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 import genesis_fn as gf
-from genesis_fn import P, lax, models, optim, random, tree
+from genesis_fn import P, lax, models, numpy as jnp, optim, parallel, random, tree
 from genesis_fn.core.jaxpr import Eqn, Jaxpr, e_jaxprs
 from genesis_fn.models import decoder
 from genesis_fn.transforms.sharding.partitioner import partition
@@ -208,6 +208,51 @@ def test_losses_and_gradients(name: str, way: str, again: bool) -> None:
     for (path, g), at in zip(tree.leaves_with_path(grads), tree.leaves(layouts), strict=True):
         assert g.sharding == at, tree.keystr(path)
         np.testing.assert_allclose(g, wanted[path], atol=1e-6, err_msg=tree.keystr(path))
+
+
+@pytest.mark.parametrize("remat", [False, True])
+def test_sequence_parallel(remat: bool) -> None:
+    """Korthikanti et al. 2022: a block gathers what it reads and scatters what it computes, in both
+    directions, and nothing else of activations is sent. The embedding scatters and the head gathers
+    too."""
+    mesh = gf.make_mesh((2, 3), ("data", "model"))
+    config = replaced(
+        vocab_size=192, hidden_size=36, num_attention_heads=6, num_key_value_heads=3,
+        intermediate_size=72,
+    )  # fmt: skip
+    params, (tokens, _) = decoder.init(random.key(0), config), batch()
+    layouts = parallel.tensor(params, mesh)
+    sequence = parallel.SequenceParallel(mesh, batch="data")
+
+    def loss(params: Any, tokens: Any, **how: Any) -> Any:
+        return decoder.loss(params, tokens[:, :-1], tokens[:, 1:], config, remat=remat, **how)
+
+    divided = functools.partial(loss, sequence=sequence)
+    args = gf.device_put((params, tokens), (layouts, gf.NamedSharding(mesh, P("data"))))
+    f = gf.value_and_grad(parallel.laid_out(divided, layouts))
+    found: Counter[str] = Counter()
+    for name, count in collectives(f, *args).items():
+        direction, what, axis, _ = name.split()
+        found[f"{direction} {what} {axis}"] += count
+    again = 2 * LAYERS * remat
+    assert found["forward all_gather model"] == found["forward psum_scatter model"] == 5
+    assert found["backward all_gather model"] == 5 + again
+    # What attention adds, which the second half of a layer reads, is made again.
+    assert found["backward psum_scatter model"] == 5 + again // 2
+    # Of the cross-entropy alone: two numbers a row.
+    assert found["forward psum model"] == 2
+    # Norms, which each device computes for its positions or its heads.
+    assert found["backward psum model"] == 4 * LAYERS + 1
+    value, grads = gf.jit(f)(*args)
+    one, ones = gf.jit(gf.value_and_grad(loss))(params, tokens)
+    np.testing.assert_allclose(value, one, rtol=1e-6)
+    tree.map(functools.partial(np.testing.assert_allclose, atol=1e-6), grads, ones)
+    tangents = tree.map(jnp.ones_like, params)
+    _, along = gf.jvp(lambda p: divided(p, args[1]), (args[0],), (tangents,))
+    wanted = gf.jvp(lambda p: loss(p, tokens), (params,), (tangents,))[1]
+    np.testing.assert_allclose(along, wanted, rtol=1e-5)
+    with pytest.raises(gf.errors.ShardingError, match="14"):
+        divided(args[0], args[1][:, :-1])
 
 
 def test_mixed_precision() -> None:

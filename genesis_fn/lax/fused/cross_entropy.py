@@ -3,6 +3,7 @@ logits."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -327,12 +328,12 @@ def _sum_of_parts(
 
     Source: Shoeybi et al., "Megatron-LM", 2019, section 3.
     """
-    total = None
+    losses = []
     for at in _chunks(x, weight):
         rows = [slice_in_dim(v, *at) for v in (x, labels)]
-        loss = reduce_sum(_losses_of_parts(axes, rows[0], weight, rows[1], options)[0], (0,))
-        total = loss if total is None else ops.add(total, loss)
-    return [total]
+        loss, _ = _losses_of_parts(axes, rows[0], weight, rows[1], options)
+        losses.append(reduce_sum(loss, (0,)))
+    return [functools.reduce(ops.add, losses)]
 
 
 def _gradients_of_parts(
@@ -340,19 +341,17 @@ def _gradients_of_parts(
 ) -> list[Any]:
     """`_sum_of_parts` with its gradients by x, a term for each device of a sum over `axes`, and by
     the part of `weight`."""
-    total = of_weight = None
-    of_x = []
-    wide_type = _wide_type(x)
+    losses, of_x, of_weight = [], [], []
     for at in _chunks(x, weight):
         rows = [slice_in_dim(v, *at) for v in (x, labels)]
         loss, grad = _losses_of_parts(axes, rows[0], weight, rows[1], options)
-        loss, grad = reduce_sum(loss, (0,)), like(grad, x)
+        grad = like(grad, x)
+        losses.append(reduce_sum(loss, (0,)))
         of_x.append(_product(grad, weight, 1, 0, typeof(x).dtype))
         # Sums over chunks are kept in float32: rounding after each would add up.
-        own = _product(grad, rows[0], 0, 0, wide_type)
-        total = loss if total is None else ops.add(total, loss)
-        of_weight = own if of_weight is None else ops.add(of_weight, own)
-    return [total, concatenate(of_x, 0), like(of_weight, weight)]
+        of_weight.append(_product(grad, rows[0], 0, 0, _wide_type(x)))
+    total, of_weights = (functools.reduce(ops.add, terms) for terms in (losses, of_weight))
+    return [total, concatenate(of_x, 0), like(of_weights, weight)]
 
 
 def _losses_of_parts(

@@ -23,23 +23,43 @@ from genesis_fn.transforms.keys.key_uses import UNCHANGED
 Tree = TypeVar("Tree")
 
 
-def _shape(x: Aval, *, sharding: NamedSharding) -> Aval:
+# `cotangent` is how the cotangent is laid out, as the value if it is None.
+
+
+def _shape(x: Aval, *, sharding: NamedSharding, cotangent: NamedSharding | None = None) -> Aval:
     check_shape(x.shape, sharding.mesh, sharding.layout, f"with_sharding_constraint: {x}")
     return x
 
 
 sharding_constraint_p = Primitive("sharding_constraint", _shape, lowering=same())
 sharding_constraint_p.linearize = linear_rule(sharding_constraint_p)
-sharding_constraint_p.transpose = lambda ct, x, *, sharding: [
-    bind(sharding_constraint_p, ct, sharding=sharding)
-]
+
+
+def _transpose(
+    ct: Any, x: Any, *, sharding: NamedSharding, cotangent: NamedSharding | None = None
+) -> list[Any]:
+    return [constrained(ct, cotangent or sharding, cotangent and sharding)]
+
+
+sharding_constraint_p.transpose = _transpose
 sharding_constraint_p.key_uses = lambda **_: UNCHANGED
 
 
-def _batch(size: int, xs: Any, dims: Any, *, sharding: NamedSharding) -> Any:
-    at, layout = dims[0], sharding.over(typeof(xs[0]).ndim - 1)
-    wider = NamedSharding(sharding.mesh, spec_of((*layout[:at], (), *layout[at:])))
-    return bind(sharding_constraint_p, xs[0], sharding=wider), at
+def _batch(
+    size: int,
+    xs: Any,
+    dims: Any,
+    *,
+    sharding: NamedSharding,
+    cotangent: NamedSharding | None = None,
+) -> Any:
+    at, ndim = dims[0], typeof(xs[0]).ndim
+
+    def wider(of: NamedSharding) -> NamedSharding:
+        layout = of.over(ndim - 1)
+        return NamedSharding(of.mesh, spec_of((*layout[:at], (), *layout[at:])))
+
+    return constrained(xs[0], wider(sharding), cotangent and wider(cotangent)), at
 
 
 sharding_constraint_p.batch = _batch
@@ -87,7 +107,13 @@ def _constrained(x: Any, given: Any) -> Any:
             f"with_sharding_constraint({sharding.spec}) within shard_map, where values are parts\n"
             f"  at {where().describe()}\n  communicate by lax.all_gather and its relatives"
         )
-    return bind(sharding_constraint_p, as_array(x), sharding=sharding)
+    return constrained(as_array(x), sharding)
+
+
+def constrained(x: Any, sharding: NamedSharding, cotangent: NamedSharding | None = None) -> Any:
+    """An array laid out so, and its cotangent as `cotangent` says, as the array if that is None."""
+    other = {} if cotangent is None else {"cotangent": cotangent}
+    return bind(sharding_constraint_p, x, sharding=sharding, **other)
 
 
 def reshard(xs: Tree, out_shardings: Any) -> Tree:

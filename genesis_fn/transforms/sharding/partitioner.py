@@ -181,6 +181,8 @@ def moved(x: Placed, mesh: Mesh, layout: Layout) -> Placed:
 def divided_further(x: Placed, mesh: Mesh, layout: Layout) -> Placed | None:
     """`x` in a layout that divides it further, and due over the axes that this does not divide;
     None where the layout is another. No other axis is asked for anything."""
+    if x.layout == layout:
+        return x
     if any(want[: len(have)] != have for have, want in zip(x.layout, layout)):
         return None
     names = {n for axes in layout for n in axes}

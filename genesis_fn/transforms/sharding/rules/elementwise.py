@@ -83,11 +83,14 @@ def _sum(mesh: Mesh, e: Eqn, operands: list[Any]) -> list[Placed]:
     if not putting_off or not all(map(_takes_part, operands)):
         return _elementwise(mesh, e, operands)
     layout = most_divided(mesh, putting_off)
-    alike = {id(x): divided_further(x, mesh, layout) for x in putting_off if x.layout != layout}
-    if None in alike.values():
-        return _elementwise(mesh, e, operands)
+    alike: dict[int, Placed] = {}
+    for x in putting_off:
+        divided = divided_further(x, mesh, layout)
+        if divided is None:
+            return _elementwise(mesh, e, operands)
+        alike[id(x)] = divided
     operands = [alike.get(id(x), x) for x in operands]
-    putting_off = [alike.get(id(x), x) for x in putting_off]
+    putting_off = list(alike.values())
     due = tuple(dict.fromkeys([n for x in putting_off for n in x.due]))
     xs = [x if x.due else moved(x, mesh, layout) for x in operands]
     terms = [on_the_first(x.part, [n for n in due if n not in x.due]) for x in xs]
