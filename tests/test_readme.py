@@ -82,6 +82,28 @@ def test_folders_and_experts_are_as_measured():
         assert said in " ".join(TEXT.split())
 
 
+def test_steps_on_two_gpus_are_as_measured():
+    results = ROOT / "benchmarks" / "results"
+    small, large = [
+        json.loads((results / f"parallel-{name}-2x-h200.json").read_text())["rows"]
+        for name in ("qwen3-0_6b", "qwen3-4b")
+    ]
+    ms = {name: f"{row['step_ms']:.1f} ms" for name, row in small.items()}
+    shares = {f"{small['one GPU']['step_ms'] / small[n]['step_ms']:.2f}" for n in ("data", "fsdp")}
+    ours, theirs = [
+        (f"{large[n]['step_ms']:.1f} ms", f"{large[n]['peak_GiB']:.1f} GiB")
+        for n in ("fsdp", "torch FSDP2")
+    ]
+    for said in (
+        f"takes {ms['data']} under data parallelism and {ms['fsdp']} fully sharded",
+        f"is {shares.pop()} of twice one's speed",
+        f"with torch.compile {ms['torch DDP']}, FSDP2 {ms['torch FSDP2']};",
+        f"takes {ours[0]} and {ours[1]} a GPU (FSDP2 {theirs[0]}, {theirs[1]};",
+    ):
+        assert said in " ".join(TEXT.split())
+    assert not shares
+
+
 def test_losses_agree_as_it_says():
     found = json.loads((ROOT / "benchmarks/results/losses-h200.json").read_text())
     losses = found["losses"]["float32"]
