@@ -12,6 +12,7 @@ from genesis_fn import io, nn
 from genesis_fn.cli import options
 from genesis_fn.cli.language_model import opening
 from genesis_fn.cli.options import option
+from genesis_fn.cli.processes import said_once
 from genesis_fn.core.errors import FileError
 from genesis_fn.data import Mapped, RecordFiles
 from genesis_fn.data.streams.stream import BadRecords
@@ -107,7 +108,7 @@ def add(commands: Any) -> None:
     options.add_device(parser)
     opening.add_dtype(parser)
     option(parser, "--json", action="store_true", help="print one JSON object")
-    parser.set_defaults(usage_error=parser.error)
+    parser.set_defaults(usage_error=said_once()(parser.error))
 
 
 def run(arguments: argparse.Namespace) -> int:

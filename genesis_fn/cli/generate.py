@@ -20,6 +20,7 @@ from genesis_fn.cli.language_model.continuation import Continuation, longest
 from genesis_fn.cli.language_model.memory import check_cache
 from genesis_fn.cli.language_model.opening import LanguageModel
 from genesis_fn.cli.options import option
+from genesis_fn.cli.processes import said_once
 from genesis_fn.core.errors import FileError
 from genesis_fn.core.files import read_plain
 from genesis_fn.models import GenerationConfig, Session, TextStream, beam_search
@@ -102,7 +103,7 @@ def add(commands: Any) -> None:
         shown="generation_config.json's, else 1",
     )
     sampling.add_sampling(parser, _LONGEST)
-    parser.set_defaults(usage_error=parser.error)
+    parser.set_defaults(usage_error=said_once()(parser.error))
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from genesis_fn.cli import chat, demo, evaluate, generate, info, merge, options, train
 from genesis_fn.cli.failures import line_of, wants_traceback
-from genesis_fn.cli.processes import joined, tell_others
+from genesis_fn.cli.processes import joined, said_once, tell_others
 from genesis_fn.training.interrupt import Interrupted
 from genesis_fn.training.settings.reading import KEYS
 
@@ -85,11 +85,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parsed(argv: Sequence[str] | None) -> argparse.Namespace:
     """The options of a command line. Ends the process behind --help, --version, a wrong call."""
     try:
-        top = parser()
-        arguments, unknown = top.parse_known_args(argv)
-        if unknown:
-            _refuse(top, arguments, unknown)
-        return arguments
+        with said_once():
+            top = parser()
+            arguments, unknown = top.parse_known_args(argv)
+            if unknown:
+                _refuse(top, arguments, unknown)
+            return arguments
     except SystemExit:
         sys.stdout.flush()
         raise

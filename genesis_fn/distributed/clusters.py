@@ -76,6 +76,14 @@ def find_place(
     )
 
 
+def is_first(environ: Mapping[str, str], number: str = "rank") -> bool:
+    """Whether this process speaks for all that its launcher started: the one numbered 0, or one
+    whose number cannot be right. `number`: "local_rank" for those of its machine."""
+    found = _torchrun(environ) or _slurm(environ) or {}
+    own, size = found.get(number, ""), found.get("size", "")
+    return not (own.isdecimal() and size.isdecimal() and 0 < int(own) < int(size))
+
+
 _TORCHRUN = {
     "rank": "RANK", "size": "WORLD_SIZE", "local_rank": "LOCAL_RANK", "host": "MASTER_ADDR",
     "port": "MASTER_PORT", "hosted": "TORCHELASTIC_USE_AGENT_STORE",

@@ -15,8 +15,9 @@ import tomllib
 import pytest
 
 import genesis_fn
-from genesis_fn.cli import demo, failures, main as command_line
+from genesis_fn.cli import demo, failures, main as command_line, processes
 from genesis_fn.cli.main import main, parser
+from genesis_fn.core import device as devices
 from genesis_fn.errors import FileError
 from genesis_fn.training.settings.reading import KEYS
 
@@ -137,6 +138,52 @@ def test_version(name, capsys):
 def test_errors_of_usage_end_with_2(argv, message, capsys):
     code, said = shown(*argv, capsys=capsys)
     assert code == 2 and message in said.err and said.out == ""
+
+
+def of_torchrun(rank, local_rank):
+    told = {"RANK": rank, "LOCAL_RANK": local_rank, "WORLD_SIZE": 4}
+    return {"MASTER_ADDR": "nowhere", "MASTER_PORT": "1"} | {k: str(v) for k, v in told.items()}
+
+
+def of_slurm(rank, local_rank):
+    told = {"SLURM_PROCID": rank, "SLURM_LOCALID": local_rank, "SLURM_NTASKS": 4}
+    return {"SLURM_STEP_NODELIST": "node[1-2]"} | {k: str(v) for k, v in told.items()}
+
+
+@pytest.mark.parametrize("launcher", [of_torchrun, of_slurm])
+@pytest.mark.parametrize("argv, status", [
+    (["train", "--no-such-option"], 2), (["train", "--steps"], 2), (["nonsense"], 2), ([], 2),
+    (["train", "--device", "tpu"], 2), (["sft", "--config", ""], 2), (["demo", "--steps", "x"], 2),
+    (["generate", "--model", "m", "--prompt", "a", "--system", "b"], 2), (["resume"], 2),
+    (["eval", "--model", "m"], 2),
+    (["train", "--device", "cuda:1"], 1), (["train", "--device", "cuda"], 1),
+    (["info", "--device", "cuda:77"], 1),
+    (["--help"], 0), (["train", "--help"], 0), (["--version"], 0), (["resume", "--version"], 0),
+])  # fmt: skip
+def test_one_of_several_processes_says_what_is_refused(launcher, argv, status, capsys, monkeypatch):
+    """Of two machines with two processes each: what is not there on one may be on the other."""
+    waited, speakers = [], []
+    monkeypatch.setattr(processes.time, "sleep", waited.append)
+    monkeypatch.setattr(devices.backend("cuda"), "device_count", lambda: 0)
+    for name in ("RANK", "WORLD_SIZE", "SLURM_STEP_ID", "SLURM_STEP_NODELIST"):
+        monkeypatch.delenv(name, raising=False)
+    for rank in range(4):
+        with monkeypatch.context() as told:
+            for name, value in launcher(rank, rank % 2).items():
+                told.setenv(name, value)
+            try:
+                ended = main(argv)
+            except SystemExit as end:
+                ended = end.code
+        assert ended == status
+        said = capsys.readouterr()
+        if said.out or said.err:
+            speakers.append(rank)
+    no_gpu = argv[-1:] in (["cuda"], ["cuda:77"])
+    assert speakers == ([0, 2] if no_gpu else [0])
+    # Who ends first has the launcher end the others, too: not before they have spoken.
+    quiet = 4 - len(speakers) if status else 0
+    assert waited == [processes._PATIENCE] * quiet
 
 
 @pytest.mark.parametrize("error, status, said", [

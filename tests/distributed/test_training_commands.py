@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,7 @@ import pytest
 import genesis_fn as gf
 from genesis_fn import io
 from genesis_fn.cli.main import main
-from tests.distributed.conftest import Launcher, World
+from tests.distributed.conftest import ROOT, Launcher, World, environment
 from tests.support.chat_folder import write_data, write_model
 
 STEPS = 12
@@ -219,17 +221,28 @@ def test_processes_with_different_settings(base: Path, launcher: Launcher, tmp_p
 @pytest.mark.parametrize("more, message", [
     (("--parallel", "fsdp=4"), "is for 4 processes, and there are 2: start 4 (torchrun"),
     (("--batch", "7"), "batch is 7, and parallel data=2 divides the rows among 2 devices"),
-    (("--device", "cuda:1"), "names one GPU, and there are several processes"),
+    (("--config", "missing.toml"), "missing.toml: No such file or directory"),
+    (("--config", "unknown.toml"), "stepz"),
+    (("--optim.lr", "fast"), "optim.lr"), (("--data.train", "missing.jsonl"), "missing.jsonl"),
 ])  # fmt: skip
 def test_what_does_not_begin(
     base: Path, launcher: Launcher, tmp_path: Path, more: tuple[str, ...], message: str
 ):
-    if "--device" in more:
-        world = launched(launcher, tmp_path / "world", sft(base, tmp_path / "run", *more))
-        assert world.wait() == [1, 1]
-        assert message in world.said(0)
-        return
+    (tmp_path / "world").mkdir()
+    (tmp_path / "world" / "unknown.toml").write_text("stepz = 3\n")
     assert message in refused(launcher, tmp_path / "world", sft(base, tmp_path / "run", *more))
+
+
+@pytest.mark.parametrize("option, status", [("--no-such-option", 2), ("--version", 0)])
+def test_torchrun_and_wrong_usage(option: str, status: int):
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=3"]
+    done = subprocess.run(
+        [*torchrun, "-m", "genesis_fn", "train", option],
+        cwd=ROOT, env=environment(), capture_output=True, text=True,
+    )  # fmt: skip
+    assert (done.returncode != 0) == (status != 0)
+    assert done.stderr.count("error: unrecognized arguments: --no-such-option") == (status != 0)
+    assert done.stdout.count("genesis-fn 0") == (status == 0)
 
 
 def test_slurm_starts_a_run_too(base: Path, launcher: Launcher, tmp_path: Path):
