@@ -138,6 +138,36 @@ def test_files_of_a_run_and_of_its_processes(runs: Path):
     assert max(first, second) < 0.6 * whole  # what both have is written by one of them
 
 
+def test_records_and_warnings_go_to_the_logs_of_processes(launcher: Launcher, tmp_path: Path):
+    """And to the terminal as in a run of one process, of the first one alone."""
+    one, two = tmp_path / "one", tmp_path / "two"
+    for folder, size in ((one, 1), (two, 2)):
+        folder.mkdir()
+        world = launcher.start("training_programs:talking", size, folder)
+        assert world.wait() == [0] * size, world.said(0)
+    assert not (one / "run").exists()
+    shown = (one / "0.txt").read_text()
+    assert (two / "0.txt").read_text() == shown
+    for warning in ("a user's warning", "a captured warning", "captured before"):
+        assert shown.count(f"UserWarning: {warning}\n") == 1
+    behind = "behind the run 1"
+    assert (two / "1.txt").read_text() == f"{behind}\nroot: {behind}\n"
+    for rank in range(2):
+        log = (two / "run" / "logs" / f"rank-000{rank}.log").read_text()
+        for line in (
+            "WARNING genesis_fn: of the library", "INFO own: of the user's dataset",
+            "ERROR dataset.lines: passed over", "OSError: a bad line", "WARNING own: of a thread",
+            "ERROR wrong: '%d items' % ('x',)", "warning: a user's warning",
+            "INFO later: by the root's handler", "UserWarning: a captured warning",
+        ):  # fmt: skip
+            assert log.count(f"{line}\n") == 1, (line, log)
+        assert "below its level" not in log and "behind the run" not in log
+        said = (two / f"own-{rank}.log").read_text()
+        assert said == f"of the user's dataset\nof a thread\nbehind the run {rank}\n"
+        log = (two / "again" / "logs" / f"rank-000{rank}.log").read_text()
+        assert log.count("UserWarning: captured before\n") == 1
+
+
 def test_two_then_one(runs: Path, tmp_path: Path):
     taken = without_the_last(runs / "fsdp", tmp_path / "run")
     assert main(["resume", "--out", str(taken), "--quiet"]) == 0

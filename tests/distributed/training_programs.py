@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import errno
 import json
+import logging
 import os
 import signal
 import sys
+import threading
 import time
+import warnings
 from pathlib import Path
 from typing import Any
 
+import genesis_fn as gf
 from genesis_fn.cli.main import main
 from genesis_fn.io.joint import saving as joint
 from genesis_fn.training import loop
+from genesis_fn.training.parallel.rank_log import rank_log
 
 
 def commands(rank: int) -> None:
@@ -75,3 +80,42 @@ def _full_disk(number: int) -> None:
 FAULTS = {
     "killed": _killed, "terminated": _terminated, "broken": _broken, "full disk": _full_disk,
 }  # fmt: skip
+
+
+def talking(rank: int) -> None:
+    """What libraries and a user's code say by `logging` and `warnings`, in a run and behind it."""
+    gf.distributed.initialize()
+    own = logging.getLogger("own")
+    own.setLevel("INFO")
+    own.propagate = False
+    own.addHandler(logging.StreamHandler(sys.stdout))
+    own.addHandler(logging.FileHandler(f"own-{rank}.log"))
+    with rank_log("run"):
+        _talk(own)
+    own.info("behind the run %d", rank)
+    logging.getLogger("late").warning("behind the run %d", rank)
+    logging.captureWarnings(False)
+    logging.captureWarnings(True)
+    with rank_log("again"):
+        warnings.warn("captured before", stacklevel=1)
+
+
+def _talk(own: logging.Logger) -> None:
+    logging.getLogger("genesis_fn").warning("of the library")
+    logging.getLogger("silent").info("below its level")
+    own.info("of the user's %s", "dataset")
+    own.debug("below its level")
+    try:
+        raise OSError("a bad line")
+    except OSError:
+        logging.getLogger("dataset.lines").exception("passed over")
+    thread = threading.Thread(target=lambda: own.warning("of a thread"))
+    thread.start()
+    thread.join()
+    logging.raiseExceptions = False
+    logging.getLogger("wrong").error("%d items", "x")
+    warnings.warn("a user's warning", stacklevel=1)
+    logging.basicConfig(format="root: %(message)s", level="INFO")
+    logging.getLogger("later").info("by the root's handler")
+    logging.captureWarnings(True)
+    warnings.warn("a captured warning", stacklevel=1)

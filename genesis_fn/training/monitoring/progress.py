@@ -59,7 +59,8 @@ def note(text: str) -> None:
     """Write a line to the file of `noting` alone, where there is one."""
     if _speaker.file is not None:
         with contextlib.suppress(OSError):  # a full disk: what matters fails by itself
-            print(time.strftime("%Y-%m-%d %H:%M:%S"), text, file=_speaker.file)
+            # At once: threads write lines, too.
+            _speaker.file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
 
 
 def say(text: str) -> None:
