@@ -16,7 +16,7 @@ from genesis_fn.core.aval import Aval, Signature, sig
 from genesis_fn.core.backend.lowering import Lowering
 from genesis_fn.core.configuration import config
 from genesis_fn.core.diagnostics.source_info import line_of, where
-from genesis_fn.core.sharding.mesh import Mesh, MeshAxis
+from genesis_fn.core.sharding.mesh import Mesh, MeshAxis, current
 from genesis_fn.core.sharding.placement import placement_of
 
 
@@ -86,7 +86,8 @@ class default_device_of:
 def trace_context_key() -> tuple[Any, ...]:
     """What decides what a function traces to, apart from its arguments: part of the key of every
     cache of staged programs. (The rest of the context is only reported, or raises at once.)"""
-    return ctx.axes, ctx.safe_zero, ctx.backward, ctx.apart, config.current().traced
+    settings = config.current().traced
+    return ctx.axes, ctx.safe_zero, ctx.backward, ctx.apart, current.mesh, settings
 
 
 class Primitive:

@@ -15,7 +15,7 @@ from genesis_fn.core.aval import Aval, aval
 from genesis_fn.core.device import Device
 from genesis_fn.core.diagnostics.source_info import where
 from genesis_fn.core.errors import MeshError, ShardingError
-from genesis_fn.core.sharding.mesh import Mesh, current_mesh
+from genesis_fn.core.sharding.mesh import Mesh, current
 
 if TYPE_CHECKING:
     from genesis_fn.core.backend.backend import Backend
@@ -350,7 +350,7 @@ def check_shape(shape: tuple[int, ...], mesh: Mesh, layout: Layout, what: str) -
 def as_sharding(given: Any, what: str) -> Any:
     """A sharding given as a NamedSharding, or as a PartitionSpec over the current mesh."""
     if isinstance(given, PartitionSpec):
-        mesh = current_mesh()
+        mesh = current.mesh
         if mesh is None:
             raise MeshError(
                 f"{what}: {given} needs a mesh\n  at {where(depth=4).describe()}\n  pass "

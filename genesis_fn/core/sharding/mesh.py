@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import math
+import threading
 from collections.abc import Hashable, Sequence
 from typing import Any
 
@@ -38,7 +39,7 @@ class Mesh:
     {'data': 1}
     """
 
-    __slots__ = ("devices", "axis_names", "_key", "_before", "__dict__")
+    __slots__ = ("devices", "axis_names", "_key", "__dict__")
 
     def __init__(
         self, devices: Any, axis_names: Hashable | Sequence[Hashable], axis_types: object = None
@@ -61,7 +62,6 @@ class Mesh:
         grid.flags.writeable = False
         self.devices, self.axis_names = grid, names
         self._key = tuple(flat), grid.shape, names
-        self._before: list[Mesh | None] = []
 
     def __eq__(self, other: object) -> bool:
         return type(other) is Mesh and self._key == other._key
@@ -148,12 +148,12 @@ class Mesh:
         return tuple(int(i) for i in np.unravel_index(at, self.devices.shape))
 
     def __enter__(self) -> Mesh:
-        self._before.append(current_mesh())
-        use_mesh(self)
+        current.outer.append(current.mesh)
+        current.mesh = self
         return self
 
     def __exit__(self, *exc: object) -> None:
-        use_mesh(self._before.pop())
+        current.mesh = current.outer.pop()
 
 
 class MeshAxis:
@@ -237,26 +237,20 @@ def make_mesh(
     return Mesh(grid.reshape(shape), names)
 
 
-_current: Mesh | None = None
+class Current(threading.local):
+    """What `with mesh:` and `set_mesh` made current in this thread."""
+
+    mesh: Mesh | None = None  # part of `trace_context_key`
+
+    def __init__(self) -> None:
+        self.outer: list[Mesh | None] = []  # those that blocks of `with mesh:` make current again
 
 
-def current_mesh() -> Mesh | None:
-    """The mesh that `with mesh:` or `set_mesh` made current; None without one.
-
-    >>> gf.sharding.get_mesh() is None
-    True
-    """
-    return _current
-
-
-def use_mesh(mesh: Mesh | None) -> None:
-    """Make a mesh current, or none."""
-    global _current
-    _current = mesh
+current = Current()
 
 
 class set_mesh:
-    """Make a mesh current: from here on, or for the block of a `with` statement.
+    """Make a mesh current in this thread: from here on, or for the block of a `with` statement.
 
     A current mesh is what `shard_map` without `mesh=` runs on, and what a PartitionSpec is over
     where a sharding is expected.
@@ -273,12 +267,11 @@ class set_mesh:
     def __init__(self, mesh: Mesh | None) -> None:
         if mesh is not None and type(mesh) is not Mesh:
             raise TypeError(f"set_mesh takes a Mesh, got {mesh!r}\n  at {where().describe()}")
-        self.before = current_mesh()
-        self.mesh = mesh
-        use_mesh(mesh)
+        self.before = current.mesh
+        self.mesh = current.mesh = mesh
 
     def __enter__(self) -> Mesh | None:
         return self.mesh
 
     def __exit__(self, *exc: object) -> None:
-        use_mesh(self.before)
+        current.mesh = self.before

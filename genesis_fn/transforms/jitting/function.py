@@ -24,6 +24,7 @@ from genesis_fn.core.diagnostics.traceback import trimmed
 from genesis_fn.core.jaxpr import Jaxpr
 from genesis_fn.core.primitive import Tracer, ctx, default_device_of
 from genesis_fn.core.sharding.layout import NamedSharding
+from genesis_fn.core.sharding.mesh import current
 from genesis_fn.core.sharding.placement import placement_of
 from genesis_fn.core.static import Fingerprint, Frozen, fingerprint_of
 from genesis_fn.core.types.annotations import PyTree
@@ -109,8 +110,10 @@ class JitFunction(Copied, Generic[P, R]):
                 args = laid_out(args, kwargs, self.options["in_shardings"], self.spec)  # pyright: ignore[reportAssignmentType]
             settings = config.current()
             if ctx.trace is None and ctx.watch is None and not ctx.axes:
-                for known, call in self.cache.fast:
-                    if known is settings:  # settings are immutable: identity is enough
+                mesh = current.mesh
+                for known, over, call in self.cache.fast:
+                    # They are immutable: identity is enough.
+                    if known is settings and over is mesh:
                         result = call(args, kwargs)
                         if result is not MISS:
                             return result
@@ -141,7 +144,7 @@ class JitFunction(Copied, Generic[P, R]):
             device, donated = self._device(bound, program), self.spec.donations(bound)
             call = self._generate(bound, program, device, donated)
             if not (_replays() or ctx.axes):  # as the fast path, which does not look at them
-                self.cache.fast = [(settings, call), *self.cache.fast][:FAST]
+                self.cache.fast = [(settings, current.mesh, call), *self.cache.fast][:FAST]
         return self._run(call, bound, program, device, donated)
 
     def _run(

@@ -67,11 +67,12 @@ class Program:
 
 class Cache:
     """The programs of one function: `variants` maps a key to the programs that differ in what their
-    guards compare, newest first. `fast` lists (settings, generated call), newest first."""
+    guards compare, newest first. `fast` lists (settings, current mesh, generated call), newest
+    first."""
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
-        self.fast: list[tuple[Any, Callable[..., Any]]] = []
+        self.fast: list[tuple[Any, Any, Callable[..., Any]]] = []
         self.variants: OrderedDict[ProgramKey, list[Program]] = OrderedDict()
 
     @property

@@ -29,7 +29,7 @@ from genesis_fn.core.sharding.layout import (
     parts,
     spec_of,
 )
-from genesis_fn.core.sharding.mesh import Mesh, current_mesh
+from genesis_fn.core.sharding.mesh import Mesh, current
 from genesis_fn.primitives.factories import filled, varying_as
 from genesis_fn.primitives.shape import expand_dims, squeeze
 from genesis_fn.transforms.autodiff.linearize import jvp_jaxpr, linearize_jaxpr
@@ -319,7 +319,7 @@ def shard_map(
                 f"shard_map of {name_of(f)}: arguments are given by position, got "
                 f"{', '.join(kwargs)} by name\n  at {where().describe()}"
             )
-        over = mesh if mesh is not None else current_mesh()
+        over = mesh if mesh is not None else current.mesh
         if over is None:
             raise errors.MeshError(
                 f"shard_map of {name_of(f)}: there is no mesh\n  at {where().describe()}\n"
