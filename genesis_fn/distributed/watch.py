@@ -160,7 +160,7 @@ class WatchThread(WorldWatch):
             beat += 1
             try:
                 self._publish(beat)
-                self.found = self._someone_gone() or self._waits_in_vain()
+                self.found = self._someone_gone()
                 failures = 0
             except RuntimeError as error:
                 failures += 1
@@ -229,18 +229,6 @@ class WatchThread(WorldWatch):
             f"rank {f.rank} (process {f.pid} on {f.host}) has said nothing for {seconds}"
             f"{self._last(f.rank)}"
         )
-
-    def _waits_in_vain(self) -> str:
-        """Why the collectives that this process has begun on a GPU will not end, which no call on
-        the host tells; "" where they may."""
-        # Loaded by the first program on a GPU.
-        exchanges: Any = sys.modules.get("genesis_fn.backends.cuda.run.exchanges")
-        failure = exchanges.failed() if exchanges is not None else None
-        if failure is None:
-            return ""
-        behind = self.behind()
-        who = f"; behind is {behind.rstrip(',')}" if behind else ""
-        return self._tell(f"rank {self.place.rank}: {failure}{who}")
 
     def _has_ended(self, rank: int) -> bool:
         try:

@@ -13,6 +13,13 @@ from typing import Any
 import pytest
 
 from genesis_fn.backends.cuda.driver import nccl
+from genesis_fn.backends.cuda.driver.communication import (
+    AllGather,
+    AllReduce,
+    AllToAll,
+    Permute,
+    ReduceScatter,
+)
 from genesis_fn.core.errors import BackendError, DistributedError
 from genesis_fn.core.sharding.world import World, enter_world
 
@@ -152,12 +159,13 @@ def test_who_is_late_is_named(bindings):
 def test_what_is_enqueued(bindings):
     group = nccl.communicator(((0, 1), (2, 3)))
     bindings.calls.clear()
-    nccl.all_reduce(group, 10, 20, 3, "fp32", "sum", 7)
-    nccl.reduce_scatter(group, 10, 20, 3, "i32", "maximum", 7)
-    nccl.all_gather(group, 10, 20, 12, 7)
-    nccl.all_to_all(group, 100, 200, 8, 7)
-    nccl.send_receive(group, (1, 100), None, 8, 7)
-    nccl.send_receive(group, None, None, 8, 7)
+    nccl.exchange(group, AllReduce(3, "fp32", "sum"), 10, 20, 7)
+    nccl.exchange(group, ReduceScatter(3, "i32", "maximum"), 10, 20, 7)
+    nccl.exchange(group, AllGather(12), 10, 20, 7)
+    nccl.exchange(group, AllToAll(8), 100, 200, 7)
+    nccl.exchange(group, Permute(8, 1, None), 100, 200, 7)
+    nccl.exchange(group, Permute(8, None, 0), 100, 200, 7)
+    nccl.exchange(group, Permute(8, None, None), 100, 200, 7)
     c = group.handle
     assert bindings.calls == [
         ("all_reduce", 10, 20, 3, 7, 0, c, 7),
@@ -172,6 +180,9 @@ def test_what_is_enqueued(bindings):
         ("group_start",),
         ("send", 100, 8, 1, 1, c, 7),
         ("group_end",),
+        ("group_start",),
+        ("recv", 200, 8, 1, 0, c, 7),
+        ("group_end",),
     ]
 
 
@@ -183,7 +194,7 @@ def test_errors_name_what_was_done(bindings):
 
     bindings.all_gather = fails
     with pytest.raises(DistributedError, match=r"an all-gather failed: unhandled(.|\n)*NCCL_DEBUG"):
-        nccl.all_gather(group, 0, 0, 1, 0)
+        nccl.exchange(group, AllGather(1), 0, 0, 0)
 
 
 def test_failures_are_found_from_any_thread(bindings):

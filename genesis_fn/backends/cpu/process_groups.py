@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from genesis_fn.core.errors import DistributedError
-from genesis_fn.core.sharding.world import await_keys, world
+from genesis_fn.core.sharding.world import arrive, world
 
 if TYPE_CHECKING:
     from torch.distributed import Work
@@ -107,13 +107,12 @@ class ProcessGroup:
     def _connected(self, what: str) -> Any:
         from torch.distributed import PrefixStore, ProcessGroupGloo  # pyright: ignore[reportPrivateImportUsage]
 
-        here = world()
-        store = PrefixStore("gloo/" + "-".join(map(str, self.ranks)), here.store)
-        store.set(str(here.rank), "")
-        missing = await_keys(store, [str(r) for r in self.ranks], here.timeout)
-        if missing:
-            late = f"{_named([int(r) for r in missing])} did not come to it within "
-            raise self._failure(what, late + f"{here.timeout:g} s", known=True)
+        here, where = world(), "gloo/" + "-".join(map(str, self.ranks))
+        late = arrive(where, self.ranks)
+        if late:
+            said = f"{_named(late)} did not come to it within {here.timeout:g} s"
+            raise self._failure(what, said, known=True)
+        store = PrefixStore(where, here.store)
         limit = datetime.timedelta(seconds=here.timeout)
         return ProcessGroupGloo(store, self.position, self.size, limit)
 

@@ -23,11 +23,12 @@ from genesis_fn.backends.cuda.run.runtime import Runtime, device_runtime
 from genesis_fn.core import dtypes
 from genesis_fn.core.array import ArrayImpl
 from genesis_fn.core.aval import Aval, aval, sig
+from genesis_fn.core.backend.alone import compiled_alone
 from genesis_fn.core.backend.backend import Backend
 from genesis_fn.core.backend.executable import Executable
 from genesis_fn.core.device import Device
 from genesis_fn.core.diagnostics.source_info import where
-from genesis_fn.core.jaxpr import Jaxpr, jaxprs_in, of_one_equation
+from genesis_fn.core.jaxpr import Jaxpr, jaxprs_in
 from genesis_fn.core.primitive import Primitive
 from genesis_fn.kernels.plan_builder import dense
 
@@ -51,29 +52,7 @@ class CudaBackend(Backend):
             run = eager.eager_function(runtime, device, prim, avals, params)
             if run is not None:
                 return run
-        return self._compiled(prim, avals, params, device)
-
-    def _compiled(
-        self, prim: Primitive, avals: Sequence[Any], params: dict[str, Any], device: Device
-    ) -> Callable[..., Any]:
-        """Compile `prim` as a program of one equation; again for each combination of scalars."""
-
-        def build(given: Sequence[Any]) -> Callable[..., Any]:
-            run = self.compile(of_one_equation(prim, given, params), device)
-            return run if prim.multi else lambda *args: run(*args)[0]
-
-        if all(type(a) is Aval for a in avals):
-            return build(avals)
-        made: dict[str, Callable[..., Any]] = {}
-
-        def run(*args: Any) -> Any:
-            arrays = [a for a in args if type(a) is ArrayImpl]
-            key = repr([a for a in args if type(a) is not ArrayImpl])
-            if key not in made:
-                made[key] = build([a.aval if type(a) is ArrayImpl else a for a in args])
-            return made[key](*arrays)
-
-        return run
+        return compiled_alone(lambda program: self.compile(program, device), prim, avals, params)
 
     def compile(
         self,

@@ -10,7 +10,7 @@ from typing import Any
 from genesis_fn.core.errors import DistributedError
 from genesis_fn.core.jaxpr import Jaxpr, e_jaxprs
 from genesis_fn.core.sharding.mesh import Mesh, MeshAxis
-from genesis_fn.core.sharding.world import await_keys, world
+from genesis_fn.core.sharding.world import arrive, await_keys, world
 
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")  # of an object, in its `repr`
 _compared: dict[tuple[int, ...], int] = {}  # programs so far, by the processes that share them
@@ -27,12 +27,11 @@ def check_agreement(jaxpr: Jaxpr, mesh: Mesh) -> None:
     text = _ADDRESS.sub("", repr(jaxpr))
     # Lines of code follow `#`: the same program may come of files in two places.
     digest = hashlib.sha256("\n".join(_plain(text)).encode()).hexdigest()
-    here.store.set(f"{where}/{here.rank}", digest)
-    late = await_keys(here.store, [f"{where}/{r}" for r in ranks], here.timeout)
+    late = arrive(where, ranks, digest)
     if late:
         raise DistributedError(
             f"rank {here.rank} of {here.size} came to the program {jaxpr.name or 'a program'}, "
-            f"ranks {[int(k.rsplit('/', 1)[1]) for k in late]} did not within {here.timeout:g} s\n"
+            f"ranks {late} did not within {here.timeout:g} s\n"
             "  every process must run the same programs in the same order"
         )
     others = {r: here.store.get(f"{where}/{r}").decode() for r in ranks}

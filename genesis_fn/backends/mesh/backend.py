@@ -16,11 +16,12 @@ from genesis_fn.backends.mesh.executable import MeshExecutable
 from genesis_fn.core import errors
 from genesis_fn.core.array import ArrayImpl, Shard, from_numpy, keys_over, stored
 from genesis_fn.core.aval import Aval, sig
+from genesis_fn.core.backend.alone import compiled_alone
 from genesis_fn.core.backend.backend import Backend
 from genesis_fn.core.backend.executable import Executable
 from genesis_fn.core.device import Device
 from genesis_fn.core.diagnostics.source_info import where
-from genesis_fn.core.jaxpr import Jaxpr, of_one_equation
+from genesis_fn.core.jaxpr import Jaxpr
 from genesis_fn.core.primitive import Primitive, bind
 from genesis_fn.core.sharding.layout import (
     NamedSharding,
@@ -47,22 +48,8 @@ class MeshBackend(Backend):
     def eager(
         self, prim: Primitive, avals: Sequence[Any], params: dict[str, Any], device: Device
     ) -> Callable[..., Any]:
-        """A function that runs one primitive: a program of one equation, again for each combination
-        of scalars."""
-        made: dict[str, Callable[..., Any]] = {}
-
-        def build(given: Sequence[Any]) -> Callable[..., Any]:
-            run = self.compile(of_one_equation(prim, given, params), device)
-            return run if prim.multi else lambda *args: run(*args)[0]
-
-        def run(*args: Any) -> Any:
-            arrays = [a for a in args if type(a) is ArrayImpl]
-            key = repr([a for a in args if type(a) is not ArrayImpl])
-            if key not in made:
-                made[key] = build([a.aval if type(a) is ArrayImpl else a for a in args])
-            return made[key](*arrays)
-
-        return run
+        """A function that runs one primitive, as a program."""
+        return compiled_alone(lambda program: self.compile(program, device), prim, avals, params)
 
     def compile(
         self,

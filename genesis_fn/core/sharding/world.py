@@ -71,6 +71,15 @@ def await_keys(
     return []
 
 
+def arrive(where: str, ranks: Sequence[int], said: str = "") -> list[int]:
+    """Say at a place of the store that this process has come there, and wait for all `ranks`; those
+    that did not come within the world's timeout."""
+    here = world()
+    here.store.set(f"{where}/{here.rank}", said)
+    late = await_keys(here.store, [f"{where}/{r}" for r in ranks], here.timeout)
+    return [int(key.rpartition("/")[2]) for key in late]
+
+
 _world = World()
 
 

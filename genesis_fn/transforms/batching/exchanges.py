@@ -145,6 +145,12 @@ ppermute_p.transpose = lambda ct, x, *, axis_name, perm: [
 ]
 
 
+def partners(perm: Sequence[tuple[int, int]], here: int) -> tuple[int | None, int | None]:
+    """(where the position `here` sends, from where it gets) by pairs of source and destination."""
+    to = next((d for s, d in perm if s == here), None)
+    return to, next((s for s, d in perm if d == here), None)
+
+
 def ppermute(x: Tree, axis_name: AxisName, perm: Sequence[tuple[int, int]]) -> Tree:
     """Send values along a named axis, by pairs of source and destination.
 

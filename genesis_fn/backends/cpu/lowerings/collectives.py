@@ -31,13 +31,15 @@ def _bytes(x: torch.Tensor) -> torch.Tensor:
     return x.contiguous().reshape(-1).view(torch.uint8)
 
 
-def _rows(x: torch.Tensor, size: int) -> torch.Tensor:
-    """The bytes [size, n] of a tensor whose first dimension is `size`."""
-    return _bytes(x).reshape(size, -1)
-
-
 def _of_bytes(x: torch.Tensor, stored: torch.dtype, shape: Sequence[int]) -> torch.Tensor:
     return x.reshape(-1).view(stored).reshape(shape)
+
+
+def _exchanged(x: torch.Tensor, axis: int, axis_name: MeshAxis, prim: Primitive) -> torch.Tensor:
+    """The slices [size, ...] that all processes have along an axis for this one."""
+    parts = x.movedim(axis, 0)
+    rows = _bytes(parts).reshape(axis_name.size, -1)
+    return _of_bytes(group(axis_name.ranks).all_to_all(rows, prim.name), x.dtype, parts.shape)
 
 
 def _folded(kind: DType, combine: Combine) -> Callable[[torch.Tensor], torch.Tensor]:
@@ -109,31 +111,16 @@ _gathering(collectives.all_gather_invariant_p)
 def _psum_scatter(
     avals: Sequence[Aval], *, axis_name: MeshAxis, axis: int, size: int
 ) -> Callable[..., Any]:
-    kind, ranks = avals[0].dtype, axis_name.ranks
-    fold, stored, name = (
-        _folded(kind, torch.add),
-        TORCH_DTYPE[kind],
-        collectives.psum_scatter_p.name,
-    )
-
-    def run(x: torch.Tensor) -> torch.Tensor:
-        parts = x.movedim(axis, 0)
-        rows = group(ranks).all_to_all(_rows(parts, size), name)
-        return _fresh(fold(_of_bytes(rows, stored, parts.shape)), x)
-
-    return run
+    fold = _folded(avals[0].dtype, torch.add)
+    return lambda x: _fresh(fold(_exchanged(x, axis, axis_name, collectives.psum_scatter_p)), x)
 
 
 @lowers(exchanges.all_to_all_p, fresh=True)
 def _all_to_all(
     avals: Sequence[Aval], *, axis_name: MeshAxis, split: int, concat: int, size: int
 ) -> Callable[..., Any]:
-    stored, ranks = TORCH_DTYPE[avals[0].dtype], axis_name.ranks
-
     def run(x: torch.Tensor) -> torch.Tensor:
-        parts = x.movedim(split, 0)
-        rows = group(ranks).all_to_all(_rows(parts, size), exchanges.all_to_all_p.name)
-        return _fresh(_of_bytes(rows, stored, parts.shape).movedim(0, concat), x)
+        return _fresh(_exchanged(x, split, axis_name, exchanges.all_to_all_p).movedim(0, concat), x)
 
     return run
 
@@ -142,9 +129,8 @@ def _all_to_all(
 def _permute(
     avals: Sequence[Aval], *, axis_name: MeshAxis, perm: tuple[tuple[int, int], ...]
 ) -> Callable[..., Any]:
-    stored, ranks, here = TORCH_DTYPE[avals[0].dtype], axis_name.ranks, axis_name.position
-    to = next((d for s, d in perm if s == here), None)
-    source = next((s for s, d in perm if d == here), None)
+    stored, ranks = TORCH_DTYPE[avals[0].dtype], axis_name.ranks
+    to, source = exchanges.partners(perm, axis_name.position)
 
     def run(x: torch.Tensor) -> torch.Tensor:
         got = group(ranks).send(_bytes(x), to, source, exchanges.ppermute_p.name)

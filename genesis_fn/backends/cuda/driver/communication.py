@@ -1,16 +1,9 @@
-"""What processes exchange: descriptions that a program contains, and a driver carries out.
-
-`enqueue` puts one on a stream, given a communicator and the addresses of the operand and the result
-in this process's memory.
-"""
+"""What processes exchange: descriptions that a program contains, and a driver carries out."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
-
-if TYPE_CHECKING:
-    from genesis_fn.backends.cuda.driver.driver import Driver
+from typing import ClassVar, Literal, TypeAlias
 
 Reduction: TypeAlias = Literal["sum", "maximum", "minimum"]
 REDUCED = frozenset(("i8", "u8", "i32", "u32", "i64", "u64", "fp32", "fp64"))
@@ -21,47 +14,28 @@ REDUCED = frozenset(("i8", "u8", "i32", "u32", "i64", "u64", "fp32", "fp64"))
 class AllReduce:
     """Everyone gets the reduction of everyone's `count` elements."""
 
+    name: ClassVar[str] = "an all-reduce"
     count: int
     dtype: str
     reduction: Reduction
-
-    def enqueue(
-        self, driver: Driver, communicator: Any, source: int, destination: int, stream: Any
-    ) -> None:
-        """Put it on a stream."""
-        driver.all_reduce(
-            communicator, source, destination, self.count, self.dtype, self.reduction, stream
-        )
 
 
 @dataclass(frozen=True, slots=True)
 class ReduceScatter:
     """Everyone gets its `count` elements of the reduction, in the order of the group."""
 
+    name: ClassVar[str] = "a reduce-scatter"
     count: int
     dtype: str
     reduction: Reduction
-
-    def enqueue(
-        self, driver: Driver, communicator: Any, source: int, destination: int, stream: Any
-    ) -> None:
-        """Put it on a stream."""
-        driver.reduce_scatter(
-            communicator, source, destination, self.count, self.dtype, self.reduction, stream
-        )
 
 
 @dataclass(frozen=True, slots=True)
 class AllGather:
     """Everyone gets the `bytes` of everyone, in the order of the group."""
 
+    name: ClassVar[str] = "an all-gather"
     bytes: int
-
-    def enqueue(
-        self, driver: Driver, communicator: Any, source: int, destination: int, stream: Any
-    ) -> None:
-        """Put it on a stream."""
-        driver.all_gather(communicator, source, destination, self.bytes, stream)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,13 +43,8 @@ class AllToAll:
     """Everyone sends piece i of its operand, `bytes` long, to member i, and gets such pieces in the
     order of the group."""
 
+    name: ClassVar[str] = "an all-to-all"
     bytes: int
-
-    def enqueue(
-        self, driver: Driver, communicator: Any, source: int, destination: int, stream: Any
-    ) -> None:
-        """Put it on a stream."""
-        driver.all_to_all(communicator, source, destination, self.bytes, stream)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,17 +52,10 @@ class Permute:
     """This process sends its `bytes` to member `receiver`, and gets those of member `sender`; None:
     nobody's."""
 
+    name: ClassVar[str] = "an exchange of messages"
     bytes: int
     receiver: int | None
     sender: int | None
-
-    def enqueue(
-        self, driver: Driver, communicator: Any, source: int, destination: int, stream: Any
-    ) -> None:
-        """Put it on a stream."""
-        to = None if self.receiver is None else (self.receiver, source)
-        by = None if self.sender is None else (self.sender, destination)
-        driver.send_receive(communicator, to, by, self.bytes, stream)
 
 
 Communication: TypeAlias = AllReduce | ReduceScatter | AllGather | AllToAll | Permute

@@ -15,7 +15,7 @@ from cuda.bindings import driver as cu  # pyright: ignore[reportAttributeAccessI
 
 from genesis_fn.backends.cuda.binaries.compile import CompiledKernel, compile_launches
 from genesis_fn.backends.cuda.driver import condition_kernels, nccl
-from genesis_fn.backends.cuda.driver.communication import Reduction
+from genesis_fn.backends.cuda.driver.communication import Communication
 from genesis_fn.backends.cuda.driver.driver import (
     CommunicatorHandle,
     ConditionalKind,
@@ -449,64 +449,16 @@ class CudaDriver:
         self.activate()
         return nccl.one_launch()
 
-    def all_reduce(
+    def exchange(
         self,
         communicator: CommunicatorHandle,
+        communication: Communication,
         source: int,
         destination: int,
-        count: int,
-        dtype: str,
-        reduction: Reduction,
         stream: StreamHandle,
     ) -> None:
         self.activate()
-        nccl.all_reduce(communicator, source, destination, count, dtype, reduction, int(stream))
-
-    def reduce_scatter(
-        self,
-        communicator: CommunicatorHandle,
-        source: int,
-        destination: int,
-        count: int,
-        dtype: str,
-        reduction: Reduction,
-        stream: StreamHandle,
-    ) -> None:
-        self.activate()
-        nccl.reduce_scatter(communicator, source, destination, count, dtype, reduction, int(stream))
-
-    def all_gather(
-        self,
-        communicator: CommunicatorHandle,
-        source: int,
-        destination: int,
-        size: int,
-        stream: StreamHandle,
-    ) -> None:
-        self.activate()
-        nccl.all_gather(communicator, source, destination, size, int(stream))
-
-    def all_to_all(
-        self,
-        communicator: CommunicatorHandle,
-        source: int,
-        destination: int,
-        size: int,
-        stream: StreamHandle,
-    ) -> None:
-        self.activate()
-        nccl.all_to_all(communicator, source, destination, size, int(stream))
-
-    def send_receive(
-        self,
-        communicator: CommunicatorHandle,
-        to: tuple[int, int] | None,
-        by: tuple[int, int] | None,
-        size: int,
-        stream: StreamHandle,
-    ) -> None:
-        self.activate()
-        nccl.send_receive(communicator, to, by, size, int(stream))
+        nccl.exchange(communicator, communication, source, destination, int(stream))
 
     # Graphs.
 

@@ -16,7 +16,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, Self, TypeAlias
 
-from genesis_fn.backends.cuda.driver.communication import Reduction
+from genesis_fn.backends.cuda.driver.communication import Communication
 from genesis_fn.backends.cuda.driver.errors import ForkedProcessError
 from genesis_fn.compiler.target import Target
 from genesis_fn.kernels.plan import Launch
@@ -186,7 +186,7 @@ class Driver(Protocol):
         ...
 
     # Exchanges with other processes, in stream order. All processes of a group take part, in the
-    # same order. Members are numbered by their places in the group; sizes are those of one member.
+    # same order.
 
     def communicator(self, groups: Sequence[tuple[int, ...]]) -> CommunicatorHandle:
         """What this process's group, by the ranks of its members in order, communicates through.
@@ -197,64 +197,16 @@ class Driver(Protocol):
         """Within it, collectives are gathered; they are enqueued at its end as one launch."""
         ...
 
-    def all_reduce(
+    def exchange(
         self,
         communicator: CommunicatorHandle,
+        communication: Communication,
         source: int,
         destination: int,
-        count: int,
-        dtype: str,
-        reduction: Reduction,
         stream: StreamHandle,
     ) -> None:
-        """Reduces `count` elements of every member; each gets the result."""
-        ...
-
-    def reduce_scatter(
-        self,
-        communicator: CommunicatorHandle,
-        source: int,
-        destination: int,
-        count: int,
-        dtype: str,
-        reduction: Reduction,
-        stream: StreamHandle,
-    ) -> None:
-        """Reduces as many pieces of `count` elements as there are members; each gets its piece."""
-        ...
-
-    def all_gather(
-        self,
-        communicator: CommunicatorHandle,
-        source: int,
-        destination: int,
-        size: int,
-        stream: StreamHandle,
-    ) -> None:
-        """Puts `size` bytes of every member one behind the other, at every member."""
-        ...
-
-    def all_to_all(
-        self,
-        communicator: CommunicatorHandle,
-        source: int,
-        destination: int,
-        size: int,
-        stream: StreamHandle,
-    ) -> None:
-        """Sends the i-th `size` bytes to member i, for every i; puts what comes in that order."""
-        ...
-
-    def send_receive(
-        self,
-        communicator: CommunicatorHandle,
-        to: tuple[int, int] | None,
-        by: tuple[int, int] | None,
-        size: int,
-        stream: StreamHandle,
-    ) -> None:
-        """Sends `size` bytes to a member, and receives as many from one, as (member, address). All
-        members take part, those for whom both are None too."""
+        """Enqueues an exchange, from the address of the operand to that of the result. All members
+        take part, those too who send and receive nothing."""
         ...
 
     # Graphs: a capture records what is enqueued on a stream instead of running it.

@@ -25,7 +25,15 @@ import numpy as np
 
 from genesis_fn.backends.cuda.binaries.compile import SourceKernel
 from genesis_fn.backends.cuda.driver import bounds
-from genesis_fn.backends.cuda.driver.communication import Reduction
+from genesis_fn.backends.cuda.driver.communication import (
+    AllGather,
+    AllReduce,
+    AllToAll,
+    Communication,
+    Permute,
+    ReduceScatter,
+    Reduction,
+)
 from genesis_fn.backends.cuda.driver.driver import ConditionalKind, DeviceInfo, PredicateMode
 from genesis_fn.backends.cuda.driver.errors import CudaError, DeviceMemoryExhausted
 from genesis_fn.compiler.target import H200, Target
@@ -352,84 +360,39 @@ class InterpretDriver:
     def one_launch(self) -> AbstractContextManager[object]:
         return contextlib.nullcontext()
 
-    def all_reduce(
+    def exchange(
         self,
         communicator: ProcessGroup,
+        communication: Communication,
         source: int,
         destination: int,
-        count: int,
-        dtype: str,
-        reduction: Reduction,
         stream: _Stream,
     ) -> None:
-        size = count * ITEMSIZE[dtype]
+        stream.enqueue(lambda: self._exchange(communicator, communication, source, destination))
 
-        def run() -> None:
-            parts = communicator.all_gather(self._bytes(source, size), "an all-reduce")
-            self._bytes(destination, size).copy_(_reduced(parts, dtype, reduction))
-
-        stream.enqueue(run)
-
-    def reduce_scatter(
-        self,
-        communicator: ProcessGroup,
-        source: int,
-        destination: int,
-        count: int,
-        dtype: str,
-        reduction: Reduction,
-        stream: _Stream,
+    def _exchange(
+        self, group: ProcessGroup, communication: Communication, source: int, destination: int
     ) -> None:
-        size = count * ITEMSIZE[dtype]
-
-        def run() -> None:
-            parts = communicator.all_to_all(
-                self._rows(communicator, source, size), "a reduce-scatter"
-            )
-            self._bytes(destination, size).copy_(_reduced(parts, dtype, reduction))
-
-        stream.enqueue(run)
-
-    def all_gather(
-        self, communicator: ProcessGroup, source: int, destination: int, size: int, stream: _Stream
-    ) -> None:
-        def run() -> None:
-            parts = communicator.all_gather(self._bytes(source, size), "an all-gather")
-            self._rows(communicator, destination, size).copy_(parts)
-
-        stream.enqueue(run)
-
-    def all_to_all(
-        self, communicator: ProcessGroup, source: int, destination: int, size: int, stream: _Stream
-    ) -> None:
-        def run() -> None:
-            parts = communicator.all_to_all(self._rows(communicator, source, size), "an all-to-all")
-            self._rows(communicator, destination, size).copy_(parts)
-
-        stream.enqueue(run)
-
-    def send_receive(
-        self,
-        communicator: ProcessGroup,
-        to: tuple[int, int] | None,
-        by: tuple[int, int] | None,
-        size: int,
-        stream: _Stream,
-    ) -> None:
-        import torch
-
-        receiver, source = to or (None, 0)
-        sender, destination = by or (None, 0)
-
-        def run() -> None:
-            given = (
-                torch.empty(size, dtype=torch.uint8) if to is None else self._bytes(source, size)
-            )
-            found = communicator.send(given, receiver, sender, "an exchange of messages")
-            if found is not None:
-                self._bytes(destination, size).copy_(found)
-
-        stream.enqueue(run)
+        name = communication.name
+        match communication:
+            case AllReduce(count, dtype, reduction):
+                size = count * ITEMSIZE[dtype]
+                parts = group.all_gather(self._bytes(source, size), name)
+                self._bytes(destination, size).copy_(_reduced(parts, dtype, reduction))
+            case ReduceScatter(count, dtype, reduction):
+                size = count * ITEMSIZE[dtype]
+                parts = group.all_to_all(self._rows(group, source, size), name)
+                self._bytes(destination, size).copy_(_reduced(parts, dtype, reduction))
+            case AllGather(size):
+                parts = group.all_gather(self._bytes(source, size), name)
+                self._rows(group, destination, size).copy_(parts)
+            case AllToAll(size):
+                parts = group.all_to_all(self._rows(group, source, size), name)
+                self._rows(group, destination, size).copy_(parts)
+            case Permute(size, receiver, sender):
+                found = group.send(self._bytes(source, size), receiver, sender, name)
+                if found is not None:
+                    self._bytes(destination, size).copy_(found)
 
     def _bytes(self, address: int, size: int) -> Tensor:
         """Memory of the device as a tensor over it."""

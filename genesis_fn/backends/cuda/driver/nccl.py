@@ -17,9 +17,16 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from genesis_fn.backends.cuda.driver.communication import Reduction
+from genesis_fn.backends.cuda.driver.communication import (
+    AllGather,
+    AllReduce,
+    AllToAll,
+    Communication,
+    Permute,
+    ReduceScatter,
+)
 from genesis_fn.core.errors import BackendError, DistributedError
-from genesis_fn.core.sharding.world import await_keys, world
+from genesis_fn.core.sharding.world import arrive, world
 
 _DTYPES = {
     "i8": "Int8", "u8": "Uint8", "i32": "Int32", "u32": "Uint32", "i64": "Int64", "u64": "Uint64",
@@ -108,15 +115,13 @@ def _met(ranks: tuple[int, ...]) -> Communicator:
 
 def _arrive(where: str, ranks: Sequence[int]) -> None:
     here = world()
-    here.store.set(f"{where}/{here.rank}", "")
-    late = await_keys(here.store, [f"{where}/{r}" for r in ranks], here.timeout)
+    late = arrive(where, ranks)
     if not late:
         return
     message = (
         f"rank {here.rank} of {here.size} gave up on the first collective of ranks {list(ranks)}: "
-        f"ranks {[int(key.rsplit('/', 1)[1]) for key in late]} did not come to it within "
-        f"{here.timeout:g} s\n  every process must run the same program; one that is slower for a "
-        "reason needs distributed.initialize(timeout=...)"
+        f"ranks {late} did not come to it within {here.timeout:g} s\n  every process must run the "
+        "same program; one that is slower for a reason needs distributed.initialize(timeout=...)"
     )
     if here.watch is not None:
         here.watch.failing(message)
@@ -148,87 +153,49 @@ def one_launch() -> Generator[None]:
             nccl.group_end()
 
 
-def all_reduce(
-    group: Communicator,
-    source: int,
-    destination: int,
-    count: int,
-    dtype: str,
-    reduction: Reduction,
-    stream: int,
+def exchange(
+    group: Communicator, communication: Communication, source: int, destination: int, stream: int
 ) -> None:
-    """Enqueue the reduction of `count` elements of every member, which each gets."""
-    with _named("an all-reduce") as nccl:
-        kind, operation = _codes(nccl, dtype, reduction)
-        nccl.all_reduce(source, destination, count, kind, operation, group.handle, stream)
+    """Enqueue an exchange of memory with the members of a group."""
+    with _named(communication.name) as nccl:
+        match communication:
+            case AllReduce(count, dtype, reduction) | ReduceScatter(count, dtype, reduction):
+                whole = type(communication) is AllReduce
+                enqueue = nccl.all_reduce if whole else nccl.reduce_scatter
+                kind = int(nccl.DataType[_DTYPES[dtype]])
+                operation = int(nccl.RedOp[_REDUCTIONS[reduction]])
+                enqueue(source, destination, count, kind, operation, group.handle, stream)
+            case AllGather(size):
+                nccl.all_gather(source, destination, size, _BYTES, group.handle, stream)
+            case AllToAll(size):
+                pieces = [(i, i * size) for i in range(group.size)]
+                sends = [(i, source + at) for i, at in pieces]
+                receives = [(i, destination + at) for i, at in pieces]
+                _send_receive(nccl, group, sends, receives, size, stream)
+            case Permute(size, receiver, sender):
+                sends = [] if receiver is None else [(receiver, source)]
+                receives = [] if sender is None else [(sender, destination)]
+                if sends or receives:
+                    _send_receive(nccl, group, sends, receives, size, stream)
 
 
-def reduce_scatter(
-    group: Communicator,
-    source: int,
-    destination: int,
-    count: int,
-    dtype: str,
-    reduction: Reduction,
-    stream: int,
-) -> None:
-    """Enqueue a reduction of which each member gets its `count` elements."""
-    with _named("a reduce-scatter") as nccl:
-        kind, operation = _codes(nccl, dtype, reduction)
-        nccl.reduce_scatter(source, destination, count, kind, operation, group.handle, stream)
-
-
-def all_gather(group: Communicator, source: int, destination: int, size: int, stream: int) -> None:
-    """Enqueue the gathering of `size` bytes of every member."""
-    with _named("an all-gather") as nccl:
-        nccl.all_gather(source, destination, size, _BYTES, group.handle, stream)
-
-
-def all_to_all(group: Communicator, source: int, destination: int, size: int, stream: int) -> None:
-    """Enqueue the exchange of pieces of `size` bytes, one for every member."""
-    at = range(group.size)
-    _exchange(
-        group,
-        [(i, source + i * size) for i in at],
-        [(i, destination + i * size) for i in at],
-        size,
-        stream,
-    )
-
-
-def send_receive(
-    group: Communicator,
-    to: tuple[int, int] | None,
-    by: tuple[int, int] | None,
-    size: int,
-    stream: int,
-) -> None:
-    """Enqueue sending `size` bytes to a member, and receiving as many, as (member, address)."""
-    if to is not None or by is not None:
-        _exchange(group, [to] if to else [], [by] if by else [], size, stream)
-
-
-def _exchange(
+def _send_receive(
+    nccl: Any,
     group: Communicator,
     sends: Sequence[tuple[int, int]],
     receives: Sequence[tuple[int, int]],
     size: int,
     stream: int,
 ) -> None:
-    """Messages to and from members, all at once."""
-    with _named("an exchange of messages") as nccl:
-        nccl.group_start()
-        try:
-            for peer, address in sends:
-                nccl.send(address, size, _BYTES, peer, group.handle, stream)
-            for peer, address in receives:
-                nccl.recv(address, size, _BYTES, peer, group.handle, stream)
-        finally:
-            nccl.group_end()
-
-
-def _codes(nccl: Any, dtype: str, reduction: Reduction) -> tuple[int, int]:
-    return int(nccl.DataType[_DTYPES[dtype]]), int(nccl.RedOp[_REDUCTIONS[reduction]])
+    """Messages of `size` bytes to and from members, as (member, address), all at once."""
+    nccl.group_start()
+    try:
+        for peer, address in sends:
+            nccl.send(address, size, _BYTES, peer, group.handle, stream)
+        for peer, address in receives:
+            nccl.recv(address, size, _BYTES, peer, group.handle, stream)
+    finally:
+        nccl.group_end()
 
 
 # ---- for who watches over the processes ----

@@ -30,7 +30,7 @@ from genesis_fn.transforms.batching.collectives import (
     psum_p,
     psum_scatter_p,
 )
-from genesis_fn.transforms.batching.exchanges import all_to_all_p, ppermute_p
+from genesis_fn.transforms.batching.exchanges import all_to_all_p, partners, ppermute_p
 
 
 @lowers(psum_p, psum_invariant_p, reduction="sum")
@@ -61,9 +61,7 @@ def _all_to_all(call: Call) -> Lowered:
 
 @lowers(ppermute_p)
 def _permute(call: Call) -> Lowered:
-    here, perm = _axis(call).position, call.params["perm"]
-    receiver = next((d for s, d in perm if s == here), None)
-    sender = next((s for s, d in perm if d == here), None)
+    receiver, sender = partners(call.params["perm"], _axis(call).position)
     return Exchange(_groups(call), Permute(call.out.nbytes, receiver, sender))
 
 

@@ -373,7 +373,7 @@ class _CollectiveCmd:
     def record(self, driver: Driver, stream: StreamHandle) -> None:
         with driver.one_launch() if len(self.members) > 1 else contextlib.nullcontext():
             for m in self.members:
-                m.communication.enqueue(driver, m.communicator, m.source, m.destination, stream)
+                driver.exchange(m.communicator, m.communication, m.source, m.destination, stream)
 
 
 @dataclass(frozen=True, slots=True)

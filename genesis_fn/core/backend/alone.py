@@ -1,0 +1,39 @@
+"""Operations that a backend runs one at a time by compiling them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from genesis_fn.core.array import ArrayImpl
+from genesis_fn.core.aval import Aval
+from genesis_fn.core.backend.executable import Executable
+from genesis_fn.core.jaxpr import Jaxpr, of_one_equation
+from genesis_fn.core.primitive import Primitive
+
+
+def compiled_alone(
+    compile: Callable[[Jaxpr], Executable],
+    prim: Primitive,
+    avals: Sequence[Any],
+    params: dict[str, Any],
+) -> Callable[..., Any]:
+    """A function that runs a primitive as a program of one equation, which is compiled again for
+    each combination of scalars."""
+
+    def build(given: Sequence[Any]) -> Callable[..., Any]:
+        run = compile(of_one_equation(prim, given, params))
+        return run if prim.multi else lambda *args: run(*args)[0]
+
+    if all(type(a) is Aval for a in avals):
+        return build(avals)
+    made: dict[str, Callable[..., Any]] = {}
+
+    def run(*args: Any) -> Any:
+        arrays = [a for a in args if type(a) is ArrayImpl]
+        key = repr([a for a in args if type(a) is not ArrayImpl])
+        if key not in made:
+            made[key] = build([a.aval if type(a) is ArrayImpl else a for a in args])
+        return made[key](*arrays)
+
+    return run
