@@ -98,7 +98,7 @@ def test_the_page_of_several_devices_runs(shown_folder, monkeypatch, four_device
     told = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "GENESIS_DEVICE": "cpu"}
     subprocess.run([*command, "--steps", "2", "--quiet"], env=kept | told, check=True)
     assert (shown_folder / "runs" / "four" / "logs" / "rank-0001.log").exists()
-    assert run("distributed.md", shown_folder, monkeypatch) == 3
+    assert run("distributed.md", shown_folder, monkeypatch) == 4
 
 
 @pytest.mark.cpu

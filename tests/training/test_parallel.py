@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from genesis_fn import parallel
 from genesis_fn.cli.main import main
 from genesis_fn.core import device as devices
 from genesis_fn.training.parallel.axes import axes_for, check_batch, parse
@@ -38,15 +39,33 @@ def test_axes_are_read_in_the_order_of_a_mesh(text: str, axes: dict[str, int]):
     ("fsdp=0", "'fsdp=0' is no axis"), ("fsdp=x", "is no axis"), ("data=2,,model=2", "'' is no ax"),
     ("data=2,data=2", "data is there twice"), ("tp=2", "no axis 'tp'.*did you mean model"),
     ("rows=2", "there is no axis 'rows', the axes are data, fsdp, model$"),
-    ("context=2", "context needs more than a layout.* parallel.ring_attention has it"),
-    ("data=2,stage=2", "stage needs more than a layout.* parallel.pipeline has it"),
-    ("expert=2", "expert needs more than a layout.* parallel.expert_mlp has it"),
+    ("data=2,stage=2", "stage needs more than a layout"),
 ])  # fmt: skip
 def test_what_is_no_text_of_axes(text: str, message: str):
     with pytest.raises(ValueError, match=message):
         parse(text)
     with pytest.raises(ValueError, match=f"parallel.*({message})" if text else "empty text"):
         read_settings(None, {"parallel": text})
+
+
+@pytest.mark.parametrize("name, function", [
+    ("context", "context_attention"), ("sequence", "context_attention"),
+    ("stage", "pipelined_decoder"), ("stages", "pipelined_decoder"),
+    ("pipeline", "pipelined_decoder"), ("expert", "expert_mlp"), ("experts", "expert_mlp"),
+])  # fmt: skip
+def test_what_is_no_layout_says_where_to_read_on(
+    name: str, function: str, capsys: pytest.CaptureFixture[str]
+):
+    assert main(["train", "--parallel", f"data=2,{name}=2", "--data.train", "texts"]) == 1
+    said = capsys.readouterr().err
+    assert said == (
+        f"genesis-fn: parallel: {name} needs more than a layout, and the commands divide by data, "
+        f"fsdp, model only: write a loop with parallel.{function}, as docs/distributed.md shows "
+        'under "A loop of your own"\n'
+    )
+    page = (Path(__file__).parents[2] / "docs" / "distributed.md").read_text()
+    _, shown = page.split("\n## A loop of your own\n")
+    assert callable(getattr(parallel, function)) and f"parallel.{function}" in shown
 
 
 def test_a_file_may_have_a_table(tmp_path: Path):

@@ -15,10 +15,9 @@ AXES = ("data", "fsdp", "model")
 BATCH_AXES = ("data", "fsdp")  # which divide the rows of a batch
 # What a program of one's own can have, and the commands have not.
 _BY_HAND = {
-    "context": "parallel.ring_attention",
-    "stage": "parallel.pipeline",
-    "pipeline": "parallel.pipeline",
-    "expert": "parallel.expert_mlp",
+    **dict.fromkeys(("context", "sequence", "seq", "cp"), "parallel.context_attention"),
+    **dict.fromkeys(("stage", "stages", "pipeline", "pp"), "parallel.pipelined_decoder"),
+    **dict.fromkeys(("expert", "experts", "ep"), "parallel.expert_mlp"),
 }
 _MEANT = {
     "dp": "data", "ddp": "data", "zero": "fsdp", "shard": "fsdp", "sharded": "fsdp",
@@ -55,8 +54,9 @@ def parse(text: str) -> dict[str, int]:
 def _unknown(name: str) -> str:
     if name in _BY_HAND:
         return (
-            f"{name} needs more than a layout of what is trained, and is not of the commands; "
-            f"{_BY_HAND[name]} has it for a loop of your own (docs/distributed.md)"
+            f"{name} needs more than a layout, and the commands divide by {', '.join(AXES)} only: "
+            f'write a loop with {_BY_HAND[name]}, as docs/distributed.md shows under "A loop of '
+            'your own"'
         )
     meant = f"; did you mean {_MEANT[name]}?" if name in _MEANT else ""
     return f"there is no axis {brief(name)}, the axes are {', '.join(AXES)}{meant}"
