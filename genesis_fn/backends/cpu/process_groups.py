@@ -108,13 +108,16 @@ class ProcessGroup:
         from torch.distributed import PrefixStore, ProcessGroupGloo  # pyright: ignore[reportPrivateImportUsage]
 
         here = world()
-        store = PrefixStore("gloo/" + "-".join(map(str, self.ranks)), here.store)
-        store.set(str(here.rank), "")
-        missing = await_keys(store, [str(r) for r in self.ranks], here.timeout)
+        where = "gloo/" + "-".join(map(str, self.ranks))
+        here.store.set(f"{where}/{here.rank}", "")
+        missing = await_keys(here.store, [f"{where}/{r}" for r in self.ranks], here.timeout)
         if missing:
-            late = f"{_named([int(r) for r in missing])} did not come to it within "
+            late = (
+                f"{_named([int(k.rpartition('/')[2]) for k in missing])} did not come to it within "
+            )
             raise self._failure(what, late + f"{here.timeout:g} s", known=True)
         limit = datetime.timedelta(seconds=here.timeout)
+        store = PrefixStore(where, getattr(here.store, "store", here.store))
         return ProcessGroupGloo(store, self.position, self.size, limit)
 
     def _failure(self, what: str, said: str, known: bool = False) -> DistributedError:
