@@ -37,8 +37,9 @@ test: lint
 	$(PYTEST) -m "not slow" tests --ignore tests/kernels --ignore tests/cuda
 	TRITON_INTERPRET=1 GENESIS_CUDA_DRIVER=interpret $(PYTEST) -m "not slow" tests/kernels tests/cuda
 
-# The rest of what is planned, compiled and run for GPUs of five architectures.
+# The rest of what is planned, compiled and run for GPUs of five architectures, and processes that are killed.
 test-slow: $(VENV)/test
+	$(PYTEST) -m slow tests/distributed
 	TRITON_INTERPRET=1 GENESIS_CUDA_DRIVER=interpret $(PYTEST) -m slow tests/kernels tests/cuda
 
 # Lines that the tests run: the CPU's, and the CUDA path's through the interpreter. Takes twice as long as

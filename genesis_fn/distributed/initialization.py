@@ -15,7 +15,7 @@ from genesis_fn.core.errors import ArgumentError, BackendError, DistributedError
 from genesis_fn.core.sharding.world import World, enter_world, world
 from genesis_fn.distributed.clusters import Place, find_place
 from genesis_fn.distributed.facts import own_facts, several_cpu_devices
-from genesis_fn.distributed.meeting import linger, meet, open_store, refuse
+from genesis_fn.distributed.meeting import SharedStore, linger, meet, open_store, refuse
 from genesis_fn.distributed.watch import WatchThread
 
 _joined = False
@@ -94,7 +94,8 @@ def _join(
         local_rank = sum(f.machine == own.machine for f in ranks[: place.rank])
     watch = WatchThread(place, ranks)
     devices.decide_default(chosen)
-    enter_world(World(place.rank, place.size, local_rank, timeout, store, watch))
+    shared = SharedStore(store, place, watch)
+    enter_world(World(place.rank, place.size, local_rank, timeout, shared, watch))
     watch.start()
     atexit.register(_leave, watch)
 
@@ -146,6 +147,9 @@ def _leave(watch: WatchThread) -> None:
     lost = watch.stop()
     if lost:
         watch.leave(f"{lost}, before it had ended", 1)
+    # Python's end frees what the GPU uses, for which it waits for what may never be over.
+    if watch.reason and watch.computes():
+        watch.leave("", watch.status)
 
 
 def shutdown() -> None:

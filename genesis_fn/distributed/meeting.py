@@ -6,15 +6,16 @@ from __future__ import annotations
 import datetime
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from genesis_fn.core.errors import DistributedError
-from genesis_fn.core.sharding.world import await_keys
+from genesis_fn.core.sharding.world import WorldWatch, await_keys, gave_up
 from genesis_fn.distributed.clusters import Place
 from genesis_fn.distributed.facts import Facts, disagreement
 
 _ANSWER = 60.0  # seconds that whoever keeps a store has for an answer of its own
+_NEWS = 2.0  # seconds in which the watch learns that a process is gone
 _LINGER = 5.0  # seconds that the process with the store stays for the others to read an error
 
 
@@ -44,6 +45,26 @@ def connect(place: Place, seconds: float, keeps: bool = False) -> Any:
     store = _tcp_store(place.host, place.port, seconds, keeps)
     # What processes wrote that a launcher has started anew since is not for these.
     return PrefixStore(f"genesis_fn/{place.attempt}", store)
+
+
+class SharedStore:
+    """The `store` of all processes, as programs ask it: where the process that keeps it has ended,
+    since another one is gone, say, the error says who that is."""
+
+    def __init__(self, store: Any, place: Place, watch: WorldWatch) -> None:
+        self.store, self.place, self.watch = store, place, watch
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        ask = getattr(self.store, name)
+
+        def answer(*args: Any) -> Any:
+            try:
+                return ask(*args)
+            except RuntimeError as error:
+                lost = self.watch.lost(_NEWS) or f"the store does not answer: {error}"[:200]
+            raise gave_up(self.place.rank, self.place.size, lost, self.watch)
+
+        return answer
 
 
 def launchers_store() -> Any:

@@ -60,7 +60,9 @@ class WatchThread(WorldWatch):
         self.heard: Any = None  # what that one said last
         self.silence = 0  # for how many looks it has been the same
         self.unanswered = 0  # for how many looks the store has been silent
+        self.keepers_step: int | None = None  # rank 0's, which takes the store along
         self.reason = ""  # why this process is about to end by itself
+        self.status = 1  # by which it ends then
         self.found = ""  # who is gone
         self.ending = threading.Event()
         self.ended = False
@@ -95,6 +97,10 @@ class WatchThread(WorldWatch):
         others, for whom rank 0 keeps the store, had ended."""
         if self.ending.is_set():
             return ""
+        # What this process has begun on its GPU is over before it says that it ends, or whoever
+        # waits for it there is ended for it. After an error it may never be over.
+        while not self.reason and self.computes():
+            time.sleep(0.01)
         self.ending.set()
         lost = ""
         try:
@@ -152,6 +158,11 @@ class WatchThread(WorldWatch):
         """Note that this process is about to end by itself, by an error that says enough."""
         self.reason = self.reason or reason
 
+    def computes(self) -> bool:
+        """Whether collectives that this process has begun on a GPU are under way."""
+        exchanges = _exchanges()
+        return exchanges is not None and exchanges.under_way()
+
     # ---- the thread that talks ----
 
     def _talk(self) -> None:
@@ -161,6 +172,8 @@ class WatchThread(WorldWatch):
             try:
                 self._publish(beat)
                 self.found = self._someone_gone()
+                if not self.place.hosted:
+                    self.keepers_step = self._said(0)["step"]
                 failures = 0
             except RuntimeError as error:
                 failures += 1
@@ -199,12 +212,14 @@ class WatchThread(WorldWatch):
 
     def _stalled(self) -> str:
         """Why this process gives up on what its GPU waits for, "" where it does not."""
-        # Imported where a GPU has run anything.
-        exchanges: Any = sys.modules.get("genesis_fn.backends.cuda.run.exchanges")
+        exchanges = _exchanges()
         failed = exchanges.failed() if exchanges is not None else None
         if failed is None:
             return ""
         behind = self.behind()
+        # NCCL may have noticed the end of a process first.
+        if gone := self._neighbour_gone():
+            return gone
         at_step = f" at step {self.step}" if self.step is not None else ""
         late = f"{behind} is late: " if behind else ""
         return f"rank {self.place.rank} gave up{at_step}: {late}{failed}"
@@ -241,7 +256,7 @@ class WatchThread(WorldWatch):
         try:
             step = self._said(rank)["step"]
         except RuntimeError:
-            return ""
+            step = self.keepers_step if rank == 0 else None
         return f"; its last step was {step}" if step is not None else ""
 
     def _tell(self, found: str) -> str:
@@ -282,7 +297,8 @@ class WatchThread(WorldWatch):
             if self.ending.wait(0.1):
                 return
             if self.reason:
-                self.ending.wait(_LAST_WORDS)
+                if self.ending.wait(_LAST_WORDS):
+                    return  # it has said why, and may keep the store a while
                 break
         self._exit(f"{self.found}{self._whereabouts()}", 1)
 
@@ -303,11 +319,12 @@ class WatchThread(WorldWatch):
             self.leave(message, status)
 
     def leave(self, message: str, status: int) -> None:
-        """End this process at once, with a message."""
+        """End this process at once, with a message, or "" where it has said enough."""
         who = f"rank {self.place.rank} of {self.place.size}"
         try:
             sys.stdout.flush()
-            sys.stderr.write(f"genesis_fn.distributed: {who} ends: {message}\n")
+            if message:
+                sys.stderr.write(f"genesis_fn.distributed: {who} ends: {message}\n")
             sys.stderr.flush()
         finally:
             os._exit(status)
@@ -337,7 +354,7 @@ class WatchThread(WorldWatch):
     def ended_by(self, error: BaseException) -> None:
         """Tell all processes that this one ends by an error."""
         if isinstance(error, KeyboardInterrupt):
-            said = "was interrupted"
+            said, self.status = "was interrupted", 128 + signal.SIGINT
         else:
             lines = str(error).splitlines()
             said = f"ended by {type(error).__name__}{': ' + lines[0] if lines else ''}"
@@ -345,3 +362,8 @@ class WatchThread(WorldWatch):
         step = f" at step {self.step}" if self.step is not None else ""
         with contextlib.suppress(RuntimeError):
             self._tell(f"rank {self.place.rank} {said}{step}")
+
+
+def _exchanges() -> Any:
+    """What knows of collectives on GPUs; None where no GPU has run anything."""
+    return sys.modules.get("genesis_fn.backends.cuda.run.exchanges")

@@ -8,6 +8,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -170,6 +171,51 @@ def stages(rank: int) -> None:
           | {f"whole {n}": x for n, x in zip(names, gf.tree.leaves(expected))})  # fmt: skip
 
 
+def divided(rank: int) -> None:
+    """Attention of a divided sequence, and experts of which each process has some, with their
+    gradients, as on one device; an array that is laid out anew."""
+    gf.distributed.initialize()
+    n, rng = gf.process_count(), np.random.default_rng(0)
+    normal = lambda *shape: gf.numpy.asarray(rng.normal(size=shape).astype(np.float32))
+    mesh = gf.make_mesh((n,), ("c",))
+    heads = [normal(2, 16, h, 8) for h in (4, 2, 2)]
+    layer = gf.nn.MoE(6, 8, experts=8, top_k=3)
+    tokens = normal(16, 6), normal(16, 8), layer.init(gf.random.key(0))["experts"]
+
+    def mixture(mlp: Any) -> Any:
+        def f(x: Any, logits: Any, params: Any) -> Any:
+            weights, experts, _ = gf.nn.top_k_routing(logits, 3)
+            return mlp(x, weights, experts, params)
+
+        return f
+
+    one = lambda *qkv: gf.lax.dot_product_attention(*qkv, is_causal=True)
+    cases: dict[str, Any] = {
+        method: (partial(gf.parallel.context_attention, mesh=mesh, axis="c", is_causal=True,
+                         method=method), one, heads)
+        for method in ("ring", "all_to_all")
+    }  # fmt: skip
+    over = partial(gf.parallel.expert_mlp, mesh=mesh, axis="c")
+    cases["experts"] = mixture(over), mixture(gf.nn.expert_mlp), tokens
+    found: dict[str, Any] = {}
+    for name, (mine, whole, args) in cases.items():
+        for who, f in (("mine", mine), ("whole", whole)):
+            squares = lambda *xs: (f(*xs) ** 2).sum()
+            values = gf.jit(gf.value_and_grad(squares, (0, 1, 2)))(*args)
+            if who == "mine":
+                values = gf.device_put(values, gf.NamedSharding(mesh, gf.P()))
+            for i, x in enumerate(gf.tree.leaves(values)):
+                found[f"{who} {name} {i}"] = x
+
+    square = gf.make_mesh((2, n // 2), ("a", "b"))
+    x = found["whole layout"] = np.arange(8 * 8 * 3, dtype=np.float32).reshape(8, 8, 3)
+    for spec in (gf.P("a"), gf.P("b", "a"), gf.P(None, ("a", "b")), gf.P("a", "b"), gf.P()):
+        x = gf.device_put(x, gf.NamedSharding(square, spec))
+        assert x.sharding.spec == spec
+    found["mine layout"] = x
+    write(found)
+
+
 def trained(rank: int) -> None:
     """The losses of a small decoder on one device, and laid out over two processes in every way, or
     over four in two ways at once."""
@@ -283,10 +329,10 @@ def sums(f: Callable[[], object], timeout: float = 60.0) -> None:
     axis = gf_mesh((gf.process_count(),), ("i",)).axes["i"]
     step = gf.jit(lambda x: bind(c.psum_invariant_p, x, axis_name=axis))
     for _ in range(3):
-        step(gf.numpy.ones(4))
+        np.asarray(step(gf.numpy.ones(4)))
     Path(f"ready {gf.process_index()}").write_text("")
     f()
-    step(gf.numpy.ones(4))
+    np.asarray(step(gf.numpy.ones(4)))  # a GPU is waited for by who reads
 
 
 def waits(rank: int) -> None:
@@ -303,19 +349,8 @@ def quick(rank: int) -> None:
     sums(lambda: None)
 
 
-def endless(rank: int) -> None:
-    """Collectives one after the other."""
-
-    def more() -> None:
-        axis = gf_mesh((gf.process_count(),), ("i",)).axes["i"]
-        while True:
-            bind(c.psum_invariant_p, gf.numpy.ones(40_000), axis_name=axis)
-
-    sums(more)
-
-
 def late(rank: int) -> None:
-    sums(lambda: time.sleep(3) if rank == 1 else None, timeout=1)
+    sums(lambda: time.sleep(10) if rank == 1 else None, timeout=1)
 
 
 class Busy:
@@ -342,6 +377,38 @@ def late_on_a_gpu(rank: int) -> None:
         time.sleep(60)
 
     sums(wait, timeout=1)
+
+
+class Sleeper:
+    """What Python's end waits for, as it does for a GPU."""
+
+    def __del__(self) -> None:
+        time.sleep(600)
+
+
+def fails_while_a_gpu_waits(rank: int) -> None:
+    """An error of rank 1, on whose GPU nothing ends."""
+
+    def broken() -> None:
+        if rank == 1:
+            Exchanges(Busy()).launched()  # pyright: ignore[reportArgumentType]
+            globals()["sleeper"] = Sleeper()
+            raise ValueError("no data")
+        time.sleep(60)
+
+    sums(broken)
+
+
+def ends_while_a_gpu_waits(rank: int) -> None:
+    """Rank 1 has nothing to do any more, but its GPU does not end."""
+
+    def end() -> None:
+        if rank == 1:
+            Exchanges(Busy()).launched()  # pyright: ignore[reportArgumentType]
+            raise SystemExit
+        time.sleep(60)
+
+    sums(end, timeout=1)
 
 
 def raises(rank: int) -> None:

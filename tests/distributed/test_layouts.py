@@ -28,6 +28,21 @@ def test_losses_in_every_layout(launcher: Launcher, tmp_path: Path, size: int):
                 np.testing.assert_array_equal(found[way], found["fsdp again"])
 
 
+@pytest.mark.parametrize("size", [2, 4])
+def test_sequences_experts_and_layouts(launcher: Launcher, tmp_path: Path, size: int):
+    world = launcher.start("divided", size, tmp_path)
+    assert world.wait() == [0] * size, "".join(map(world.said, range(size)))
+    for rank in range(size):
+        found = programs.read(tmp_path, rank)
+        mine = [n for n in found if n.startswith("mine")]
+        assert len(mine) == 2 * 4 + 6 + 1
+        for name in mine:
+            whole = found[name.replace("mine", "whole")]
+            assert found[name].shape == whole.shape
+            away = np.linalg.norm(found[name] - whole)
+            assert away <= ("layout" not in name) * 1e-5 * np.linalg.norm(whole), name
+
+
 def test_another_program_is_an_error_that_shows_where_it_differs(
     launcher: Launcher, tmp_path: Path
 ):

@@ -15,7 +15,7 @@ from genesis_fn.core.errors import ArgumentError
 from genesis_fn.core.sharding.world import world
 from genesis_fn.distributed.clusters import Place, find_place, first_node
 from genesis_fn.distributed.facts import Facts, disagreement
-from tests.distributed.conftest import ROOT, Launcher, environment, of_torchrun
+from tests.distributed.conftest import ROOT, Launcher, environment, needs, of_torchrun
 
 
 @pytest.mark.parametrize(
@@ -142,6 +142,7 @@ def test_two_processes_of_one_rank(launcher: Launcher, tmp_path: Path):
         assert "two processes were started as rank 1 of 3" in world.said(rank)
 
 
+@pytest.mark.cpu
 def test_several_cpu_devices_are_of_one_process(launcher: Launcher, tmp_path: Path):
     world = launcher.start("simple", 2, tmp_path, GENESIS_CPU_DEVICES="4")
     assert world.wait() == [1, 1]
@@ -149,6 +150,7 @@ def test_several_cpu_devices_are_of_one_process(launcher: Launcher, tmp_path: Pa
         assert "GENESIS_CPU_DEVICES=4 shows several devices in one process" in world.said(rank)
 
 
+@pytest.mark.cpu
 @pytest.mark.parametrize("value", ["0", "-1", "two"])
 def test_a_number_of_cpu_devices(value: str, monkeypatch: pytest.MonkeyPatch):
     backend = gf.cpu().backend
@@ -161,6 +163,7 @@ def test_a_number_of_cpu_devices(value: str, monkeypatch: pytest.MonkeyPatch):
 
 def test_torchrun_starts_a_world(tmp_path: Path):
     """By its own store, of which no process is the keeper."""
+    needs(2)
     script = tmp_path / "script.py"
     script.write_text(
         "import genesis_fn as gf, numpy as np\n"
@@ -172,8 +175,9 @@ def test_torchrun_starts_a_world(tmp_path: Path):
     )
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     done = subprocess.run(
-        [*torchrun, str(script)], cwd=ROOT, env=environment(), capture_output=True, text=True
-    )
+        [*torchrun, str(script)], cwd=ROOT, env=environment(), capture_output=True, text=True,
+        timeout=180,
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert [(tmp_path / str(rank)).read_text() for rank in range(2)] == ["2 [0, 1]"] * 2
     assert "Error" not in done.stderr

@@ -1,4 +1,4 @@
-"""`distributed.run`: a function in processes of this machine."""
+"""`distributed.run`: a function in processes of this machine, which compute on the CPU."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ import pytest
 import genesis_fn as gf
 from tests.distributed import programs
 from tests.distributed.conftest import ROOT, environment
+
+pytestmark = pytest.mark.cpu
 
 
 def children() -> set[int]:
@@ -105,7 +107,8 @@ def test_a_program_that_runs_itself_is_told(tmp_path: Path):
     script = tmp_path / "script.py"
     script.write_text(SCRIPT.replace("GUARD", "True").replace("PROCESSES", "1"))
     done = subprocess.run(
-        [sys.executable, str(script)], cwd=ROOT, env=environment(), capture_output=True, text=True
-    )
+        [sys.executable, str(script)], cwd=ROOT, env=environment(), capture_output=True, text=True,
+        timeout=60,
+    )  # fmt: skip
     assert done.returncode == 1
     assert 'call it under: if __name__ == "__main__":' in done.stderr

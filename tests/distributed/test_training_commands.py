@@ -17,7 +17,7 @@ import pytest
 import genesis_fn as gf
 from genesis_fn import io
 from genesis_fn.cli.main import main
-from tests.distributed.conftest import ROOT, Launcher, World, environment
+from tests.distributed.conftest import ROOT, Launcher, World, environment, most
 from tests.support.chat_folder import write_data, write_model
 
 STEPS = 12
@@ -67,11 +67,11 @@ def close(ours: Any, theirs: Any) -> None:
     np.testing.assert_allclose(ours, theirs, atol=1e-4)
 
 
-def launched(launcher: Launcher, folder: Path, *commands: Any, told: Any = None) -> World:
+def launched(launcher: Launcher, folder: Path, *commands: Any, size: int = 2) -> World:
     folder.mkdir(exist_ok=True)
     listed = [c if isinstance(c, dict) else {"argv": c} for c in commands]
     (folder / "commands.json").write_text(json.dumps(listed))
-    return launcher.start("training_programs:commands", 2, folder, **(told or {}))
+    return launcher.start("training_programs:commands", size, folder)
 
 
 def without_the_last(out: Path, copy: Path) -> Path:
@@ -207,6 +207,58 @@ def test_what_was_stopped_goes_on_bit_for_bit(
     world = launched(launcher, tmp_path / "second", command)
     assert world.wait() == [0, 0], world.said(0) + world.said(1)
     same_as(runs, out)
+
+
+def parts(out: Path, step: int) -> dict[str, bytes]:
+    """The files of a checkpoint. The structure that it notes has the address of an object."""
+    found = {p.name: p.read_bytes() for p in (out / "checkpoints" / f"step-{step:08d}").iterdir()}
+    return {name: re.sub(rb" at 0x[0-9a-f]+", b"", data) for name, data in found.items()}
+
+
+@pytest.mark.slow
+def test_any_process_may_be_killed_at_any_step(base: Path, launcher: Launcher, tmp_path: Path):
+    """Twenty times; all processes start anew each time, as torchrun starts them."""
+    size, steps, rng = most(3), 24, np.random.default_rng(20)
+    more = ("--batch", "6", "--parallel", f"fsdp={size}", "--steps", str(steps),
+            "--checkpoint.every", "2", "--checkpoint.keep", str(steps))  # fmt: skip
+    whole, out = tmp_path / "whole", tmp_path / "run"
+    world = launched(launcher, tmp_path / "first", sft(base, whole, *more), size=size)
+    assert world.wait() == [0] * size, "".join(map(world.said, range(size)))
+    command = sft(base, out, *more)
+    for kill in range(20):
+        saved = max(io.steps(out / "checkpoints"), default=0) if out.exists() else 0
+        victim, at = int(rng.integers(size)), 1 + int(rng.integers(min(6, steps - saved)))
+        late = bool(rng.integers(2))
+        print(f"{kill}: from {saved}, rank {victim} at its step {at}{', late' * late}")
+        faulty = {"argv": command, "fault": "killed late" if late else "killed", "victim": victim}
+        world = launched(launcher, tmp_path / str(kill), faulty | {"at": at}, size=size)
+        statuses = world.wait()
+        killed = float((world.folder / "killed").read_text())
+        others = [r for r in range(size) if r != victim]
+        assert time.time() - killed < 30
+        assert statuses == [-9 if r == victim else 1 for r in range(size)]
+        said = "".join(map(world.said, others))
+        print(said)
+        gone = rf"rank {victim} \(process {world.pids[victim]} on .*\) is gone"
+        named = [
+            re.findall(rf"{gone}(?:; its last step was (\d+))?", world.said(r)) for r in others
+        ]
+        # One says it at least, each of them once at most.
+        assert any(named) and all(len(found) <= 1 for found in named)
+        for last in [last for found in named for last in found]:
+            # What it had said of itself: nothing before its first step.
+            if late:
+                assert last == (str(saved + at - 1) if at > 1 else "")
+            else:
+                assert not last or saved < int(last) < saved + at
+        for step in io.steps(out / "checkpoints"):
+            assert parts(out, step) == parts(whole, step)
+    world = launched(launcher, tmp_path / "last", command, size=size)
+    assert world.wait() == [0] * size, "".join(map(world.said, range(size)))
+    assert rows(out) == rows(whole)
+    assert io.steps(out / "checkpoints") == io.steps(whole / "checkpoints")
+    assert parts(out, steps) == parts(whole, steps)
+    assert not list((out / "checkpoints").glob(".saving*"))
 
 
 def test_a_full_disk_of_one_process_fails_the_save_of_all(

@@ -49,7 +49,22 @@ def _at_step(step: int, act: Any) -> None:
 
 
 def _killed(step: int) -> None:
-    _at_step(step, lambda: os.kill(os.getpid(), signal.SIGKILL))
+    _at_step(step, _kill)
+
+
+def _kill() -> None:
+    Path("killed").write_text(str(time.time()))
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _killed_late(step: int) -> None:
+    """When the others have heard how far this process is."""
+
+    def act() -> None:
+        time.sleep(2.5)
+        _kill()
+
+    _at_step(step, act)
 
 
 def _terminated(step: int) -> None:
@@ -78,7 +93,8 @@ def _full_disk(number: int) -> None:
 
 
 FAULTS = {
-    "killed": _killed, "terminated": _terminated, "broken": _broken, "full disk": _full_disk,
+    "killed": _killed, "killed late": _killed_late, "terminated": _terminated, "broken": _broken,
+    "full disk": _full_disk,
 }  # fmt: skip
 
 

@@ -112,8 +112,8 @@ class ProcessGroup:
         if late:
             said = f"{_named(late)} did not come to it within {here.timeout:g} s"
             raise self._failure(what, said, known=True)
-        store = PrefixStore(where, here.store)
         limit = datetime.timedelta(seconds=here.timeout)
+        store = PrefixStore(where, getattr(here.store, "store", here.store))
         return ProcessGroupGloo(store, self.position, self.size, limit)
 
     def _failure(self, what: str, said: str, known: bool = False) -> DistributedError:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import abc
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
+
+from genesis_fn.core.diagnostics.source_info import where
+from genesis_fn.core.errors import DistributedError
 
 _LONGEST_PAUSE = 0.2  # seconds between two looks into the store
 
@@ -58,10 +62,12 @@ def await_keys(
     """Wait until a store has all `keys`; those that it has not after so many seconds.
 
     It asks again and again, since a signal, Ctrl-C, is not seen while the store blocks. `meanwhile`
-    is called between.
+    is called between. Raises DistributedError where a process is gone.
     """
-    end, pause = time.monotonic() + seconds, 0.001
+    end, pause, here = time.monotonic() + seconds, 0.001, world()
     while not store.check(list(keys)):
+        if here.watch is not None and (lost := here.watch.lost(0.0)):
+            raise gave_up(here.rank, here.size, lost, here.watch)
         if time.monotonic() > end:
             return [k for k in keys if not store.check([k])]
         if meanwhile is not None:
@@ -78,6 +84,18 @@ def arrive(where: str, ranks: Sequence[int], said: str = "") -> list[int]:
     here.store.set(f"{where}/{here.rank}", said)
     late = await_keys(here.store, [f"{where}/{r}" for r in ranks], here.timeout)
     return [int(key.rpartition("/")[2]) for key in late]
+
+
+def gave_up(rank: int, size: int, lost: str, watch: WorldWatch) -> DistributedError:
+    """The error of a process that waits no more, as `lost` says."""
+    # A thread of the library's own knows no line of the user's.
+    mine = threading.current_thread() is threading.main_thread()
+    line = f"\n  at {where().describe()}" if mine else ""
+    message = (
+        f"rank {rank} of {size} gave up on the others: {lost}{line}\n  look at its last messages"
+    )
+    watch.failing(message)
+    return DistributedError(message)
 
 
 _world = World()

@@ -34,6 +34,7 @@ _DTYPES = {
 }  # fmt: skip
 _REDUCTIONS = {"sum": "Sum", "maximum": "Max", "minimum": "Min"}
 _BYTES = 1  # ncclUint8
+_NEWS = 2.0  # seconds in which the watch learns that a process is gone
 _PER_FUNCTION = 22400  # the first version whose NCCL_ALGO may name functions
 
 
@@ -75,9 +76,17 @@ def _named(what: str) -> Generator[Any]:
     try:
         yield nccl
     except nccl.NCCLError as error:
-        raise DistributedError(
-            f"{what} failed: {error}\n  NCCL_DEBUG=WARN in the environment has NCCL say why"
-        ) from error
+        watch = world().watch
+        lost = watch.lost(_NEWS) if watch is not None else ""
+        advice = (
+            "look at its last messages"
+            if lost
+            else "NCCL_DEBUG=WARN in the environment has NCCL say why"
+        )
+        message = f"{what} failed: {lost or error}\n  {advice}"
+        if watch is not None:
+            watch.failing(message)
+        raise DistributedError(message) from error
 
 
 def communicator(groups: Sequence[tuple[int, ...]]) -> Communicator:

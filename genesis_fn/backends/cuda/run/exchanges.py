@@ -15,6 +15,7 @@ from collections import deque
 from typing import Any
 
 from genesis_fn.backends.cuda.driver.driver import Driver, EventHandle
+from genesis_fn.backends.cuda.driver.errors import CudaError
 from genesis_fn.core.sharding.world import world
 
 _KEPT = 64  # launches that are noted, where nobody asks
@@ -33,7 +34,7 @@ class Exchanges:
         self._lock = threading.Lock()
 
     def launched(self) -> None:
-        """Note that a program with collectives has just been enqueued."""
+        """Note that a graph with collectives has just been enqueued."""
         watch = world().watch
         if watch is not None:
             watch.collectives += 1
@@ -51,10 +52,27 @@ class Exchanges:
     def waiting(self) -> float:
         """For how many seconds no launch has ended; 0 where none is under way."""
         with self._lock:
-            while self._pending and self._driver.done(self._pending[0]):
-                self._spare.append(self._pending.popleft())
-                self._progress = time.monotonic()
+            self._forget_ended()
             return time.monotonic() - self._progress if self._pending else 0.0
+
+    def under_way(self) -> bool:
+        """Whether a launch has not ended."""
+        with self._lock:
+            self._forget_ended()
+            return bool(self._pending)
+
+    def _forget_ended(self) -> None:
+        while self._pending and self._driver.done(self._pending[0]):
+            self._spare.append(self._pending.popleft())
+            self._progress = time.monotonic()
+
+
+def under_way() -> bool:
+    """Whether this process waits for others on a GPU that works."""
+    try:
+        return any([e.under_way() for e in _all])
+    except CudaError:
+        return False
 
 
 def failed() -> str | None:
@@ -65,7 +83,11 @@ def failed() -> str | None:
     if found is not None:
         return found
     limit = world().timeout
-    if any([e.waiting() > limit for e in _all]):
+    try:
+        late = any([e.waiting() > limit for e in _all])
+    except CudaError as error:  # what a kernel did, which every call reports from then on
+        return str(error)
+    if late:
         return (
             f"a program on the GPU has waited for other processes for {limit:g} s, the timeout of "
             "distributed.initialize"

@@ -186,8 +186,7 @@ class BufferAddress:
 
 class CapturedProgram:
     """A program bound to addresses. A launch runs its segments in order; `graphs` are the graphs
-    among them, and `held` is kept alive. The caller serialises launches from several threads.
-    `exchanges` notes launches of a program with collectives."""
+    among them, and `held` is kept alive. The caller serialises launches from several threads."""
 
     def __init__(
         self,
@@ -195,12 +194,13 @@ class CapturedProgram:
         segments: list[_GraphSegment | _HostCmd | _HostControlFlow],
         graphs: list[GraphHandle],
         held: Sequence[Any],
-        exchanges: Exchanges | None = None,
     ) -> None:
         self._driver, self._segments, self._graphs, self._held = driver, segments, graphs, held
-        self._exchanges = exchanges
-        alone = len(segments) == 1 and isinstance(segments[0], _GraphSegment)
-        self._only = graphs[0] if alone and exchanges is None else None
+        self._only = None
+        if len(segments) == 1:
+            only = segments[0]
+            if isinstance(only, _GraphSegment) and only.exchanges is None:
+                self._only = only.graph
         self._closed = False
 
     @property
@@ -217,8 +217,6 @@ class CapturedProgram:
             raise RuntimeError("the executable is closed")
         for segment in self._segments:
             segment.launch()
-        if self._exchanges is not None:
-            self._exchanges.launched()
 
     def close(self) -> None:
         """Destroys the graphs, none of which may be running."""
@@ -266,8 +264,7 @@ def capture_program(
         raise
     # A graph does not keep its kernels' modules loaded: the commands, which own them, must live as
     # long as the graph.
-    noted = device.exchanges if any(map(_exchanges, commands)) else None
-    return CapturedProgram(driver, segments, graphs, (commands, scratch, *owners), noted)
+    return CapturedProgram(driver, segments, graphs, (commands, scratch, *owners))
 
 
 class UncapturedSteps:
@@ -566,7 +563,8 @@ def _segments(
     def recorded() -> Iterator[_GraphSegment]:
         if run:
             graphs.append(_capture(device.driver, run))
-            yield _GraphSegment(device.driver, graphs[-1])
+            noted = device.exchanges if any(map(_exchanges, run)) else None
+            yield _GraphSegment(device.driver, graphs[-1], noted)
             run.clear()
 
     for command in _unrolled(commands, conditional_nodes):
@@ -673,14 +671,18 @@ class _HostControlFlow:
 
 @dataclass(frozen=True, slots=True)
 class _GraphSegment:
-    """A captured graph."""
+    """A captured graph; `exchanges` notes the launches of one with collectives. The host may wait
+    for them before the program is launched as a whole."""
 
     driver: Driver
     graph: GraphHandle
+    exchanges: Exchanges | None
 
     def launch(self) -> None:
         """Enqueues the graph on the compute stream."""
         self.driver.launch_graph(self.graph, self.driver.compute)
+        if self.exchanges is not None:
+            self.exchanges.launched()
 
 
 def _capture(driver: Driver, commands: Sequence[_Command]) -> GraphHandle:
