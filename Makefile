@@ -39,7 +39,7 @@ test: lint
 
 # The rest of what is planned, compiled and run for GPUs of five architectures, and processes that are killed.
 test-slow: $(VENV)/test
-	$(PYTEST) -m slow tests/distributed
+	$(PYTEST) -m slow tests --ignore tests/kernels --ignore tests/cuda
 	TRITON_INTERPRET=1 GENESIS_CUDA_DRIVER=interpret $(PYTEST) -m slow tests/kernels tests/cuda
 
 # Lines that the tests run: the CPU's, and the CUDA path's through the interpreter. Takes twice as long as

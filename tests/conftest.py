@@ -15,6 +15,7 @@ from __future__ import annotations
 import faulthandler
 import gc
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -41,6 +42,10 @@ if "device_count" not in os.environ.get("XLA_FLAGS", ""):
     os.environ["XLA_FLAGS"] = " ".join(flags).strip()
 
 gc.disable()  # until the tests are collected: see `pytest_collection_finish`
+
+# A shell ignores Ctrl-C for what it starts in the background, and so would what tests start.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 COMPILED = os.environ.get("GENESIS_KERNELS") == "compiled"
 if COMPILED:
@@ -97,6 +102,8 @@ def forgotten() -> Iterator[None]:
         jax.clear_caches()
     clear_caches()
     gc.collect()
+    # What is left stays: some thousand objects a module, which all later collections would walk.
+    gc.freeze()
 
 
 @pytest.fixture(scope="module")

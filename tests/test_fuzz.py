@@ -1,8 +1,8 @@
 """The fuzzer: programs that agree with JAX, and rule bugs that it must find.
 
-`FUZZ=n` in the environment runs n programs instead of the default, `FUZZ_SEED=s` from seed s on,
-and `FUZZ_DEPTH=d` nests loops, branches and rules d deep (by default every fourth program nests
-two deep, the others one).
+`FUZZ=n` in the environment runs n programs instead of the default, of which some are slow tests,
+`FUZZ_SEED=s` from seed s on, and `FUZZ_DEPTH=d` nests loops, branches and rules d deep (by default
+every fourth program nests two deep, the others one).
 """
 
 from __future__ import annotations
@@ -23,8 +23,15 @@ from tests.support.fuzz import LOW, Case, Reference, difference, low_difference,
 pytestmark = pytest.mark.filterwarnings("ignore::genesis_fn.errors.RecompilationWarning")
 
 COUNT = int(os.environ.get("FUZZ", 140))
+QUICK = 100  # of the default; the others are marked slow
 FIRST = int(os.environ.get("FUZZ_SEED", 0))
-BLOCKS = [range(s, min(s + 20, FIRST + COUNT)) for s in range(FIRST, FIRST + COUNT, 20)]
+BLOCKS = [
+    pytest.param(
+        range(s, min(s + 20, FIRST + COUNT)),
+        marks=[pytest.mark.slow] if "FUZZ" not in os.environ and s >= FIRST + QUICK else [],
+    )
+    for s in range(FIRST, FIRST + COUNT, 20)
+]
 expected: dict[int, Reference | None] = {}
 
 

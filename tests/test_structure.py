@@ -7,6 +7,7 @@ record says, or names the object.
 from __future__ import annotations
 
 import ast
+import functools
 import pathlib
 from collections.abc import Callable, Iterator
 
@@ -289,6 +290,7 @@ def test_both_devices_keep_a_family_in_a_module_of_one_name():
     assert cuda - cpu == {"assertions"}
 
 
+@functools.cache
 def read_slots() -> set[str]:
     """The attributes that anything but definitions reads of a primitive or of its lowering."""
     found = set()

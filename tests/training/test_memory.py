@@ -256,8 +256,18 @@ def no_memory(kind):
     return MemoryError("Unable to allocate 9. TiB for an array")
 
 
-@pytest.mark.parametrize("kind", ["cuda", "torch", "numpy"])
-@pytest.mark.parametrize("where", ["state", "first step", "later step"])
+# Each kind of error and each place once; all pairs are slow.
+QUICK = {("state", "torch"), ("first step", "cuda"), ("later step", "numpy")}
+
+
+@pytest.mark.parametrize(
+    "where, kind",
+    [
+        pytest.param(w, k, marks=[] if (w, k) in QUICK else [pytest.mark.slow])
+        for w in ("state", "first step", "later step")
+        for k in ("cuda", "torch", "numpy")
+    ],
+)
 def test_out_of_memory_is_one_message(base, tmp_path, capsys, monkeypatch, kind, where):
     from genesis_fn.training import loop, program
 
