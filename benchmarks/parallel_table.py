@@ -3,10 +3,11 @@
     python -m benchmarks.parallel_table --gpus 2 --out benchmarks/results
 
 Every row is a launch of its own under torchrun, on the same GPUs in the same run: one GPU alone,
-data parallel and fully sharded, of the library and of PyTorch. Float32 parameters, bfloat16
-compute, AdamW, 8 x 2048 random tokens a GPU; steps follow each other without a wait, the median of
-blocks of four counts. Efficiency is tokens/s over N times those of the library on one GPU. Runs on
-any number of GPUs; without one, `--tiny` rehearses on CPUs through gloo.
+data parallel and fully sharded, of the library and of PyTorch; and the library's tensor parallelism
+of as many tokens, with the activations between blocks divided by positions. Float32 parameters,
+bfloat16 compute, AdamW, 8 x 2048 random tokens a GPU; steps follow each other without a wait, the
+median of blocks of four counts. Efficiency is tokens/s over N times those of the library on one
+GPU. Runs on any number of GPUs; without one, `--tiny` rehearses on CPUs through gloo.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from benchmarks.results_file import Results, parser, short
 from benchmarks.train_table import blocks
 
 MODELS = ("qwen3-0.6b", "qwen3-1.7b", "qwen3-4b")
-ROWS = ("one GPU", "data", "fsdp", "torch one GPU", "torch DDP", "torch FSDP2")
+ROWS = ("one GPU", "data", "fsdp", "tensor", "torch one GPU", "torch DDP", "torch FSDP2")
 TINY = {"layers": 2, "batch": 2, "length": 32}
 
 
@@ -73,16 +74,20 @@ def genesis(model: str, how: str, count: int, tiny: bool) -> dict[str, Any]:
     config, _, batch, length = shape_of(model, tiny)
     if how != "one GPU":
         gf.distributed.initialize()
-    mesh = gf.make_mesh((gf.device_count() if how != "one GPU" else 1,), ("data",))
+    gpus = gf.device_count() if how != "one GPU" else 1
+    mesh = gf.make_mesh((gpus,), ("model" if how == "tensor" else "data",))
+    sequence = parallel.SequenceParallel(mesh) if how == "tensor" else None
     optimizer = optim.adamw(3e-4, weight_decay=0.1)
     whole = gf.eval_shape(lambda: qwen.init(random.key(0), config))
     if how == "fsdp":
         shardings = parallel.fsdp(whole, mesh)
+    elif how == "tensor":
+        shardings = parallel.tensor(whole, mesh)
     else:
         shardings = gf.tree.map(lambda _: parallel.replicated(mesh), whole)
 
     def loss(params: Any, tokens: Any) -> Any:
-        return qwen.loss(params, tokens[:, :-1], tokens[:, 1:], config)
+        return qwen.loss(params, tokens[:, :-1], tokens[:, 1:], config, sequence=sequence)
 
     loss = parallel.laid_out(loss, shardings)
 
@@ -97,10 +102,13 @@ def genesis(model: str, how: str, count: int, tiny: bool) -> dict[str, Any]:
     state = gf.jit(optimizer.init, out_shardings=states)(params)
     held: list[Any] = [params, state]
     del params, state
-    data = [
-        parallel.data(t, mesh, local=True)
-        for t in tokens_of(gf.process_index(), batch, length, config.vocab_size)
-    ]
+    if how == "tensor":
+        every = [tokens_of(rank, batch, length, config.vocab_size) for rank in range(gpus)]
+        rows = parallel.replicated(mesh)
+        data = [gf.device_put(np.concatenate(parts), rows) for parts in zip(*every)]
+    else:
+        own = tokens_of(gf.process_index(), batch, length, config.vocab_size)
+        data = [parallel.data(t, mesh, local=True) for t in own]
 
     def one(i: int) -> Any:
         *held[:], value = step(*held, data[i % 4])
