@@ -6,6 +6,7 @@ import os
 
 os.environ.setdefault("TRITON_INTERPRET", "1")
 
+import functools
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -18,6 +19,8 @@ import pytest
 import torch
 from programs import get, put
 
+import genesis_fn as gf
+from genesis_fn import lax
 from genesis_fn.backends.cuda.driver.drivers import implementation
 from genesis_fn.backends.cuda.driver.interpret import InterpretDriver
 from genesis_fn.backends.cuda.run import exchanges, graph
@@ -32,6 +35,7 @@ from genesis_fn.core.jaxpr import Jaxpr, check
 from genesis_fn.core.primitive import bind
 from genesis_fn.core.sharding.mesh import Mesh, MeshAxis
 from genesis_fn.core.sharding.world import World, enter_world, world
+from genesis_fn.lax.fused import cross_entropy
 from genesis_fn.primitives import elementwise as ops
 from genesis_fn.primitives.dot_general import dot_general
 from genesis_fn.primitives.shape import reshape, slice_in_dim
@@ -39,6 +43,8 @@ from genesis_fn.transforms.batching import collectives as col, exchanges as ex
 from genesis_fn.transforms.control_flow.conditionals import cond
 from genesis_fn.transforms.control_flow.loops import while_loop
 from genesis_fn.transforms.control_flow.scanning import scan
+from genesis_fn.transforms.sharding import rules as rules
+from genesis_fn.transforms.sharding.partitioner import partition
 from genesis_fn.transforms.staging.stage_trace import stage_closed
 
 pytestmark = pytest.mark.skipif(
@@ -462,3 +468,32 @@ def test_two_processes(tmp_path):
     ]
     said = [p.communicate(timeout=300)[0] for p in processes]
     assert [p.returncode for p in processes] == [0, 0], "\n".join(said)
+
+
+def test_a_divided_vocabulary_holds_a_chunk_of_logits_at_a_time(mirror, monkeypatch):
+    """Of 16 chunks; the weight is small beside the logits. The other device has the same words, of
+    which this one has the second half: every label is its own."""
+    monkeypatch.setattr(cross_entropy, "_CHUNK_BYTES", 0)
+    monkeypatch.setattr(cross_entropy, "_CHUNK_ROWS", 16)
+    rng, rows, words = np.random.default_rng(0), 256, 512
+    x, weight = (rng.normal(size=(n, 8)).astype(np.float32) for n in (rows, words))
+    labels = rng.integers(words, 2 * words, rows).astype(np.int32)
+    whole = np.concatenate([weight, weight])
+    loss = functools.partial(lax.linear_cross_entropy, reduction="sum")
+    layouts = (((), ()), (("i",), ()), ((),))
+    with gf.default_matmul_precision("highest"):
+        program = gf.jit(gf.value_and_grad(loss, argnums=(0, 1))).trace(x, whole, labels).jaxpr
+        part, _ = partition(program, mesh_axis().mesh, layouts, (None,) * 3)
+        executable = cuda().backend.compile(part, cuda())
+        value, _, of_weight = map(get, executable(*map(put, (x, weight, labels))))
+    both = [torch.tensor(v, requires_grad=True) for v in (x, whole)]
+    wanted = torch.nn.functional.cross_entropy(
+        both[0] @ both[1].T, torch.tensor(labels).long(), reduction="sum"
+    )
+    # The other one's sum has the logit of the label too.
+    at_label = (x * weight[labels - words]).sum()
+    np.testing.assert_allclose(value, wanted.item() - at_label, rtol=1e-5)
+    wanted.backward()
+    assert both[1].grad is not None
+    np.testing.assert_allclose(of_weight, both[1].grad[words:], atol=1e-5)
+    assert executable.schedule.arena < rows * words * 4 / 2

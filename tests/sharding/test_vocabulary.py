@@ -76,6 +76,14 @@ def test_no_weight_is_sent():
     }  # fmt: skip
 
 
+def test_no_rows():
+    x, weight, labels = operands(6)
+    args = on_mesh((x[:0], weight, labels[:0]), P(), P("model"))
+    loss = functools.partial(lax.linear_cross_entropy, reduction="sum")
+    value, of_weight = gf.jit(gf.value_and_grad(loss, argnums=1))(*args)
+    assert value == 0 and not np.asarray(of_weight).any()
+
+
 def test_fewer_classes_than_rows():
     """Where the weight is the smaller one, it is gathered, and the rows are divided further."""
     x, weight, labels = operands(2)

@@ -3,14 +3,13 @@ logits."""
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from genesis_fn.core import dtypes, errors
+from genesis_fn.core import dtypes, errors, tree
 from genesis_fn.core.primitive import typeof
 from genesis_fn.core.types.annotations import Array, ArrayLike
 from genesis_fn.lax.fused.softmax import along_last, last, like, logsumexp_last, wide
@@ -22,6 +21,7 @@ from genesis_fn.primitives.indexing.gather import take_rows
 from genesis_fn.primitives.reductions.reduce import reduce_max, reduce_sum
 from genesis_fn.primitives.shape import broadcast_in_dim, concatenate, iota, reshape, slice_in_dim
 from genesis_fn.transforms.batching.collectives import axis_index, axis_size, pmax, psum
+from genesis_fn.transforms.control_flow.scanning import scan
 from genesis_fn.transforms.custom.fused_functions import fused
 
 # ---- what losses take ----
@@ -321,51 +321,72 @@ _CHUNK_ROWS = 4096  # and of rows the fewest, which keep products at full rate
 
 
 def _sum_of_parts(
-    axes: tuple[Hashable, ...], x: Any, weight: Any, labels: Any, **options: Any
+    axes: tuple[Hashable, ...], x: Any, weight: Any, labels: Any, *, reduction: str, **options: Any
 ) -> list[Any]:
     """The sum of the cross-entropies where `axes` of a mesh divide the classes, and each device has
     the rows of `weight` of its own: rows exchange three numbers each, and no weight.
 
     Source: Shoeybi et al., "Megatron-LM", 2019, section 3.
     """
-    losses = []
-    for at in _chunks(x, weight):
-        rows = [slice_in_dim(v, *at) for v in (x, labels)]
-        loss, _ = _losses_of_parts(axes, rows[0], weight, rows[1], options)
-        losses.append(reduce_sum(loss, (0,)))
-    return [functools.reduce(ops.add, losses)]
+
+    def of_rows(x: Any, labels: Any) -> tuple[Any, tuple[()]]:
+        loss, _, _ = _losses(_logits(x, weight), labels, (), **options, classes=_Classes(axes))
+        return reduce_sum(loss, (0,)), ()
+
+    total, _ = _over_chunks(of_rows, x, labels, _chunk_rows(x, weight))
+    return [total]
 
 
 def _gradients_of_parts(
-    axes: tuple[Hashable, ...], x: Any, weight: Any, labels: Any, **options: Any
+    axes: tuple[Hashable, ...], x: Any, weight: Any, labels: Any, *, reduction: str, **options: Any
 ) -> list[Any]:
     """`_sum_of_parts` with its gradients by x, a term for each device of a sum over `axes`, and by
     the part of `weight`."""
-    losses, of_x, of_weight = [], [], []
-    for at in _chunks(x, weight):
-        rows = [slice_in_dim(v, *at) for v in (x, labels)]
-        loss, grad = _losses_of_parts(axes, rows[0], weight, rows[1], options)
+
+    def of_rows(x: Any, labels: Any) -> tuple[Any, Any]:
+        logits = _logits(x, weight)
+        loss, grad, _ = _losses(logits, labels, (), **options, classes=_Classes(axes))
         grad = like(grad, x)
-        losses.append(reduce_sum(loss, (0,)))
-        of_x.append(_product(grad, weight, 1, 0, typeof(x).dtype))
         # Sums over chunks are kept in float32: rounding after each would add up.
-        of_weight.append(_product(grad, rows[0], 0, 0, _wide_type(x)))
-    total, of_weights = (functools.reduce(ops.add, terms) for terms in (losses, of_weight))
-    return [total, concatenate(of_x, 0), like(of_weights, weight)]
+        of_weight = _product(grad, x, 0, 0, _wide_type(x))
+        return (reduce_sum(loss, (0,)), of_weight), _product(grad, weight, 1, 0, typeof(x).dtype)
+
+    (total, of_weight), of_x = _over_chunks(of_rows, x, labels, _chunk_rows(x, weight))
+    return [total, of_x, like(of_weight, weight)]
 
 
-def _losses_of_parts(
-    axes: tuple[Hashable, ...], x: Any, weight: Any, labels: Any, options: dict[str, Any]
+def _chunk_rows(x: Any, weight: Any) -> int:
+    classes = max(typeof(weight).shape[0], 1)
+    return max(_CHUNK_ROWS, _CHUNK_BYTES // (classes * _wide_type(x).itemsize))
+
+
+def _over_chunks(
+    f: Callable[[Any, Any], tuple[Any, Any]], x: Any, labels: Any, most: int
 ) -> tuple[Any, Any]:
-    rest = {k: v for k, v in options.items() if k != "reduction"}
-    return _losses(_logits(x, weight), labels, (), **rest, classes=_Classes(axes))[:2]
+    """`f(rows of x, their labels) -> (sums, rows)` of at most so many rows at a time: the sums of
+    all, and the rows of all. A loop holds one chunk, where a schedule may hold several."""
+    rows = typeof(x).shape[0]
+    if rows <= most:
+        return f(x, labels)
+    size = -(-rows // -(-rows // most))
+    cut = lambda start, end: (slice_in_dim(x, start, end), slice_in_dim(labels, start, end))
+    sums, first = f(*cut(0, size))
+    made = [first]
+    looped = rows // size - 1  # beside the first, which says how the sums vary over the mesh
 
+    def step(carry: Any, chunk: Any) -> tuple[Any, Any]:
+        own, made = f(*chunk)
+        return tree.map(ops.add, carry, own), made
 
-def _chunks(x: Any, weight: Any) -> list[tuple[int, int]]:
-    """(first row, one behind the last) of parts of the rows."""
-    rows, classes = typeof(x).shape[0], typeof(weight).shape[0]
-    most = max(_CHUNK_ROWS, _CHUNK_BYTES // (max(classes, 1) * _wide_type(x).itemsize))
-    return [(start, min(start + most, rows)) for start in range(0, max(rows, 1), most)]
+    if looped > 0:
+        end = size * (1 + looped)
+        split = lambda v: reshape(v, (looped, size, *typeof(v).shape[1:]))
+        sums, several = scan(step, sums, tuple(map(split, cut(size, end))))
+        made.append(tree.map(lambda v: reshape(v, (looped * size, *typeof(v).shape[2:])), several))
+    if rows % size:
+        sums, last = step(sums, cut(rows - rows % size, rows))
+        made.append(last)
+    return sums, tree.map(lambda *parts: concatenate(parts, 0), *made)
 
 
 linear_cross_entropy_reduced.of_parts = _sum_of_parts
