@@ -23,7 +23,7 @@ from tests.support.fuzz import LOW, Case, Reference, difference, low_difference,
 pytestmark = pytest.mark.filterwarnings("ignore::genesis_fn.errors.RecompilationWarning")
 
 COUNT = int(os.environ.get("FUZZ", 140))
-QUICK = 100  # of the default; the others are marked slow
+QUICK = 60  # of the default; the others are marked slow
 FIRST = int(os.environ.get("FUZZ_SEED", 0))
 BLOCKS = [
     pytest.param(

@@ -471,11 +471,11 @@ def test_two_processes(tmp_path):
 
 
 def test_a_divided_vocabulary_holds_a_chunk_of_logits_at_a_time(mirror, monkeypatch):
-    """Of 16 chunks; the weight is small beside the logits. The other device has the same words, of
-    which this one has the second half: every label is its own."""
+    """Of eight chunks; the weight is small beside the logits. The other device has the same words,
+    of which this one has the second half: every label is its own."""
     monkeypatch.setattr(cross_entropy, "_CHUNK_BYTES", 0)
     monkeypatch.setattr(cross_entropy, "_CHUNK_ROWS", 16)
-    rng, rows, words = np.random.default_rng(0), 256, 512
+    rng, rows, words = np.random.default_rng(0), 128, 256
     x, weight = (rng.normal(size=(n, 8)).astype(np.float32) for n in (rows, words))
     labels = rng.integers(words, 2 * words, rows).astype(np.int32)
     whole = np.concatenate([weight, weight])

@@ -114,8 +114,15 @@ def test_a_process_may_end_before_the_others(launcher: Launcher, tmp_path: Path)
     assert world.said(0) == world.said(1) == ""
 
 
-@pytest.mark.parametrize("victim", [0, 1])
-@pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "number, victim",
+    [
+        (signal.SIGSTOP, 0),
+        (signal.SIGKILL, 1),
+        pytest.param(signal.SIGSTOP, 1, marks=pytest.mark.slow),
+        pytest.param(signal.SIGKILL, 0, marks=pytest.mark.slow),
+    ],
+)
 def test_a_silent_machine_ends_all(
     launcher: Launcher, tmp_path: Path, victim: int, number: signal.Signals
 ):
