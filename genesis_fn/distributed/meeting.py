@@ -10,12 +10,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from genesis_fn.core.errors import DistributedError
-from genesis_fn.core.sharding.world import WorldWatch, await_keys, gave_up
+from genesis_fn.core.sharding.world import NEWS, WorldWatch, await_keys, gave_up
 from genesis_fn.distributed.clusters import Place
 from genesis_fn.distributed.facts import Facts, disagreement
 
 _ANSWER = 60.0  # seconds that whoever keeps a store has for an answer of its own
-_NEWS = 2.0  # seconds in which the watch learns that a process is gone
 _LINGER = 5.0  # seconds that the process with the store stays for the others to read an error
 
 
@@ -61,7 +60,7 @@ class SharedStore:
             try:
                 return ask(*args)
             except RuntimeError as error:
-                lost = self.watch.lost(_NEWS) or f"the store does not answer: {error}"[:200]
+                lost = self.watch.lost(NEWS) or f"the store does not answer: {error}"[:200]
             raise gave_up(self.place.rank, self.place.size, lost, self.watch)
 
         return answer

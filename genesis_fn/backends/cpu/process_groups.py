@@ -16,14 +16,13 @@ import numpy as np
 import torch
 
 from genesis_fn.core.errors import DistributedError
-from genesis_fn.core.sharding.world import arrive, world
+from genesis_fn.core.sharding.world import NEWS, arrive, world
 
 if TYPE_CHECKING:
     from torch.distributed import Work
 
 # A wait is taken in slices, between which Python sees Ctrl-C.
 _SLICE = datetime.timedelta(seconds=0.5)
-_NEWS = 2.0  # seconds in which the watch learns that a process is gone
 
 
 class ProcessGroup:
@@ -121,7 +120,7 @@ class ProcessGroup:
         lost = behind = ""
         late = "imed out" in said  # gloo says it with and without a capital
         if here.watch is not None and not known:
-            lost = here.watch.lost(0.0 if late else _NEWS)
+            lost = here.watch.lost(0.0 if late else NEWS)
             behind = here.watch.behind() if late and not lost else ""
         if lost or known:
             reason = lost or said

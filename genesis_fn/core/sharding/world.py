@@ -12,6 +12,8 @@ from typing import Any, Protocol
 from genesis_fn.core.diagnostics.source_info import where
 from genesis_fn.core.errors import DistributedError
 
+NEWS = 2.0
+"""Seconds in which a watch learns that a process is gone."""
 _LONGEST_PAUSE = 0.2  # seconds between two looks into the store
 
 

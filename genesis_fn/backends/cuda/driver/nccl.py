@@ -26,7 +26,7 @@ from genesis_fn.backends.cuda.driver.communication import (
     ReduceScatter,
 )
 from genesis_fn.core.errors import BackendError, DistributedError
-from genesis_fn.core.sharding.world import arrive, world
+from genesis_fn.core.sharding.world import NEWS, arrive, world
 
 _DTYPES = {
     "i8": "Int8", "u8": "Uint8", "i32": "Int32", "u32": "Uint32", "i64": "Int64", "u64": "Uint64",
@@ -34,7 +34,6 @@ _DTYPES = {
 }  # fmt: skip
 _REDUCTIONS = {"sum": "Sum", "maximum": "Max", "minimum": "Min"}
 _BYTES = 1  # ncclUint8
-_NEWS = 2.0  # seconds in which the watch learns that a process is gone
 _PER_FUNCTION = 22400  # the first version whose NCCL_ALGO may name functions
 
 
@@ -77,7 +76,7 @@ def _named(what: str) -> Generator[Any]:
         yield nccl
     except nccl.NCCLError as error:
         watch = world().watch
-        lost = watch.lost(_NEWS) if watch is not None else ""
+        lost = watch.lost(NEWS) if watch is not None else ""
         advice = (
             "look at its last messages"
             if lost
