@@ -95,7 +95,8 @@ def test_the_page_of_several_devices_runs(shown_folder, monkeypatch, four_device
     words = shlex.split(shown.replace("4 -m", "2 -m").replace("fsdp=4", "fsdp=2"))
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", *words]
     kept = {k: v for k, v in os.environ.items() if k != "GENESIS_CPU_DEVICES"}
-    told = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "GENESIS_DEVICE": "cpu"}
+    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    told = {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "GENESIS_DEVICE": "cpu"}
     subprocess.run([*command, "--steps", "2", "--quiet"], env=kept | told, check=True)
     assert (shown_folder / "runs" / "four" / "logs" / "rank-0001.log").exists()
     assert run("distributed.md", shown_folder, monkeypatch) == 4

@@ -454,7 +454,8 @@ def test_steps_with_collectives_can_be_measured(mirror):
 def test_two_processes(tmp_path):
     """Real exchanges: `pair.py` compares with NumPy, in two processes that meet through gloo."""
     here = Path(__file__).parent
-    environment = os.environ | {"PYTHONPATH": str(here.parents[1])}
+    path = os.pathsep.join([str(here.parents[1]), os.environ.get("PYTHONPATH", "")])
+    environment = os.environ | {"PYTHONPATH": path}
     command = [sys.executable, str(here / "pair.py"), str(tmp_path / "store")]
     processes = [
         subprocess.Popen(

@@ -42,7 +42,8 @@ def free_port() -> int:
 def environment() -> dict[str, str]:
     """That of a process which no launcher started."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM", "TORCHELASTIC"))}
-    told = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    told = {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     return kept | told | ({"GENESIS_INTERPRET_DEVICES": "4"} if ON_GPU and INTERPRETED else {})
 
 
