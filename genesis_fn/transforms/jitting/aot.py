@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Generic, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 
 from genesis_fn.core import device as devices, errors, tree
+from genesis_fn.core.array import ArrayImpl
 from genesis_fn.core.backend.executable import Executable
 from genesis_fn.core.diagnostics.source_info import where
 from genesis_fn.core.jaxpr import Jaxpr
 from genesis_fn.core.primitive import ctx
+from genesis_fn.core.sharding.layout import NamedSharding
+from genesis_fn.core.sharding.placement import Placement
 from genesis_fn.core.static import Frozen
 from genesis_fn.core.types.annotations import PyTree
 from genesis_fn.transforms.jitting.argspec import BoundArguments
 from genesis_fn.transforms.jitting.jit_cache import Program
+from genesis_fn.transforms.jitting.layouts import laid_out
 from genesis_fn.transforms.staging.cost_analysis import cost, memory
 from genesis_fn.transforms.staging.shape_dtype_struct import ShapeDtypeStruct
 
@@ -27,13 +31,19 @@ R = TypeVar("R")
 class Traced(Generic[P, R]):
     """A program for given argument shapes, as `jit(f).trace` returns it: to print, or to compile.
 
-    `donated` are the positions of donated arrays among its inputs after the captured ones.
+    `donated` are the positions of donated arrays among its inputs after the captured ones; `device`
+    is that of its arguments: on a mesh, the layout of each.
     """
 
     def __init__(
-        self, function: JitFunction[P, R], program: Program, donated: tuple[int, ...]
+        self,
+        function: JitFunction[P, R],
+        program: Program,
+        donated: tuple[int, ...],
+        device: devices.Device,
     ) -> None:
         self.function, self.program, self.donated = function, program, donated
+        self.device = device
 
     @property
     def jaxpr(self) -> Jaxpr:
@@ -64,8 +74,9 @@ class Traced(Generic[P, R]):
         return memory(self.jaxpr)
 
     def compile(self) -> Compiled[P, R]:
-        """Compile for the default device."""
-        return Compiled(self, devices.default_device())
+        """Compile for the device of the arguments, else for the default one; for a process's part
+        of arguments that are laid out over a mesh."""
+        return Compiled(self, self.device)
 
     def executable(self, device: devices.Device) -> Executable:
         """Compile for a device; the executable may reuse the memory of donated arguments."""
@@ -73,9 +84,10 @@ class Traced(Generic[P, R]):
 
 
 class Compiled(Generic[P, R]):
-    """A program compiled for fixed argument shapes and one device; called like the function.
+    """A program compiled for fixed argument shapes and one device, or one layout of each argument
+    over a mesh; called like the function.
 
-    It never traces: arguments of another structure, shape, dtype or static value raise.
+    It never traces: arguments of another structure, shape, dtype, layout or static value raise.
     """
 
     def __init__(self, traced: Traced[P, R], device: devices.Device) -> None:
@@ -83,7 +95,10 @@ class Compiled(Generic[P, R]):
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         function, program = self.traced.function, self.traced.program
-        name, bound = function.spec.name, function.spec.bind(args, kwargs)
+        given: Any = args
+        if function.options["in_shardings"] is not None:
+            given = laid_out(args, kwargs, function.options["in_shardings"], function.spec)
+        name, bound = function.spec.name, function.spec.bind(given, kwargs)
         if bound.treedef != program.key.treedef:
             raise errors.TreeError(
                 f"a compiled {name} was called with arguments of structure {bound.treedef}, "
@@ -102,7 +117,30 @@ class Compiled(Generic[P, R]):
                     f"a compiled {name} takes {v.aval} for {label}, got {x.aval}\n"
                     f"  at {where().describe()}"
                 )
+        self._check_layouts(bound)
         return function.run_program(bound, program, self.device, self.traced.donated)
+
+    def _check_layouts(self, bound: BoundArguments) -> None:
+        """Raise ShardingError for an array that is laid out otherwise than the one that was
+        compiled for: its parts are others."""
+        arrays = [x for x in bound.leaves if type(x) is not Frozen]
+        device: Any = self.device
+        places: list[Any] = [x.sig.device if type(x) is ArrayImpl else None for x in arrays]
+        over = type(device) is Placement
+        if not over and not any([type(d) is NamedSharding for d in places]):
+            return
+        program, first = self.traced.program, len(self.traced.program.captured)
+        wanted: Any = device.layouts[first:] if over else [None] * len(arrays)
+        labels = program.jaxpr.labels[first:]
+        for x, place, at, label in zip(arrays, places, wanted, labels, strict=True):
+            here = place.over(x.ndim) if isinstance(place, NamedSharding) else ((),) * x.ndim
+            if here != (((),) * x.ndim if at is None else at.over(x.ndim)):
+                name = self.traced.function.spec.name
+                raise errors.ShardingError(
+                    f"a compiled {name} takes {label} laid out as {at and at.spec}, got "
+                    f"{place.spec if isinstance(place, NamedSharding) else place}\n"
+                    f"  at {where().describe()}\n  move it: device_put(x, sharding)"
+                )
 
     def _check_static(self, bound: BoundArguments) -> None:
         """Raise TypeError for a static value other than the one that was compiled for."""

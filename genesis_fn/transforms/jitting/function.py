@@ -23,7 +23,7 @@ from genesis_fn.core.diagnostics.source_info import warn, where
 from genesis_fn.core.diagnostics.traceback import trimmed
 from genesis_fn.core.jaxpr import Jaxpr
 from genesis_fn.core.primitive import Tracer, ctx, default_device_of
-from genesis_fn.core.sharding.layout import NamedSharding
+from genesis_fn.core.sharding.layout import NamedSharding, SingleDeviceSharding
 from genesis_fn.core.sharding.mesh import current
 from genesis_fn.core.sharding.placement import placement_of
 from genesis_fn.core.static import Fingerprint, Frozen, fingerprint_of
@@ -50,6 +50,7 @@ from genesis_fn.transforms.sharding.meshes import mesh_of
 from genesis_fn.transforms.staging.api_util import FlatFunction
 from genesis_fn.transforms.staging.call import jit_p
 from genesis_fn.transforms.staging.copies import Copied
+from genesis_fn.transforms.staging.shape_dtype_struct import ShapeDtypeStruct
 from genesis_fn.transforms.staging.stage_trace import stage
 
 log = logging.getLogger("genesis_fn")
@@ -197,10 +198,10 @@ class JitFunction(Copied, Generic[P, R]):
         mesh, the places of all."""
         mesh = program.mesh
         given = [*program.captured, *(x for x in bound.leaves if type(x) is not Frozen)]
-        places: list[Any] = [x.sig.device if type(x) is ArrayImpl else None for x in given]
+        places = [_place(x) for x in given]
         if mesh is not None or any([type(d) is NamedSharding for d in places]):
             return cast(devices.Device, placement_of(places, mesh, self.spec.name))
-        positions = {x.sig.device: i for i, x in enumerate(bound.leaves) if type(x) is ArrayImpl}
+        positions = {d: i for i, x in enumerate(bound.leaves) if (d := _place(x)) is not None}
         if len(positions) > 1:
             listed = ", ".join(f"{program.paths[i]} on {d}" for d, i in list(positions.items())[:4])
             raise errors.DeviceError(
@@ -413,7 +414,8 @@ class JitFunction(Copied, Generic[P, R]):
         it.
 
         Args:
-            args, kwargs: arguments of the function; ShapeDtypeStructs may stand for arrays.
+            args, kwargs: arguments of the function; ShapeDtypeStructs may stand for arrays. Their
+                shardings, or `in_shardings`, say what `compile()` compiles for.
 
         Returns:
             The `Traced` program; its `compile()` gives an executable.
@@ -421,17 +423,31 @@ class JitFunction(Copied, Generic[P, R]):
         >>> gf.jit(jnp.sin).trace(jnp.ones(3)).out_info
         ShapeDtypeStruct(shape=(3,), dtype=float32)
         """
-        bound = self.spec.bind(args, kwargs, shapes=True)
+        given: tuple[Any, ...] = args
+        if self.options["in_shardings"] is not None:
+            shardings = self.options["in_shardings"]
+            given = laid_out(args, kwargs, shardings, self.spec, described=True)
+        bound = self.spec.bind(given, kwargs, shapes=True)
         near = default_device_of(bound.leaves)
         with near:
             program = self._staged(bound.key(near.device), bound)
-        return Traced(self, program, self.spec.donations(bound))
+        device = self._device(bound, program)
+        return Traced(self, program, self.spec.donations(bound), device)
 
     lower = trace
 
     def eval_shape(self, *args: PyTree, **kwargs: PyTree) -> PyTree:
         """The shapes and dtypes of the output for these arguments, without computing it."""
         return self.trace(*args, **kwargs).out_info
+
+
+def _place(x: Any) -> Any:
+    """Where an array is, or that which a ShapeDtypeStruct stands for; None where nothing says so:
+    a sharding over a mesh, or a device."""
+    if type(x) is ArrayImpl:
+        return x.sig.device
+    given = x.sharding if isinstance(x, ShapeDtypeStruct) else None
+    return next(iter(given.device_set)) if isinstance(given, SingleDeviceSharding) else given
 
 
 def _replays() -> Any:

@@ -7,17 +7,24 @@ from typing import Any
 
 from genesis_fn.core import errors, tree
 from genesis_fn.core.array import ArrayImpl
+from genesis_fn.core.convert import as_array
 from genesis_fn.core.diagnostics.source_info import where
+from genesis_fn.core.primitive import SCALARS, Tracer
 from genesis_fn.core.sharding.layout import NamedSharding, Sharding, as_sharding
 from genesis_fn.transforms.jitting.argspec import ArgSpec
 from genesis_fn.transforms.sharding.constraint import with_sharding_constraint
 from genesis_fn.transforms.staging.device_placement import device_put
+from genesis_fn.transforms.staging.shape_dtype_struct import ShapeDtypeStruct, abstract_of
 
 
 def laid_out(
-    args: tuple[Any, ...], kwargs: dict[str, Any], shardings: Any, spec: ArgSpec
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    shardings: Any,
+    spec: ArgSpec,
+    described: bool = False,
 ) -> tuple[Any, ...]:
-    """The arguments as `in_shardings` lays them out."""
+    """The arguments as `in_shardings` lays them out; `described`, as ShapeDtypeStructs."""
     if kwargs:
         raise TypeError(
             f"{spec.name} has in_shardings, so that its arguments are given by position; got "
@@ -28,8 +35,9 @@ def laid_out(
     given = _prefix(shardings, values, f"{spec.name}: in_shardings")
     leaves, treedef = tree.flatten(values)
     names = tree.paths(values)
+    place = _described if described else _placed
     placed = [
-        _placed(x, s, f"argument{name} of {spec.name}")
+        place(x, s, f"argument{name} of {spec.name}")
         for x, s, name in zip(leaves, given, names, strict=True)
     ]
     result = list(args)
@@ -52,13 +60,29 @@ def _placed(x: Any, sharding: Any, what: str) -> Any:
     if sharding is None:
         return x
     if type(x) is ArrayImpl and x.device.kind == "mesh":
-        if not isinstance(sharding, Sharding) or not x.sharding.is_equivalent_to(sharding, x.ndim):
-            raise errors.ShardingError(
-                f"{what}, {x.aval}, is laid out as {x.sharding}, but in_shardings says {sharding}\n"
-                f"  at {where().describe()}\n  move it: device_put(x, sharding)"
-            )
+        _check_alike(x, x.sharding, sharding, what)
         return x
     return device_put(x, sharding)
+
+
+def _described(x: Any, sharding: Any, what: str) -> Any:
+    x = abstract_of(x)
+    if sharding is None or isinstance(x, Tracer):
+        return x
+    known = x.sharding if isinstance(x, (ArrayImpl, ShapeDtypeStruct)) else None
+    if known is not None and not (type(x) is ArrayImpl and x.device.kind != "mesh"):
+        _check_alike(x, known, sharding, what)
+        return x
+    x = as_array(x) if type(x) in SCALARS else x
+    return ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding, weak_type=x.weak)
+
+
+def _check_alike(x: Any, known: Sharding, sharding: Any, what: str) -> None:
+    if not isinstance(sharding, Sharding) or not known.is_equivalent_to(sharding, x.ndim):
+        raise errors.ShardingError(
+            f"{what}, {x.aval}, is laid out as {known}, but in_shardings says {sharding}\n"
+            f"  at {where().describe()}\n  move it: device_put(x, sharding)"
+        )
 
 
 def results_laid_out(outs: Sequence[Any], out_tree: tree.PyTreeDef, shardings: Any) -> list[Any]:

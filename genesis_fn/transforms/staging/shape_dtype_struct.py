@@ -11,7 +11,10 @@ from genesis_fn.core import dtypes
 from genesis_fn.core.array import ArrayImpl
 from genesis_fn.core.aval import Described, aval
 from genesis_fn.core.convert import as_array
+from genesis_fn.core.device import Device
+from genesis_fn.core.diagnostics.source_info import where
 from genesis_fn.core.primitive import SCALARS, Tracer
+from genesis_fn.core.sharding.layout import Sharding, SingleDeviceSharding, as_sharding
 
 
 class ShapeDtypeStruct(Described):
@@ -21,16 +24,31 @@ class ShapeDtypeStruct(Described):
     Args:
         shape: the sizes of the dimensions.
         dtype: anything that names a dtype.
+        sharding: how the array is laid out over a mesh, or the device that it is on: what
+            `jit(f).lower` compiles for. None: the default device.
         weak_type: whether the dtype yields to that of arrays, as that of a Python number does.
 
     >>> gf.ShapeDtypeStruct((2, 3), "bfloat16")
     ShapeDtypeStruct(shape=(2, 3), dtype=bfloat16)
     """
 
-    __slots__ = ("aval", "weak")
+    __slots__ = ("aval", "weak", "sharding")
 
-    def __init__(self, shape: Sequence[int], dtype: Any, *, weak_type: bool = False) -> None:
+    def __init__(
+        self, shape: Sequence[int], dtype: Any, *, sharding: Any = None, weak_type: bool = False
+    ) -> None:
         self.aval, self.weak = aval(tuple(shape), dtypes.dtype(dtype)), bool(weak_type)
+        self.sharding: Sharding | None = None
+        if sharding is not None:
+            given = as_sharding(sharding, "ShapeDtypeStruct")
+            given = SingleDeviceSharding(given) if isinstance(given, Device) else given
+            if not isinstance(given, Sharding):
+                raise TypeError(
+                    f"ShapeDtypeStruct: sharding is a sharding or a device, got {sharding!r}\n"
+                    f"  at {where().describe()}"
+                )
+            given.shard_shape(self.aval.shape)  # raises where the mesh does not divide it
+            self.sharding = given
 
     @property
     def weak_type(self) -> bool:
@@ -39,17 +57,19 @@ class ShapeDtypeStruct(Described):
 
     def __repr__(self) -> str:
         weak = ", weak_type=True" if self.weak else ""
-        return f"ShapeDtypeStruct(shape={self.shape}, dtype={self.dtype.name}{weak})"
+        laid = f", sharding={self.sharding}" if self.sharding is not None else ""
+        return f"ShapeDtypeStruct(shape={self.shape}, dtype={self.dtype.name}{laid}{weak})"
 
     def __eq__(self, other: Any) -> bool:
         return (
             isinstance(other, ShapeDtypeStruct)
             and other.aval is self.aval
             and other.weak == self.weak
+            and other.sharding == self.sharding
         )
 
     def __hash__(self) -> int:
-        return hash((self.aval, self.weak))
+        return hash((self.aval, self.weak, self.sharding))
 
     def __genesis_array__(self) -> Any:
         return self
