@@ -21,6 +21,7 @@ RNG = np.random.default_rng(0)
 X, M = RNG.normal(size=(8, 16, 8)).astype("f4"), RNG.normal(size=(16, 8)).astype("f4")
 V, I = RNG.normal(size=(8, 8, 8)).astype("f4"), RNG.integers(0, 16, (8, 8)).astype("i4")
 S = X @ X.transpose(0, 2, 1) + 20 * np.eye(16, dtype="f4")
+TABLE, ROWS = RNG.normal(size=(512, 8)).astype("f4"), RNG.integers(0, 512, (8, 8)).astype("i4")
 
 
 def _conv(x: Any, m: Any) -> Any:
@@ -89,6 +90,8 @@ OTHERS: dict[str, tuple[Any, ...]] = {
     "take fill": (lambda t, i: jnp.take(t, i * 3 - 8, axis=0, mode="fill", fill_value=7), M, I),
     "gradient of take": (lambda t, i: _squares(lambda t: jnp.take(t, i, axis=0), 0)(t), M, I),
     "few of a table": (lambda t, i: take_rows(jnp.reshape(t, (128, 8)), i[0, :4]), X, I),
+    "rows of a long table": (take_rows, TABLE, ROWS),
+    "gradient of rows of a long table": (_squares(lambda t, i: take_rows(t, i), 0), TABLE, ROWS),
     "add at": (lambda m, i, v: m.at[i].add(v), M, I, V),
     "set at": (lambda m, i: m.at[i[0]].set(0.0), M, I),
     "max at": (lambda m, i, v: m.at[i].max(v), M, I, V),
@@ -144,6 +147,17 @@ def test_rows_stay_where_they_are(name: str) -> None:
     args = [gf.device_put(x, rows) for x in args]
     assert not collectives(f, *args)
     assert all(x.sharding == rows for x in tree.leaves(gf.jit(f)(*args)) if x.ndim)
+
+
+def test_rows_of_a_table_that_is_divided_as_the_indices_are_sent_alone() -> None:
+    rows = gf.NamedSharding(gf.make_mesh((8,), ("a",)), P("a"))
+    table, indices = gf.device_put(TABLE, rows), gf.device_put(ROWS, rows)
+    assert list(collectives(take_rows, table, indices)) == [
+        "forward all_gather a parameters", "forward psum_scatter a parameters",
+    ]  # fmt: skip
+    np.testing.assert_array_equal(gf.jit(take_rows)(table, indices), TABLE[ROWS])
+    short = gf.device_put(TABLE[:64], rows)
+    assert list(collectives(take_rows, short, indices)) == ["forward all_gather a parameters"]
 
 
 def test_indices_into_a_divided_table_are_checked() -> None:

@@ -120,21 +120,30 @@ def _scatter(mesh: Mesh, e: Eqn, operands: list[Any]) -> list[Placed]:
 
 @partitions(take_rows_p)
 def _take(mesh: Mesh, e: Eqn, operands: list[Any]) -> list[Placed]:
-    """A table whose rows are divided is gathered. One that is larger than the rows taken is not,
-    where its axes do not divide the indices: each device takes the rows that it has, and zeros for
-    others, and the sum is due."""
+    """A table whose rows are divided is gathered. One that is larger than the rows taken is not:
+    each device takes the rows that it has, and zeros for others, and the sum is due. Where the
+    table's axes divide the indices too, every device takes rows for all, and the sums are
+    scattered."""
     table, indices = operands
     columns: Letters = [("column", i) for i in range(1, table.aval.ndim)]
     places: Letters = [("place", i) for i in range(indices.aval.ndim)]
     split = table.layout[0]
     taken = {n for axes in indices.layout for n in axes}
-    larger = table.aval.size > e.outs[0].aval.size // parts(mesh, list(taken))
+    others = [n for n in taken if n not in split]
+    rows = e.outs[0].aval.size // parts(mesh, others)
+    # Rows for all are written by every device, then sent: twice the bytes of a table's.
+    larger = table.aval.size > (rows if taken.isdisjoint(split) else 2 * rows)
     fills = e.params["mode"] == "fill" and e.params["fill_value"] != 0
-    if not split or set(split) & taken or not larger or fills:
+    if not split or not larger or fills or not (taken.isdisjoint(split) or taken >= {*split}):
         ins = [[None, *columns], places]
         return by_letters(mesh, e, operands, ins, [[*places, *columns]], first=places)
     ins = [["row", *columns], places]
-    return _of_rows_held(mesh, e, operands, ins, [*places, *columns])
+    apart = tuple([tuple([n for n in axes if n in others]) for axes in indices.layout])
+    pair = [table, moved(indices, mesh, apart)]
+    (result,) = _of_rows_held(mesh, e, pair, ins, [*places, *columns])
+    if taken.isdisjoint(split):
+        return [result]
+    return [moved(result, mesh, (*indices.layout, *result.layout[indices.aval.ndim :]))]
 
 
 def _of_rows_held(
