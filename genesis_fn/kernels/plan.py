@@ -9,7 +9,7 @@ driver runs the same Triton functions on host memory. Nothing here imports Trito
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 
@@ -71,6 +71,7 @@ class Launch:
     programmatic: bool = False
     max_registers: int | None = None  # per thread, so that more programs share a multiprocessor
     shared: int = 0  # bytes of shared memory that the stages of a product take, at most
+    tiles: int = 0  # that the programs of a persistent kernel walk
 
     @property
     def options(self) -> dict[str, Any]:
@@ -86,6 +87,24 @@ class Launch:
         if self.max_registers is not None:
             options["maxnreg"] = self.max_registers
         return options
+
+
+def in_rounds(launch: Launch) -> Launch:
+    """A launch of a persistent kernel for a device of which another kernel takes some processors;
+    of other kernels, which have a program for each tile, the launch itself.
+
+    A program of such a kernel keeps its processor for the whole launch, so that the other kernel
+    waits for its end, or its own programs on processors that are taken begin when all others have
+    ended. Here programs walk no more than `CHUNK` tiles, about a twelfth of those that a processor
+    has, and `PROGRAMS` of them at a time the next tiles, as processors become free.
+    """
+    if launch.tiles <= launch.grid[0]:
+        return launch
+    programs = launch.constants["PROGRAMS"]
+    chunk = max(1, launch.tiles // (12 * programs))
+    rounds, rest = divmod(launch.tiles, programs * chunk)
+    grid = (rounds * programs + min(rest, programs), 1, 1)
+    return replace(launch, grid=grid, constants={**launch.constants, "CHUNK": chunk})
 
 
 @dataclass(frozen=True, slots=True)

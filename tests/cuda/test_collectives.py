@@ -360,22 +360,89 @@ def test_collectives_start_early_and_are_joined_late(mirror):
     p = {"axis_name": axis}
 
     def f(x):
-        a = bind(col.all_gather_p, ops.sin(x), axis=0, size=2, **p)
-        b = bind(col.psum_invariant_p, x, **p)
-        c = bind(ex.ppermute_p, ops.add(x, 1.0), perm=((0, 1), (1, 0)), **p)
+        a = bind(col.psum_invariant_p, ops.sin(x), **p)
+        b = bind(ex.ppermute_p, x, perm=((0, 1), (1, 0)), **p)
+        c = bind(col.all_gather_p, dot_general(b, b, (((0,), (0,)), ((), ()))), axis=0, size=2, **p)
         return [c, b, a]
 
     names = lambda steps: [m.name.split()[0] for m in members(steps)]
     with without("overlap"):
         _, executable = run(f, x)
-    assert names(executable.schedule.steps) == ["all_gather", "psum_invariant", "ppermute"]
+    assert names(executable.schedule.steps) == ["psum_invariant", "ppermute", "all_gather"]
     _, executable = run(lambda *xs: f(*xs), x)
     steps = executable.schedule.steps
-    # The sum of an input starts at once; each is joined once, behind its start.
-    assert names(steps) == ["psum_invariant", "all_gather", "ppermute"]
+    # What sends an input starts at once; each is joined once, behind its start.
+    assert names(steps) == ["ppermute", "psum_invariant", "all_gather"]
     starts = {s.number: n for n, s in enumerate(steps) if isinstance(s, graph.Collectives)}
     joins = {s.number: n for n, s in enumerate(steps) if isinstance(s, graph.Join)}
     assert starts.keys() == joins.keys() and all(starts[k] < joins[k] for k in starts)
+
+
+def order(steps: Any) -> list[str]:
+    """A letter for each step: kernels, starts of collectives, joins."""
+    letter = {graph.Collectives: "start", graph.Join: "join"}
+    return [letter.get(type(s), "kernel") for s in steps]
+
+
+def test_what_makes_the_operand_of_a_gather_moves_ahead_with_it(mirror):
+    axis, x = mesh_axis(), np.ones((16, 16), np.float32)
+    product = lambda a, b: dot_general(a, b, (((1,), (0,)), ((), ())))
+
+    def f(x, w):
+        y = product(product(x, x), x)
+        part = ops.convert(ops.sin(w), np.dtype(np.float16))
+        whole = bind(col.all_gather_p, part, axis=0, size=2, axis_name=axis)
+        whole = ops.convert(reshape(whole, (32, 16)), np.dtype(np.float32))
+        return [product(y, slice_in_dim(whole, 16, 32))]
+
+    with without("overlap"):
+        (want,), executable = run(f, x, 2 * x)
+    before = executable.schedule.steps
+    (got,), executable = run(lambda *xs: f(*xs), x, 2 * x)
+    np.testing.assert_array_equal(got, want)
+    # The cast, the exchange beside two products, then what needs its result.
+    assert order(before)[:4] == ["kernel", "kernel", "kernel", "kernel"], order(before)
+    assert order(executable.schedule.steps)[:5] == ["kernel", "start", "kernel", "kernel", "join"]
+
+
+def test_an_update_waits_at_the_end_for_a_sum_that_takes_longer(mirror, monkeypatch):
+    from genesis_fn.backends.cuda.lower import overlap
+
+    axis, x = mesh_axis(), np.ones((16, 16), np.float32)
+    product = lambda a, b: dot_general(a, b, (((1,), (0,)), ((), ())))
+
+    def f(x, w, v):
+        total = bind(col.psum_invariant_p, product(x, x), axis_name=axis)
+        return [ops.sub(w, total), product(product(v, v), v)]
+
+    for rate, wanted in [(1e18, ["join", "kernel", "kernel", "kernel"]),
+                         (1.0, ["kernel", "kernel", "join", "kernel"])]:  # fmt: skip
+        monkeypatch.setattr(overlap, "_RATE", rate)
+        (w, v), executable = run(lambda *xs: f(*xs), x, 3 * x, x)
+        np.testing.assert_array_equal(w, 3 * x - 2 * (x @ x))
+        np.testing.assert_array_equal(v, x @ x @ x)
+        steps = order(executable.schedule.steps)
+        assert steps[:2] == ["kernel", "start"] and steps[2:] == wanted
+
+
+def test_kernels_beside_collectives_run_in_rounds(mirror, monkeypatch):
+    from genesis_fn.backends.cuda.lower import overlap
+
+    axis, x = mesh_axis(), np.ones((64, 64), np.float32)
+    seen: list[Any] = []
+    monkeypatch.setattr(overlap, "in_rounds", lambda launch: seen.append(launch) or launch)
+    product = lambda a, b: dot_general(a, b, (((1,), (0,)), ((), ())))
+
+    def f(x, w):
+        y = product(w, w)
+        total = bind(col.psum_invariant_p, ops.sin(y), axis_name=axis)
+        return [product(product(y, x), x), total]
+
+    run(f, x, x)
+    assert 0 < len(seen) < 3  # of three products those behind the start
+    seen.clear()
+    run(lambda x, w: f(x, w)[:1], x, x)  # nothing is exchanged
+    assert seen == []
 
 
 def test_gathers_run_ahead_of_their_uses_by_a_limited_number_of_bytes(mirror, monkeypatch):

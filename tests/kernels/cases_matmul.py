@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from genesis_fn.compiler.target import H200
 from genesis_fn.kernels.matmul.grouped import plan_grouped_matmul
 from genesis_fn.kernels.matmul.matmul import Hooks, MatmulConfig, MatmulSpec, plan_matmul
 from genesis_fn.kernels.matmul.spec import Segment
-from genesis_fn.kernels.plan import Plan
+from genesis_fn.kernels.plan import Plan, in_rounds
 
 
 def cases() -> dict[str, Plan]:
@@ -64,6 +66,10 @@ def cases() -> dict[str, Plan]:
     plans["8 rows times queries, keys and values"] = plan_grouped_matmul(
         [MatmulSpec(m=8, n=n, k=1024, rhs_transposed=True) for n in (2048, 1024, 1024)], H200
     )
+    # Beside a kernel that takes processors.
+    for name in ("bf16 NT", "grouped weight gradients"):
+        steps = tuple([in_rounds(step) for step in plans[name].steps])
+        plans[f"{name}, in rounds"] = replace(plans[name], steps=steps)
     # The backward pass of silu(gate) * up, done to the tiles of the product that it needs.
     lines = """p = rm * 3072 + rn
 g = up(tl.load(gate + p, inside, other=0.0))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import replace
 
@@ -15,6 +16,7 @@ from genesis_fn.kernels.matmul.grouped import plan_grouped_matmul
 from genesis_fn.kernels.matmul.matmul import Hooks, MatmulConfig, MatmulSpec, configs, plan_matmul
 from genesis_fn.kernels.matmul.spec import Segment
 from genesis_fn.kernels.matmul.tuning import chosen_config
+from genesis_fn.kernels.plan import Plan, in_rounds
 from tests.kernels.run import run_plan
 
 DTYPES = {
@@ -443,6 +445,51 @@ def test_grouped_products(processors):
     for i, spec in enumerate(specs):
         want = product(spec, *inputs[2 * i : 2 * i + 2]) + (3 if spec.accumulate else 0)
         close(spec, outputs[i], want)
+
+
+def rounds_of(plan: Plan) -> Plan:
+    """The plan for a device whose processors another kernel shares."""
+    return replace(plan, steps=tuple([in_rounds(step) for step in plan.steps]))
+
+
+@pytest.mark.parametrize("m", [70, 1030])
+@pytest.mark.parametrize(("batch", "split_k", "flatten"), [((), 1, True), ((2,), 2, False)])
+def test_products_in_rounds(m, batch, split_k, flatten):
+    spec = MatmulSpec(m=m, n=136, k=64, batch=batch)
+    config = replace(TMA, split_k=split_k, flatten=flatten)
+    whole = plan_matmul(spec, FEW, config)
+    plan = rounds_of(whole)
+    tiles = math.ceil(m / 16) * 5 * math.prod(batch) * split_k
+    chunk = plan.steps[0].constants["CHUNK"]
+    assert whole.steps[0].grid[0] == 3 and chunk == max(1, tiles // 36)
+    starts = {b + r for b in range(0, tiles, 3 * chunk) for r in range(3) if b + r < tiles}
+    assert plan.steps[0].grid[0] == len(starts)
+    inputs = operands(spec)
+    got = torch.zeros(*batch, m, 136, dtype=torch.bfloat16)
+    run_plan(plan, inputs, [got])
+    close(spec, got, product(spec, *inputs))
+
+
+@pytest.mark.parametrize("processors", [2, 5, 7])
+def test_grouped_products_in_rounds(processors):
+    specs = [
+        MatmulSpec(m=m, n=n, k=64, out_dtype="fp32") for m, n in [(70, 40), (16, 32), (530, 104)]
+    ]
+    plan = plan_grouped_matmul(specs, replace(H200, processors=processors), TMA)
+    (launch,) = rounds_of(plan).steps
+    assert launch.tiles == 10 + 1 + 34 * 4 and launch.grid[0] > 4 * processors
+    inputs = [x for s in specs for x in operands(s)]
+    outputs = [torch.zeros(s.m, s.n) for s in specs]
+    run_plan(rounds_of(plan), inputs, outputs)
+    for i, spec in enumerate(specs):
+        close(spec, outputs[i], product(spec, *inputs[2 * i : 2 * i + 2]))
+
+
+def test_what_has_a_program_for_each_tile_has_no_rounds():
+    few = MatmulSpec(m=16, n=32, k=64)
+    for plan in [plan_matmul(MatmulSpec(m=70, n=136, k=64), FEW, POINTER),
+                 plan_matmul(few, FEW, TMA)]:  # fmt: skip
+        assert rounds_of(plan) == plan
 
 
 def test_grouped_products_without_descriptors():

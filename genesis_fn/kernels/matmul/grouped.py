@@ -95,15 +95,17 @@ def _one_launch(specs: Sequence[MatmulSpec], config: MatmulConfig, target: Targe
         numbers |= text.numbers()
     parameters = [*arguments, *(f"{name}: tl.constexpr" for name in numbers)]
     name = f"matmul_grouped_{specs[0].lhs_dtype}_{specs[0].rhs_dtype}"
-    source = persistent_source(name, [*parameters, "PROGRAMS: tl.constexpr"], texts)
-    programs = min(sum(tiles_of(s, config) for s in specs), target.processors)
+    source = persistent_source(name, parameters, texts)
+    tiles = sum(tiles_of(s, config) for s in specs)
+    programs = min(tiles, target.processors)
     launch = Launch(
         kernel_from_source(source),
         (programs, 1, 1),
         arguments,
-        {**numbers, "PROGRAMS": programs},
+        {**numbers, "PROGRAMS": programs, "CHUNK": 0},
         config.warps,
         config.stages,
+        tiles=tiles,
     )
     return Plan(sum(counts), len(specs), (launch,))
 

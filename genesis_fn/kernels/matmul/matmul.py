@@ -201,7 +201,7 @@ def _source(text: MatmulSource, arguments: list[str], numbers: dict[str, int]) -
     parameters += ["EARLY: tl.constexpr"] * text.config.early
     name = f"matmul_{text.config.family}_{text.spec.lhs_dtype}_{text.spec.rhs_dtype}"
     if text.config.family == "tma":
-        return persistent_source(name, [*parameters, "PROGRAMS: tl.constexpr"], [text])
+        return persistent_source(name, parameters, [text])
     return tiled_source(name, parameters, text)
 
 
@@ -211,10 +211,12 @@ def _launch(text: MatmulSource, buffers: dict[str, BufferArg], target: Target) -
     kernel = kernel_from_source(_source(text, list(arguments), numbers))
     constants: dict[str, int | bool] = {**numbers}
     programs = tiles_of(spec, config)
+    tiles = 0
     # Persistent: no more programs than run at once, each walks several tiles.
     if config.family == "tma":
-        programs = min(programs, target.processors * config.residents)
-        constants["PROGRAMS"] = programs
+        tiles = programs
+        programs = min(tiles, target.processors * config.residents)
+        constants |= {"PROGRAMS": programs, "CHUNK": 0}
     if config.early:
         constants["EARLY"] = False
     shared = 0
@@ -223,7 +225,9 @@ def _launch(text: MatmulSource, buffers: dict[str, BufferArg], target: Target) -
         once = spec.depth <= config.bk
         shared = shared_bytes(spec, replace(config, stages=1) if once else config, target)
     grid = (programs, 1, 1)
-    return Launch(kernel, grid, arguments, constants, config.warps, config.stages, shared=shared)
+    return Launch(
+        kernel, grid, arguments, constants, config.warps, config.stages, shared=shared, tiles=tiles
+    )
 
 
 def tiles_of(spec: MatmulSpec, config: MatmulConfig) -> int:

@@ -512,9 +512,10 @@ def persistent_source(name: str, parameters: Iterable[str], texts: Iterable[Matm
     """A kernel whose `PROGRAMS` programs walk all tiles of one or several products.
 
     The products' tiles are dealt to the programs as one sequence; each product has its own loop, so
-    that each may have its own descriptors.
+    that each may have its own descriptors. With `CHUNK` programs walk that many tiles each, and the
+    next `PROGRAMS` of them the tiles behind these (`in_rounds`).
     """
-    texts, lines, dealt = list(texts), [], ""
+    texts, lines, dealt = list(texts), [], "0"
     for text in texts:
         spec, config, n = text.spec, text.config, text.name
         count = [f"(({n('M')} + {config.bm - 1}) // {config.bm})"]
@@ -522,16 +523,23 @@ def persistent_source(name: str, parameters: Iterable[str], texts: Iterable[Matm
         count += [n(f"B{i}") for i in range(len(spec.batch))]
         count += [str(config.split_k)] * (config.split_k > 1)
         tiles = " * ".join(count)
-        first = "tl.program_id(0)"
+        lines += [f"begin, end = tl.program_id(0), {tiles}"]
         # The next product's tiles begin with the program after the one that had the last tile, so
         # that the programs' shares differ by at most one tile.
-        if dealt:
-            first = f"({first} + PROGRAMS - ({dealt}) % PROGRAMS) % PROGRAMS"
+        if dealt != "0":
+            lines += [f"begin = (begin + PROGRAMS - ({dealt}) % PROGRAMS) % PROGRAMS"]
+        lines += ["if CHUNK > 0:"]
+        lines += ["    block = tl.program_id(0) // PROGRAMS * (PROGRAMS * CHUNK)"]
+        lines += [f"    low = tl.maximum(block, {dealt})"]
+        lines += ["    begin = tl.program_id(0) % PROGRAMS + PROGRAMS - low % PROGRAMS"]
+        lines += [f"    begin = low + begin % PROGRAMS - ({dealt})"]
+        lines += [f"    end = tl.minimum(block + PROGRAMS * CHUNK - ({dealt}), {tiles})"]
         flatten = ", flatten=True" if config.flatten else ""
-        lines += [f"for tile in tl.range({first}, {tiles}, PROGRAMS{flatten}):"]
+        lines += [f"for tile in tl.range(begin, end, PROGRAMS{flatten}):"]
         lines += indent(product_lines(text, "tile"))
-        dealt += f" + {tiles}" if dealt else tiles
-    return kernel_text(name, parameters, lines)
+        dealt = f"{dealt} + {tiles}" if dealt != "0" else tiles
+    constants = [f"{c}: tl.constexpr" for c in ("PROGRAMS", "CHUNK")]
+    return kernel_text(name, [*parameters, *constants], lines)
 
 
 def tiled_source(name: str, parameters: Iterable[str], text: MatmulSource) -> str:

@@ -41,6 +41,7 @@ from genesis_fn.kernels.plan import Descriptor, Launch
 _SUCCESS = cu.CUresult.CUDA_SUCCESS
 _NOT_READY = cu.CUresult.CUDA_ERROR_NOT_READY
 _EXHAUSTED = cu.CUresult.CUDA_ERROR_OUT_OF_MEMORY
+_NODE_PRIORITY = cu.CUgraphInstantiate_flags.CUDA_GRAPH_INSTANTIATE_FLAG_USE_NODE_PRIORITY
 _RELAXED = cu.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
 _SET_DEPENDENCIES = int(
     cu.CUstreamUpdateCaptureDependencies_flags.CU_STREAM_SET_CAPTURE_DEPENDENCIES
@@ -333,11 +334,12 @@ class CudaDriver:
             self.activate()
             _check(cu.cuMemsetD32Async(address, value & 0xFFFFFFFF, count, stream))
 
-    def new_stream(self) -> StreamHandle:
+    def new_stream(self, urgent: bool = False) -> StreamHandle:
         self.activate()
         # Non-blocking: the legacy default stream of other libraries must not serialise with it.
         flags = int(cu.CUstream_flags.CU_STREAM_NON_BLOCKING)
-        return _check(cu.cuStreamCreate(flags))
+        _, greatest = _check(cu.cuCtxGetStreamPriorityRange())
+        return _check(cu.cuStreamCreateWithPriority(flags, greatest if urgent else 0))
 
     def destroy_stream(self, stream: StreamHandle) -> None:
         self.activate()
@@ -467,11 +469,13 @@ class CudaDriver:
         # Relaxed: other threads may allocate or synchronise while this one captures.
         _check(cu.cuStreamBeginCapture(stream, _RELAXED))
 
-    def end_capture(self, stream: StreamHandle) -> GraphHandle:
+    def end_capture(self, stream: StreamHandle, urgency: bool = False) -> GraphHandle:
         self.activate()
         graph = _check(cu.cuStreamEndCapture(stream))
         try:
-            executable = _check(cu.cuGraphInstantiate(graph, 0))
+            # Otherwise all nodes take the priority of the stream that the graph is launched on.
+            flags = int(_NODE_PRIORITY) if urgency else 0
+            executable = _check(cu.cuGraphInstantiate(graph, flags))
         finally:
             cu.cuGraphDestroy(graph)
         # Otherwise the first launch uploads the graph.

@@ -131,8 +131,9 @@ class Driver(Protocol):
         """Sets `count` int32 to `value`."""
         ...
 
-    def new_stream(self) -> StreamHandle:
-        """A non-blocking stream: one that does not synchronise with the legacy default stream."""
+    def new_stream(self, urgent: bool = False) -> StreamHandle:
+        """A non-blocking stream: one that does not synchronise with the legacy default stream. What
+        is on an `urgent` one gets processors that become free before what is on others."""
         ...
 
     def destroy_stream(self, stream: StreamHandle) -> None:
@@ -215,8 +216,9 @@ class Driver(Protocol):
         """Starts recording what is enqueued on the stream."""
         ...
 
-    def end_capture(self, stream: StreamHandle) -> GraphHandle:
-        """Ends the recording and instantiates it; `launch_graph` launches the result."""
+    def end_capture(self, stream: StreamHandle, urgency: bool = False) -> GraphHandle:
+        """Ends the recording and instantiates it; `launch_graph` launches the result. With
+        `urgency`, what was recorded on an urgent stream stays urgent."""
         ...
 
     def abandon_capture(self, stream: StreamHandle) -> None:

@@ -301,7 +301,7 @@ class InterpretDriver:
 
         stream.enqueue(run)
 
-    def new_stream(self) -> _Stream:
+    def new_stream(self, urgent: bool = False) -> _Stream:
         return _Stream()
 
     def destroy_stream(self, stream: _Stream) -> None:
@@ -412,7 +412,7 @@ class InterpretDriver:
             raise CudaError("begin_capture", "CUDA_ERROR_ILLEGAL_STATE", "already capturing")
         stream.recording = _Recording()
 
-    def end_capture(self, stream: _Stream) -> _Recording:
+    def end_capture(self, stream: _Stream, urgency: bool = False) -> _Recording:
         if stream.recording is None:
             raise CudaError("end_capture", "CUDA_ERROR_ILLEGAL_STATE", "not capturing")
         graph = stream.recording

@@ -698,7 +698,7 @@ def _capture(driver: Driver, commands: Sequence[_Command]) -> GraphHandle:
         except BaseException:
             driver.abandon_capture(stream)
             raise
-        return driver.end_capture(stream)
+        return driver.end_capture(stream, urgency=lane is not None)
     finally:
         if lane is not None:
             lane.close()

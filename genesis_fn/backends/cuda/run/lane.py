@@ -9,7 +9,11 @@ from genesis_fn.backends.cuda.driver.driver import Driver, EventHandle, StreamHa
 
 class Lane:
     """The second stream of a capture, for collectives: it forks from the `main` one before each of
-    them, which joins it again where the result is needed."""
+    them, which joins it again where the result is needed.
+
+    It is urgent: a collective holds few processors, and the other processes wait for it too. Else
+    the kernel that starts with it takes all processors, and it waits for that one's end.
+    """
 
     def __init__(self, driver: Driver, main: StreamHandle) -> None:
         self._driver, self._main = driver, main
@@ -22,7 +26,7 @@ class Lane:
         Those without a number are waited for at once."""
         driver = self._driver
         if self._side is None:
-            self._side = driver.new_stream()
+            self._side = driver.new_stream(urgent=True)
         ready = self._event(self._main)
         driver.wait(self._side, ready)
         enqueue(self._side)
