@@ -7,6 +7,7 @@ import io
 import json
 import pathlib
 import re
+from typing import Any
 
 ROOT = pathlib.Path(__file__).parent.parent
 TEXT = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -82,13 +83,33 @@ def test_folders_and_experts_are_as_measured():
         assert said in " ".join(TEXT.split())
 
 
-def test_steps_on_two_gpus_are_as_measured():
+def on_several_gpus(count: int) -> tuple[Any, Any, dict[str, str]]:
+    """(rows of the small model, of the large one, milliseconds of the small one)."""
     results = ROOT / "benchmarks" / "results"
     small, large = [
-        json.loads((results / f"parallel-{name}-2x-h200.json").read_text())["rows"]
+        json.loads((results / f"parallel-{name}-{count}x-h200.json").read_text())["rows"]
         for name in ("qwen3-0_6b", "qwen3-4b")
     ]
-    ms = {name: f"{row['step_ms']:.1f} ms" for name, row in small.items()}
+    return small, large, {name: f"{row['step_ms']:.1f} ms" for name, row in small.items()}
+
+
+def test_steps_on_four_gpus_are_as_measured():
+    small, large, ms = on_several_gpus(4)
+    share = f"{small['one GPU']['step_ms'] / small['data']['step_ms']:.2f}"
+    ours, theirs = [
+        (f"{large[n]['step_ms']:.1f} ms", f"{large[n]['peak_GiB']:.1f} GiB")
+        for n in ("fsdp", "torch FSDP2")
+    ]
+    for said in (
+        f"takes {ms['data']} under data parallelism, {share} of four times one's speed",
+        f"{ms['fsdp']} fully sharded (FSDP2 {ms['torch FSDP2']};",
+        f"the large one {ours[0]} and {ours[1]} (FSDP2 {theirs[0]}, {theirs[1]};",
+    ):
+        assert said in " ".join(TEXT.split())
+
+
+def test_steps_on_two_gpus_are_as_measured():
+    small, large, ms = on_several_gpus(2)
     shares = {f"{small['one GPU']['step_ms'] / small[n]['step_ms']:.2f}" for n in ("data", "fsdp")}
     ours, theirs = [
         (f"{large[n]['step_ms']:.1f} ms", f"{large[n]['peak_GiB']:.1f} GiB")
