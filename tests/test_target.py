@@ -134,13 +134,13 @@ def test_features_follow_from_the_architecture() -> None:
 
 def test_rates_by_name() -> None:
     known = rates("NVIDIA H200", 90)
-    assert known == rates("something else", 90) == (H200.bandwidth, H200.operations)
+    assert known == rates("something else", 90) == (H200.bandwidth, H200.operations, H200.link)
     assert H200.seconds(4.2e12, 0) == pytest.approx(1)
     assert H200.seconds(0, 1400e12) == pytest.approx(2)
     assert rates("NVIDIA H100 80GB HBM3", 90)[0] < H200.bandwidth
     # A name that is not known has the rates of its architecture, or of the nearest below.
     ada = OF_ARCHITECTURE[89]
-    assert rates("NVIDIA RTX 5000 Ada", 89) == (ada.bandwidth, ada.operations)
+    assert rates("NVIDIA RTX 5000 Ada", 89) == (ada.bandwidth, ada.operations, ada.link)
     assert rates("something else", 75) == rates("NVIDIA A100-SXM4-80GB", 80)
 
 

@@ -20,7 +20,7 @@ class Target:
     `architecture` is the compute capability as one number (90 for 9.0), `processors` the number of
     multiprocessors, `shared_memory` the most that one program may use of it. `bandwidth` (bytes)
     and `operations` (of bfloat16 matrix products, two for each multiplication and addition) are
-    what kernels reach at best. `interpreted`: kernels run in Triton's interpreter, which has no
+    what kernels reach at best, `link` (bytes) what collectives send to other GPUs. `interpreted`: kernels run in Triton's interpreter, which has no
     warp groups.
     """
 
@@ -30,6 +30,7 @@ class Target:
     l2: int
     bandwidth: float
     operations: float
+    link: float
     registers: int = 65536  # of 32 bits, of one processor
     conditional_nodes: bool = True
     interpreted: bool = False
@@ -94,19 +95,20 @@ class Target:
         return max(traffic / self.bandwidth, operations / self.operations)
 
 
-# Rates of the H200 are measured (copy, matrix product); the others in proportion to their data
-# sheets. Shared memory and L2 from NVIDIA's table of compute capabilities and data sheets.
-H200 = Target(90, 132, 232448, 50 << 20, 4.2e12, 700e12)
+# Rates of the H200 are measured (copy, matrix product, sums over NVLink); the others in proportion
+# to their data sheets. Shared memory and L2 from NVIDIA's table of compute capabilities and data
+# sheets.
+H200 = Target(90, 132, 232448, 50 << 20, 4.2e12, 700e12, 300e9)
 TARGETS = {
     "H200": H200,
-    "H100 PCIe": replace(H200, processors=114, bandwidth=1.75e12, operations=530e12),
+    "H100 PCIe": replace(H200, processors=114, bandwidth=1.75e12, operations=530e12, link=40e9),
     "H100": replace(H200, bandwidth=2.9e12),
-    "A100": Target(80, 108, 166912, 40 << 20, 1.7e12, 260e12),
-    "L40S": Target(89, 142, 101376, 96 << 20, 0.75e12, 300e12),
-    "L4": Target(89, 58, 101376, 48 << 20, 0.26e12, 100e12),
-    "RTX 4090": Target(89, 128, 101376, 72 << 20, 0.9e12, 150e12),
-    "B200": Target(100, 148, 232448, 126 << 20, 6.9e12, 1600e12),
-    "RTX 5090": Target(120, 170, 101376, 96 << 20, 1.6e12, 200e12),
+    "A100": Target(80, 108, 166912, 40 << 20, 1.7e12, 260e12, 200e9),
+    "L40S": Target(89, 142, 101376, 96 << 20, 0.75e12, 300e12, 20e9),
+    "L4": Target(89, 58, 101376, 48 << 20, 0.26e12, 100e12, 20e9),
+    "RTX 4090": Target(89, 128, 101376, 72 << 20, 0.9e12, 150e12, 20e9),
+    "B200": Target(100, 148, 232448, 126 << 20, 6.9e12, 1600e12, 600e9),
+    "RTX 5090": Target(120, 170, 101376, 96 << 20, 1.6e12, 200e12, 40e9),
 }
 """GPUs by name; a device is the first whose name is a part of the name that its driver reports."""
 
@@ -117,12 +119,12 @@ OF_ARCHITECTURE = {
 }  # fmt: skip
 
 
-def rates(name: str, architecture: int) -> tuple[float, float]:
-    """(bandwidth, operations) of the device `name`; of an unknown one those of a known GPU of its
-    architecture, or of the nearest below."""
+def rates(name: str, architecture: int) -> tuple[float, float, float]:
+    """(bandwidth, operations, link) of the device `name`; of an unknown one those of a known GPU of
+    its architecture, or of the nearest below."""
     for known, target in TARGETS.items():
         if known in name:
-            return target.bandwidth, target.operations
+            return target.bandwidth, target.operations, target.link
     below = [a for a in OF_ARCHITECTURE if a <= architecture]
     target = OF_ARCHITECTURE[max(below, default=min(OF_ARCHITECTURE))]
-    return target.bandwidth, target.operations
+    return target.bandwidth, target.operations, target.link

@@ -417,7 +417,9 @@ def test_an_update_waits_at_the_end_for_a_sum_that_takes_longer(mirror, monkeypa
 
     for rate, wanted in [(1e18, ["join", "kernel", "kernel", "kernel"]),
                          (1.0, ["kernel", "kernel", "join", "kernel"])]:  # fmt: skip
-        monkeypatch.setattr(overlap, "_RATE", rate)
+        monkeypatch.setattr(
+            overlap, "_bytes", lambda item, table, rate=rate: table.target.link / rate
+        )
         (w, v), executable = run(lambda *xs: f(*xs), x, 3 * x, x)
         np.testing.assert_array_equal(w, 3 * x - 2 * (x @ x))
         np.testing.assert_array_equal(v, x @ x @ x)

@@ -258,7 +258,7 @@ class CudaDriver:
     def _target(self, name: str) -> Target:
         architecture = 10 * self._attribute("COMPUTE_CAPABILITY_MAJOR")
         architecture += self._attribute("COMPUTE_CAPABILITY_MINOR")
-        bandwidth, operations = rates(name, architecture)
+        bandwidth, operations, link = rates(name, architecture)
         return Target(
             architecture=architecture,
             processors=self._attribute("MULTIPROCESSOR_COUNT"),
@@ -266,6 +266,7 @@ class CudaDriver:
             l2=self._attribute("L2_CACHE_SIZE"),
             bandwidth=bandwidth,
             operations=operations,
+            link=link,
             registers=self._attribute("MAX_REGISTERS_PER_MULTIPROCESSOR"),
             conditional_nodes=self.driver_version >= _CONDITIONAL_DRIVER,
         )

@@ -30,7 +30,6 @@ from genesis_fn.kernels.plan import Launch, Memset, in_rounds
 
 _AHEAD = 400 << 20
 _TOGETHER = 100 << 20  # bytes that one launch sends: 25 took 166.4 ms a step, 100 163.0
-_RATE = 300e9  # bytes a second: NCCL over NVLink on H100 and H200
 
 
 @dataclass(slots=True)
@@ -42,6 +41,7 @@ class _Exchange:
     step: Collective
     bytes: int
     sent: int
+    seconds: float  # at most: a process sends no more than it reads and writes
     start: int = 0
     join: int = 0
     maker: int | None = None
@@ -51,18 +51,14 @@ class _Exchange:
         """Whether its result is larger than its operand."""
         return isinstance(self.step.exchange.communication, AllGather)
 
-    @property
-    def seconds(self) -> float:
-        """How long it takes at most: a process sends no more than it reads and writes."""
-        return self.bytes / _RATE
-
 
 def overlap_collectives(items: list[ScheduledStep], table: BufferTable) -> list[ScheduledStep]:
     """`items` in another order: collectives where they start, and joins where they must have
     ended."""
     found = [
-        _Exchange(n, step, _bytes(item, table), table.bytes[step.source])
+        _Exchange(n, step, size, table.bytes[step.source], size / table.target.link)
         for n, item in enumerate(items)
+        for size in [_bytes(item, table)]
         for step in item.steps[-1:]
         if isinstance(step, Collective)
     ]
