@@ -20,8 +20,8 @@ class Target:
     `architecture` is the compute capability as one number (90 for 9.0), `processors` the number of
     multiprocessors, `shared_memory` the most that one program may use of it. `bandwidth` (bytes)
     and `operations` (of bfloat16 matrix products, two for each multiplication and addition) are
-    what kernels reach at best, `link` (bytes) what collectives send to other GPUs. `interpreted`: kernels run in Triton's interpreter, which has no
-    warp groups.
+    what kernels reach at best, `link` (bytes) what collectives send to other GPUs. `interpreted`:
+    kernels run in Triton's interpreter, which has no warp groups.
     """
 
     architecture: int
