@@ -88,23 +88,23 @@ class Launch:
             options["maxnreg"] = self.max_registers
         return options
 
+    def in_rounds(self) -> Launch:
+        """A launch of a persistent kernel for a device of which another kernel takes some
+        processors; of other kernels, which have a program for each tile, this one.
 
-def in_rounds(launch: Launch) -> Launch:
-    """A launch of a persistent kernel for a device of which another kernel takes some processors;
-    of other kernels, which have a program for each tile, the launch itself.
-
-    A program of such a kernel keeps its processor for the whole launch, so that the other kernel
-    waits for its end, or its own programs on processors that are taken begin when all others have
-    ended. Here programs walk no more than `CHUNK` tiles, about a twelfth of those that a processor
-    has, and `PROGRAMS` of them at a time the next tiles, as processors become free.
-    """
-    if launch.tiles <= launch.grid[0]:
-        return launch
-    programs = launch.constants["PROGRAMS"]
-    chunk = max(1, launch.tiles // (12 * programs))
-    rounds, rest = divmod(launch.tiles, programs * chunk)
-    grid = (rounds * programs + min(rest, programs), 1, 1)
-    return replace(launch, grid=grid, constants={**launch.constants, "CHUNK": chunk})
+        A program of such a kernel keeps its processor for the whole launch, so that the other
+        kernel waits for its end, or its own programs on processors that are taken begin when all
+        others have ended. Here programs walk no more than `CHUNK` tiles, about a twelfth of those
+        that a processor has, and `PROGRAMS` of them at a time the next tiles, as processors become
+        free.
+        """
+        if self.tiles <= self.grid[0]:
+            return self
+        programs = self.constants["PROGRAMS"]
+        chunk = max(1, self.tiles // (12 * programs))
+        rounds, rest = divmod(self.tiles, programs * chunk)
+        grid = (rounds * programs + min(rest, programs), 1, 1)
+        return replace(self, grid=grid, constants={**self.constants, "CHUNK": chunk})
 
 
 @dataclass(frozen=True, slots=True)

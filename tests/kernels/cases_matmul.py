@@ -8,7 +8,7 @@ from genesis_fn.compiler.target import H200
 from genesis_fn.kernels.matmul.grouped import plan_grouped_matmul
 from genesis_fn.kernels.matmul.matmul import Hooks, MatmulConfig, MatmulSpec, plan_matmul
 from genesis_fn.kernels.matmul.spec import Segment
-from genesis_fn.kernels.plan import Plan, in_rounds
+from genesis_fn.kernels.plan import Plan
 
 
 def cases() -> dict[str, Plan]:
@@ -68,7 +68,7 @@ def cases() -> dict[str, Plan]:
     )
     # Beside a kernel that takes processors.
     for name in ("bf16 NT", "grouped weight gradients"):
-        steps = tuple([in_rounds(step) for step in plans[name].steps])
+        steps = tuple([step.in_rounds() for step in plans[name].steps])
         plans[f"{name}, in rounds"] = replace(plans[name], steps=steps)
     # The backward pass of silu(gate) * up, done to the tiles of the product that it needs.
     lines = """p = rm * 3072 + rn

@@ -16,7 +16,7 @@ from genesis_fn.kernels.matmul.grouped import plan_grouped_matmul
 from genesis_fn.kernels.matmul.matmul import Hooks, MatmulConfig, MatmulSpec, configs, plan_matmul
 from genesis_fn.kernels.matmul.spec import Segment
 from genesis_fn.kernels.matmul.tuning import chosen_config
-from genesis_fn.kernels.plan import Plan, in_rounds
+from genesis_fn.kernels.plan import Plan
 from tests.kernels.run import run_plan
 
 DTYPES = {
@@ -449,7 +449,7 @@ def test_grouped_products(processors):
 
 def rounds_of(plan: Plan) -> Plan:
     """The plan for a device whose processors another kernel shares."""
-    return replace(plan, steps=tuple([in_rounds(step) for step in plan.steps]))
+    return replace(plan, steps=tuple([step.in_rounds() for step in plan.steps]))
 
 
 @pytest.mark.parametrize("m", [70, 1030])

@@ -513,7 +513,7 @@ def persistent_source(name: str, parameters: Iterable[str], texts: Iterable[Matm
 
     The products' tiles are dealt to the programs as one sequence; each product has its own loop, so
     that each may have its own descriptors. With `CHUNK` programs walk that many tiles each, and the
-    next `PROGRAMS` of them the tiles behind these (`in_rounds`).
+    next `PROGRAMS` of them the tiles behind these (`Launch.in_rounds`).
     """
     texts, lines, dealt = list(texts), [], "0"
     for text in texts:

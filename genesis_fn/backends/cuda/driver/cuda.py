@@ -339,8 +339,10 @@ class CudaDriver:
         self.activate()
         # Non-blocking: the legacy default stream of other libraries must not serialise with it.
         flags = int(cu.CUstream_flags.CU_STREAM_NON_BLOCKING)
+        if not urgent:
+            return _check(cu.cuStreamCreate(flags))
         _, greatest = _check(cu.cuCtxGetStreamPriorityRange())
-        return _check(cu.cuStreamCreateWithPriority(flags, greatest if urgent else 0))
+        return _check(cu.cuStreamCreateWithPriority(flags, greatest))
 
     def destroy_stream(self, stream: StreamHandle) -> None:
         self.activate()

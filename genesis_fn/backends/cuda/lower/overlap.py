@@ -10,7 +10,7 @@ can start together are one launch, which costs what several hundred kilobytes do
 collectives follows from the program alone, and is the same on every process.
 
 Collectives hold a fifth of the processors while they run. Persistent kernels that run then give
-theirs up now and then (`in_rounds`).
+theirs up now and then (`Launch.in_rounds`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from genesis_fn.backends.cuda.lower.steps import BufferTable, ScheduledStep, Ste
 from genesis_fn.backends.cuda.run.graph import Collective, Collectives, Join, Step, SubProgram
 from genesis_fn.compiler.options import enabled
 from genesis_fn.compiler.target import Target
-from genesis_fn.kernels.plan import Launch, Memset, in_rounds
+from genesis_fn.kernels.plan import Launch, Memset
 
 _AHEAD = 400 << 20
 _TOGETHER = 100 << 20  # bytes that one launch sends: 25 took 166.4 ms a step, 100 163.0
@@ -248,7 +248,7 @@ def _sharing_processors(
 
 def _in_rounds(step: Step) -> Step:
     if isinstance(step, Launch):
-        return in_rounds(step)
+        return step.in_rounds()
     if isinstance(step, SubProgram):
         return replace(step, steps=tuple([_in_rounds(s) for s in step.steps]))
     return step
