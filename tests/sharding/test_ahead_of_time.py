@@ -68,12 +68,12 @@ def test_arrays_laid_out_otherwise_are_an_error() -> None:
     alone = gf.jit(loss).lower(W, X).compile()
     with pytest.raises(errors.ShardingError, match="laid out as None"):
         alone(w, x)
-    np.testing.assert_allclose(alone(W, X), compiled(w, x), rtol=1e-5)
+    np.testing.assert_allclose(alone(W, X), compiled(w, x), atol=1e-3)  # sums of 256
 
 
 def test_host_arrays_are_laid_out_as_in_shardings_says() -> None:
     compiled = gf.jit(loss, in_shardings=layouts()).lower(*described(False)).compile()
-    np.testing.assert_allclose(compiled(W, X), loss(W, X), rtol=1e-5)
+    np.testing.assert_allclose(compiled(W, X), loss(W, X), atol=1e-3)
 
 
 def test_two_layouts_of_one_argument() -> None:
@@ -88,7 +88,7 @@ def test_a_program_that_names_axes_itself() -> None:
         lambda x: lax.psum(jnp.sum(x), "data"), mesh=mesh(), in_specs=P("data"), out_specs=P()
     )
     compiled = gf.jit(total).lower(gf.ShapeDtypeStruct(X.shape, X.dtype)).compile()
-    np.testing.assert_allclose(compiled(X), X.sum(), rtol=1e-4)
+    np.testing.assert_allclose(compiled(X), X.sum(dtype=np.float64), atol=1e-3)
 
 
 def test_structs_with_shardings() -> None:
