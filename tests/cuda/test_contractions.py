@@ -31,7 +31,7 @@ from genesis_fn.transforms.staging.stage_trace import stage
 
 rng = np.random.default_rng(0)
 ULP = 2**-8  # of bfloat16, relative
-PASSES = ("grouped", "segments", "epilogues")
+PASSES = ("grouped", "segments", "epilogues", "stored_casts")
 
 
 def normal(*shape: int) -> np.ndarray:
@@ -137,6 +137,13 @@ def test_products_that_need_each_other_do_not_wait_for_each_other() -> None:
     assert len(dots) == 4 and "products" in repr(after)
 
 
+def silu_and_slope(x, w):
+    """silu(x @ w) and its derivative there."""
+    y = gnp.matmul(x, w).astype(np.float32)
+    s = lax.logistic(y)
+    return [z.astype(BF16) for z in (y * s, s + y * s * (1 - s))]
+
+
 def gated_backward(x, w, gate, up):
     """What the backward pass of silu(gate) * up does with x @ w, and silu(gate) * up again."""
     d = gnp.matmul(x, w).astype(np.float32)
@@ -147,15 +154,37 @@ def gated_backward(x, w, gate, up):
 
 
 @pytest.mark.parametrize("sizes", [(130, 72, 200), (256, 64, 256)])
-def test_what_alone_reads_a_product_is_its_epilogue(sizes) -> None:
+def test_what_reads_a_product_alone_is_its_epilogue(sizes) -> None:
     m, k, n = sizes
-    args = normal(2, m // 2, k), normal(k, n), normal(2, m // 2, n), normal(2, m // 2, n)
-    jaxpr, _ = programs.traced(gated_backward, *args)
-    joined, alone = both(gated_backward, *args, ulps=0)
-    assert len(joined) == len(alone) == 1
-    assert len(groups(jaxpr)) == 1
-    with without("epilogues"):
-        assert len(groups(jaxpr)) == 2
+    x, w = normal(2, m // 2, k), normal(k, n)
+    others = normal(2, m // 2, n), normal(2, m // 2, n)
+    # Tensor cores would wait for the other arrays that an epilogue reads.
+    for f, args, together in ((silu_and_slope, (x, w), 1), (gated_backward, (x, w, *others), 2)):
+        jaxpr, _ = programs.traced(f, *args)
+        joined, alone = both(f, *args, ulps=0)
+        assert len(joined) == len(alone) == 1
+        assert len(groups(jaxpr)) == together
+        with without("epilogues"):
+            assert len(groups(jaxpr)) == 2
+
+
+def test_casts_that_must_be_in_memory_are_stored_by_products() -> None:
+    def gradients(x, dy, dz):
+        wide = [gnp.matmul(x.T, d).astype(np.float32) for d in (dy, dz)]
+        # The cast of the second is read in a kernel, which widens it for nothing.
+        return wide[0].reshape(136, 2, 76), wide[1] * 2, gnp.sum(wide[1])
+
+    args = normal(520, 136), normal(520, 152), normal(520, 128)
+    joined, alone = both(gradients, *args, ulps=0)
+    assert len(joined) == len(alone) == 2
+    jaxpr, _ = programs.traced(gradients, *args)
+    program = group_matmuls(simplify_jaxpr(jaxpr, keeps_fused(H200)), H200)
+    (stored,) = [e.outs[0].aval for e in program.eqns if e.prim.name == "products"]
+    assert (stored.dtype, stored.shape) == (np.float32, (136, 152))
+    with without("stored_casts"):
+        program = group_matmuls(simplify_jaxpr(jaxpr, keeps_fused(H200)), H200)
+    (joint,) = [e for e in program.eqns if e.prim.name == "products"]
+    assert [o.aval.dtype for o in joint.outs] == [BF16, BF16]
 
 
 def groups(jaxpr):

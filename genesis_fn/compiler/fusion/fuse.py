@@ -188,8 +188,10 @@ class _FusionState:
     def add_initial_groups(self) -> None:
         """Make a group of each materialized value and of each opaque equation. Raises _TooLarge."""
         graph = self.graph
-        last_effect: int | None = None
+        last: dict[str, int] = {}
+        known = set(graph.jaxpr.invars)  # what does not wait for a kernel that is not generated
         for n, (e, kind) in enumerate(zip(graph.jaxpr.eqns, graph.kinds)):
+            of_inputs = all([i in known for i in e.ins if type(i) is Var])
             if kind == "opaque":
                 reads = {}
                 for v in e.ins:
@@ -197,11 +199,16 @@ class _FusionState:
                         reads[graph.memory(v)[0]] = graph.memory(v)[0].aval.nbytes
                 g = self._add(FusionGroup(list(e.outs), None, None, e, reads, n, n))
                 if has_effect(e) or _communicates(e):
-                    if last_effect is not None:
-                        self.before.setdefault(g, set()).add(last_effect)
-                        self.after.setdefault(last_effect, set()).add(g)
-                    last_effect = g
+                    # Gathers of parameters keep an order of their own: in one with the sums of
+                    # gradients, a kernel could not merge with what waits for a gather behind it.
+                    order = "inputs" if of_inputs and not has_effect(e) else "effects"
+                    if order in last:
+                        self.before.setdefault(g, set()).add(last[order])
+                        self.after.setdefault(last[order], set()).add(g)
+                    last[order] = g
             else:
+                if of_inputs:
+                    known.update(e.outs)
                 for v in e.outs:
                     if v in graph.materialized:
                         domain = self._domain_of(v, e)

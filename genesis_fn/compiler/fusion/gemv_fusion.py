@@ -4,7 +4,7 @@ A product of few rows (of decoded tokens, say) takes as long as reading its righ
 every kernel around it costs a launch that waits for the one before. Its epilogue works on the
 result before that is stored. With a row or two, which is a gemv, it has a prologue, too, which
 computes the left operand and is repeated by each of its programs. Products of many rows take
-epilogues that fit their tiles.
+epilogues that read nothing else.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ GEMV_ROWS = 2
 _MAX_ROW = 8192
 _MAX_COLUMNS = 16384
 _MIN_TILED_ROWS = 128
-_MAX_TILES = 3  # that an epilogue reads, the product's among them, or writes: all in registers
+_MAX_TILES = 3  # that an epilogue of few rows reads, the product's among them, or a tiled one writes
 _DTYPES = (dtypes.BF16, dtypes.F16, dtypes.F32)
 
 
@@ -124,18 +124,21 @@ def is_tiled_matmul(e: Eqn) -> bool:
 def fits_tiled_epilogue(
     kernel: KernelIR, domain: IterationDomain, value: Var, results: list[Var]
 ) -> bool:
-    """Whether a pointwise kernel can be the epilogue of the tiled product `value`: it reads and
-    writes all its arrays element for element, and few of them, since a tile of each is in
-    registers. (In subtiles of 32 columns three of them do not spill on an H200, wider ones do.)"""
+    """Whether a pointwise kernel can be the epilogue of the tiled product `value`: it reads nothing
+    else, and writes few arrays, element for element, since a tile of each is in registers. (In
+    subtiles of 32 columns three of them do not spill on an H200, wider ones do.)
+
+    Tensor cores wait for what an epilogue reads. Of 16384 x 3072 x 1024 on an H200, in us, with
+    a kernel behind it and with an epilogue: relu 196 and 154, a residual 218 and 230, the
+    derivative of silu(gate) * up 268 and 335.
+    """
     if domain.size >= 2**31 or not 0 < len(results) <= _MAX_TILES or len(kernel.instrs) > 64:
         return False
     if not all(fits_epilogue(kernel, domain, [value], v) for v in results):
         return False
     here = domain.position()
-    loads = [i for i in kernel.instrs if i.op == "load"]
-    dense = all(i.meta[1] == here and not i.meta[2] for i in loads)
-    dense = dense and all(offset == here for _, offset, _ in kernel.stores)
-    return dense and len({i.meta[0] for i in loads}) <= _MAX_TILES
+    alone = all(i.meta[0] is value for i in kernel.instrs if i.op == "load")
+    return alone and all(offset == here for _, offset, _ in kernel.stores)
 
 
 def fits_prologue(domain: IterationDomain, e: Eqn) -> bool:

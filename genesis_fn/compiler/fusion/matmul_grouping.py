@@ -2,6 +2,8 @@
 
 * Sums of products become one product whose sum over k runs through several pairs of operands: the
   gradient of a layer's input is one of them, and its terms never reach memory.
+* A cast of a product to float32 that must be in memory, as sums over processes need it, is what the
+  product's kernel stores.
 * Products with too few tiles to fill the GPU, weight gradients above all, share a launch. They wait
   for each other, which lengthens the live ranges of their operands a little.
 
@@ -17,7 +19,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from genesis_fn.compiler.options import enabled
-from genesis_fn.compiler.simplify.rewriter import has_effect
+from genesis_fn.compiler.fusion.value_graph import kind_of
+from genesis_fn.compiler.simplify.rewriter import has_effect, use_counts
 from genesis_fn.compiler.target import Target
 from genesis_fn.core import dtypes
 from genesis_fn.core.aval import Aval
@@ -25,6 +28,7 @@ from genesis_fn.core.jaxpr import Eqn, Jaxpr, Var
 from genesis_fn.core.primitive import Primitive
 from genesis_fn.primitives.dot_general import dot_general_p
 from genesis_fn.primitives.elementwise import add, add_n, convert_p
+from genesis_fn.primitives.shape import reshape_p
 
 _TILE = 128, 256
 # Utilisation is the share of whole waves of tiles, one for each multiprocessor, that has work.
@@ -64,7 +68,7 @@ grouped_matmul_p = _GroupedMatmul(
 """Matrix products in one launch: a primitive of the compiler's own programs.
 
 Operands are the pairs of `dots` (parameters of `dot_general`) in turn; result i is the sum of the
-dots numbered in `sums[i]`, with aval `avals[i]`, and is rounded once.
+dots numbered in `sums[i]`. It is rounded once, to the dtype of these dots, and stored as `avals[i]`.
 """
 
 
@@ -75,6 +79,8 @@ def group_matmuls(jaxpr: Jaxpr, target: Target) -> Jaxpr:
         return jaxpr
     if enabled("segments"):
         jaxpr = _fuse_sums(jaxpr)
+    if enabled("stored_casts"):
+        jaxpr = _store_casts(jaxpr)
     return (
         _with_shared_launches(jaxpr, _shared_launches(jaxpr, target.processors))
         if enabled("grouped")
@@ -249,6 +255,45 @@ def _sum_of(e: Eqn, terms: list[Eqn], rest: list[Var]) -> list[Eqn]:
     if rest:
         eqns.append(Eqn(e.prim, [wide, *rest], e.params, (out,), e.where, e.backward))
     return eqns
+
+
+# ---- casts ----
+
+
+def _store_casts(jaxpr: Jaxpr) -> Jaxpr:
+    """`jaxpr` with widened products that other steps need in memory stored as such.
+
+    Where a generated kernel reads the cast it stays: that kernel widens the 16 bits for nothing.
+    """
+    uses = use_counts(jaxpr.eqns, jaxpr.outs)
+    product = {e.outs[0]: e for e in jaxpr.eqns if _is_plain_matmul(e)}
+    casts: dict[Any, Eqn] = {}  # by the value, and by each of its reshapes
+    for e in jaxpr.eqns:
+        if e.prim is convert_p and _widens(e) and e.ins[0] in product and uses[e.ins[0]] == 1:
+            casts[e.outs[0]] = e
+        elif e.prim is reshape_p and e.ins[0] in casts:
+            casts[e.outs[0]] = casts[e.ins[0]]
+    read_in_kernels = {
+        casts[i]
+        for e in jaxpr.eqns
+        if kind_of(e) != "opaque" and e.prim is not reshape_p
+        for i in e.ins
+        if i in casts
+    }
+    stored: dict[Eqn, Eqn | None] = {}
+    for cast in {*casts.values()} - read_in_kernels:
+        e = grouped_eqn([product[cast.ins[0]]])
+        wide = {**e.params, "avals": (cast.outs[0].aval,)}
+        stored |= {product[cast.ins[0]]: e.replace(outs=cast.outs, params=wide), cast: None}
+    if not stored:
+        return jaxpr
+    eqns = [x for e in jaxpr.eqns for x in [stored.get(e, e)] if x is not None]
+    return Jaxpr(jaxpr.invars, eqns, jaxpr.outs, jaxpr.labels, jaxpr.name)
+
+
+def _widens(e: Eqn) -> bool:
+    narrow, wide = e.ins[0].aval.dtype, e.outs[0].aval.dtype
+    return wide == dtypes.F32 and narrow in (dtypes.BF16, dtypes.F16)
 
 
 # ---- shared launches ----

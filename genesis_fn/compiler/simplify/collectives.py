@@ -3,7 +3,9 @@
 A process's program is rewritten so that what is exchanged is contiguous and is added in a dtype
 that libraries add in, by equations around the collective that fuse with their neighbours:
 
-* gathered, scattered and exchanged dimensions come first;
+* gathered, scattered and exchanged dimensions come first. A large matrix whose columns are gathered
+  or scattered is turned: its parts are, and products read and write either layout, where moving
+  blocks of columns would copy the whole matrix;
 * floats narrower than float32 are added as float32, as a ring would round at every hop; 16-bit
   integers as 32-bit ones, which wrap alike;
 * extremes of floats are those of integers in the same order, as libraries drop NaN; NaN is greater
@@ -19,6 +21,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from genesis_fn.compiler.simplify.rewriter import use_counts
 from genesis_fn.core import dtypes
 from genesis_fn.core.aval import Aval
 from genesis_fn.core.errors import BackendError
@@ -54,6 +57,10 @@ _ADDED_AS = {
     **dict.fromkeys(dtypes.NARROW, dtypes.F32),
     **dict.fromkeys((dtypes.I16, dtypes.U16, dtypes.BOOL), dtypes.I32),
 }
+# Elements of a matrix that is turned. A smaller one is copied within a few microseconds, and in one
+# layout with its neighbours, so that products of both can be summed in one accumulator.
+_LARGE = 4 << 20
+_GATHERS = (all_gather_p, all_gather_invariant_p)
 # The integer type of a float's bits, and the bits of a NaN that is the greatest of these integers.
 _ORDERED_AS = {dtypes.F32: (dtypes.I32, 0x7FC00000), dtypes.F64: (dtypes.I64, 0x7FF8000000000000)}
 
@@ -74,6 +81,7 @@ def contiguous_collectives(jaxpr: Jaxpr) -> Jaxpr:
     if not _concerned(jaxpr)[0]:
         return jaxpr
     env: dict[Var, Atom] = {}
+    turned = _turned(jaxpr)
 
     def plain(v: Var) -> Var:
         if v.aval.varying:
@@ -86,12 +94,41 @@ def contiguous_collectives(jaxpr: Jaxpr) -> Jaxpr:
         ins = [env.get(i, i) if type(i) is Var else i for i in e.ins]
         axis = e.params.get("axis_name") if e.prim.collective else None
         if type(axis) is MeshAxis and e.prim is not axis_index_p:
-            env[e.outs[0]] = _rewritten(e, ins[0], axis, eqns)
+            if e in turned and axis.size > 1:
+                whole = turned[e]
+                made, x = (whole, ins[0]) if e.prim in _GATHERS else (e, whole.ins[0])
+                env[made.outs[0]] = _TURNED[e.prim](_Writer(e, eqns), e, env.get(x, x))
+            else:
+                env[e.outs[0]] = _rewritten(e, ins[0], axis, eqns)
             continue
+        if e.outs[0] in env:
+            continue  # the reshape of a turned matrix
         params = {k: _with_programs(p) for k, p in e.params.items()}
         eqns.append(e.replace(ins=ins, params=params, outs=[plain(v) for v in e.outs]))
     outs = [env.get(v, v) for v in jaxpr.outs]
     return Jaxpr(invars, eqns, outs, jaxpr.labels, jaxpr.name)
+
+
+def _turned(jaxpr: Jaxpr) -> dict[Eqn, Eqn]:
+    """The gathers and scatters of a matrix's columns, each with the reshape that merges its blocks
+    of columns, or that cuts them."""
+    uses = use_counts(jaxpr.eqns, jaxpr.outs)
+    reshapes = {e.outs[0]: e for e in jaxpr.eqns if e.prim is reshape_p}
+    reshapes |= {e.ins[0]: e for e in jaxpr.eqns if e.prim is reshape_p}
+    found = {}
+    for e in jaxpr.eqns:
+        if e.prim is psum_scatter_p or e.prim in _GATHERS:
+            gathers = e.prim in _GATHERS
+            blocks = (e.outs if gathers else e.ins)[0]
+            reshape = reshapes.get(blocks) if type(blocks) is Var else None
+            if reshape is None or uses[blocks] != 1 or e.params["axis"] != 1:
+                continue
+            whole = (reshape.outs if gathers else reshape.ins)[0]
+            matrix = blocks.aval.ndim == 3 and whole.aval.ndim == 2
+            if matrix and whole.aval.shape[0] == blocks.aval.shape[0]:
+                if whole.aval.size >= _LARGE:
+                    found[e] = reshape
+    return found
 
 
 def _with_programs(value: Any) -> Any:
@@ -172,6 +209,21 @@ def _gather(write: _Writer, e: Eqn, x: Var, axis: MeshAxis) -> Atom:
     return write.moved(write(e.prim, x, **e.params | {"axis": 0}), 0, at)
 
 
+def _turned_gather(write: _Writer, e: Eqn, x: Var) -> Atom:
+    rows, columns = x.aval.shape
+    parts = write(e.prim, write.moved(x, 1, 0), **e.params | {"axis": 0})
+    return write.moved(write(reshape_p, parts, shape=(e.params["size"] * columns, rows)), 1, 0)
+
+
+def _turned_scatter(write: _Writer, e: Eqn, x: Var) -> Atom:
+    kind, size = x.aval.dtype, e.params["size"]
+    rows, columns = x.aval.shape
+    x = write.moved(write.converted(x, _ADDED_AS.get(kind, kind)), 1, 0)
+    parts = write(reshape_p, x, shape=(size, columns // size, rows))
+    part = write(e.prim, parts, **e.params | {"axis": 0})
+    return write.converted(write.moved(part, 1, 0), kind)
+
+
 def _all_to_all(write: _Writer, e: Eqn, x: Var, axis: MeshAxis) -> Atom:
     split, concat = e.params["split"], e.params["concat"]
     x = write.moved(x, split, 0)
@@ -233,3 +285,8 @@ _RULES: dict[Primitive, Callable[[_Writer, Eqn, Var, MeshAxis], Atom]] = {
     all_gather_p: _gather, all_gather_invariant_p: _gather, all_to_all_p: _all_to_all,
     ppermute_p: _permute, pvary_p: _same, assume_invariant_p: _same,
 }  # fmt: skip
+_TURNED = {
+    psum_scatter_p: _turned_scatter,
+    all_gather_p: _turned_gather,
+    all_gather_invariant_p: _turned_gather,
+}

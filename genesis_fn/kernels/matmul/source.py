@@ -416,7 +416,8 @@ def part_lines(text: MatmulSource, width: int, column: str) -> list[str]:
         address = f"held_at + ({index_text(text, 'out', 'rm', 'rn')})"
         zero = zero_text(spec.out_dtype)
         lines += [f"acc = acc + up(tl.load({address}, mask=inside, other={zero}))"]
-    value = f"cast(acc, {_TL[spec.out_dtype]})"
+    value = f"cast(acc, {_TL[spec.rounded]})" if spec.rounded else "acc"
+    value = f"cast({value}, {_TL[spec.out_dtype]})"
     if text.out == "descriptor":
         batch = [f"b{i}" for i in range(len(spec.batch))]
         if batch:

@@ -56,7 +56,8 @@ class MatmulSpec:
     epilogue finds in `acc1`. A `residual` of this type, in the output's layout, is added last.
     With `accumulate` the product is added to what the output holds. `segments` are more products
     that are added before the epilogue: for products without batch axes or gate. A `steady` right
-    operand is written by nothing that may run when the product is started.
+    operand is written by nothing that may run when the product is started. A sum is `rounded` to
+    this type before it is stored in a wider one.
     """
 
     m: int
@@ -78,6 +79,7 @@ class MatmulSpec:
     accumulate: bool = False
     segments: tuple[Segment, ...] = ()
     steady: bool = False
+    rounded: str | None = None
 
     def __post_init__(self) -> None:
         if self.gated and self.m > FEW_ROWS:
@@ -86,6 +88,8 @@ class MatmulSpec:
             raise ValueError("a product with segments has no batch axes and no gate")
         if self.precision not in PRECISIONS:
             raise ValueError(f"precision must be one of {PRECISIONS}, got {self.precision!r}")
+        if self.rounded and (self.residual or self.accumulate or self.hooks.epilogue):
+            raise ValueError("a product that is rounded before it is stored has no epilogue")
         for name in ("lhs_dtype", "rhs_dtype", "out_dtype"):
             if getattr(self, name) not in ITEMSIZE:
                 raise ValueError(f"{name} {getattr(self, name)!r} is not an element type")

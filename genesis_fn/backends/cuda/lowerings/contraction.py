@@ -113,10 +113,11 @@ def _products(call: Call) -> Lowered:
         pieces = []
         for i in terms:
             kinds = call.operands[2 * i : 2 * i + 2]
-            params = {**dots[i], "preferred_element_type": call.outs[number].dtype}
+            wanted, own = call.outs[number].dtype, dot_general_p.abstract(kinds, dots[i]).dtype
+            params = {**dots[i], "preferred_element_type": wanted}
             one = Call(dot_general_p, kinds, params, call.target)
             spec, copies = matmul_spec(one)
-            pieces.append(spec)
+            pieces.append(spec if own == wanted else replace(spec, rounded=NAMES[own]))
             operands += _matrices(builder, one, copies, [call.read(2 * i), call.read(2 * i + 1)])
         specs.append(replace(pieces[0], segments=tuple(map(_segment, pieces[1:]))))
     results = [call.write(i) for i in range(len(sums))]
