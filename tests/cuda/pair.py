@@ -17,12 +17,14 @@ import numpy as np
 from programs import get, put
 from torch.distributed import FileStore
 
+from genesis_fn.compiler.simplify import collectives as turning
 from genesis_fn.core.aval import aval
 from genesis_fn.core.device import cuda, decide_default, devices
 from genesis_fn.core.primitive import bind
 from genesis_fn.core.sharding.mesh import make_mesh
 from genesis_fn.core.sharding.world import World, enter_world
 from genesis_fn.primitives import elementwise as ops
+from genesis_fn.primitives.shape import reshape
 from genesis_fn.transforms.batching import collectives as col, exchanges
 from genesis_fn.transforms.control_flow.loops import while_loop
 from genesis_fn.transforms.control_flow.scanning import scan
@@ -82,6 +84,17 @@ def main(path: str, rank: int) -> None:
             params = {"split": at, "concat": to, "size": SIZE, **p}
             exchanged = lambda xs: np.stack([np.take(x, rank, at) for x in xs], to)
             agree(lambda x: bind(exchanges.all_to_all_p, x, **params), exchanged, real(2, 2, 3))
+
+    # Columns of a matrix, as of a large one: it is turned.
+    turning._LARGE = 1
+    columns = lambda x: reshape(bind(col.all_gather_p, x, axis=1, size=SIZE, **p), (3, 8))
+    agree(columns, lambda xs: np.concatenate(xs, 1), real(3, 4))
+
+    def summed(x: Any) -> Any:
+        blocks = reshape(ops.mul(x, 2.0), (3, SIZE, 4))
+        return bind(col.psum_scatter_p, blocks, axis=1, size=SIZE, **p)
+
+    agree(summed, lambda xs: np.split(2 * (xs[0] + xs[1]), SIZE, 1)[rank], real(3, 8))
 
     for perm in [((0, 1), (1, 0)), ((0, 1),), ((1, 0),), ((0, 0), (1, 1)), ((1, 1),)]:
         source = {d: s for s, d in perm}

@@ -26,6 +26,7 @@ from genesis_fn.backends.cuda.driver.interpret import InterpretDriver
 from genesis_fn.backends.cuda.run import exchanges, graph
 from genesis_fn.backends.cuda.run.executable import CudaExecutable
 from genesis_fn.compiler.options import without
+from genesis_fn.compiler.simplify import collectives as turning
 from genesis_fn.compiler.simplify.collectives import contiguous_collectives
 from genesis_fn.core import dtypes
 from genesis_fn.core.aval import aval
@@ -224,6 +225,54 @@ def test_what_is_exchanged_comes_first(mirror):
     assert [o.aval.shape for o in after.outs] == [o.aval.shape for o in before.outs]
     assert before.outs[0].aval.varying == {"i"} and not after.outs[0].aval.varying
     assert contiguous_collectives(before) is after
+
+
+def test_the_columns_of_a_large_matrix_are_exchanged_turned(mirror, monkeypatch):
+    axis, rng = mesh_axis(), np.random.default_rng(0)
+    x, part = rng.normal(size=(6, 5)), rng.normal(size=(5, 4))
+    x, part = x.astype(np.float32), part.astype(np.float32)
+
+    def f(x, part):
+        blocks = bind(col.all_gather_invariant_p, part, axis_name=axis, axis=1, size=2)
+        y = dot_general(x, reshape(blocks, (5, 8)), (((1,), (0,)), ((), ())), "highest")
+        gradient = dot_general(x, y, (((0,), (0,)), ((), ())), "highest")
+        blocks = reshape(gradient, (5, 2, 4))
+        return [y, bind(col.psum_scatter_p, blocks, axis_name=axis, axis=1, size=2)]
+
+    small, _ = run(f, x, part)
+    monkeypatch.setattr(turning, "_LARGE", 40)
+    # Made anew: a program is rewritten once.
+    large, executable = run(lambda *xs: f(*xs), x, part)
+    y = x @ np.concatenate([part, part], 1)
+    for found in (small, large):
+        np.testing.assert_allclose(found[0], y, rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(found[1], 2 * (x.T @ y)[:, 4:], rtol=1e-5, atol=1e-5)
+    # The parts are turned, and nothing of the whole matrix's size.
+    turned = [e.outs[0].aval.shape for e in executable.program.eqns if e.prim.name == "transpose"]
+    assert turned == [(4, 5), (5, 4)]
+
+
+def test_a_gather_of_parameters_keeps_no_kernels_apart(mirror):
+    axis, rng = mesh_axis(), np.random.default_rng(0)
+    x, part = [rng.normal(size=s).astype(np.float32) / 8 for s in ((96, 64), (32, 32))]
+
+    def f(x, part):
+        kept = ops.tanh(x)
+        square = reshape(dot_general(kept, kept, (((1,), (1,)), ((), ())), "highest"), (2, 48, 96))
+        total = bind(col.psum_scatter_p, square, axis_name=axis, axis=0, size=2)
+        whole = reshape(bind(col.all_gather_p, part, axis_name=axis, axis=0, size=2), (64, 32))
+        d = dot_general(x, whole, (((1,), (0,)), ((), ())), "highest")
+        d = dot_general(d, whole, (((1,), (1,)), ((), ())), "highest")
+        return [total, ops.mul(d, ops.sub(1.0, ops.mul(kept, kept)))]
+
+    outs, executable = run(f, x, part)
+    whole, kept = np.concatenate([part, part]), np.tanh(x)
+    np.testing.assert_allclose(outs[0], 2 * (kept @ kept.T)[48:], rtol=1e-5, atol=1e-6)
+    wanted = x @ whole @ whole.T * (1 - kept * kept)
+    np.testing.assert_allclose(outs[1], wanted, rtol=1e-5, atol=1e-6)
+    # tanh and what reads it are one kernel, though the sum comes before the gather.
+    named = [item.summary.name for item in executable.schedule.items if item.summary]
+    assert [name for name in named if "tanh" in name or "sub" in name] == ["tanh+mul+sub"]
 
 
 def test_a_program_without_collectives_stays(mirror):

@@ -24,7 +24,8 @@ GEMV_ROWS = 2
 _MAX_ROW = 8192
 _MAX_COLUMNS = 16384
 _MIN_TILED_ROWS = 128
-_MAX_TILES = 3  # that an epilogue of few rows reads, the product's among them, or a tiled one writes
+# Tiles that an epilogue of few rows reads, the product's among them, or that a tiled one writes.
+_MAX_TILES = 3
 _DTYPES = (dtypes.BF16, dtypes.F16, dtypes.F32)
 
 

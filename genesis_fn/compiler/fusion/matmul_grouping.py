@@ -18,8 +18,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from genesis_fn.compiler.options import enabled
 from genesis_fn.compiler.fusion.value_graph import kind_of
+from genesis_fn.compiler.options import enabled
 from genesis_fn.compiler.simplify.rewriter import has_effect, use_counts
 from genesis_fn.compiler.target import Target
 from genesis_fn.core import dtypes
@@ -68,7 +68,7 @@ grouped_matmul_p = _GroupedMatmul(
 """Matrix products in one launch: a primitive of the compiler's own programs.
 
 Operands are the pairs of `dots` (parameters of `dot_general`) in turn; result i is the sum of the
-dots numbered in `sums[i]`. It is rounded once, to the dtype of these dots, and stored as `avals[i]`.
+dots numbered in `sums[i]`, rounded once, to the dtype of these dots, and stored as `avals[i]`.
 """
 
 

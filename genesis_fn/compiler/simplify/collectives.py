@@ -101,7 +101,7 @@ def contiguous_collectives(jaxpr: Jaxpr) -> Jaxpr:
             else:
                 env[e.outs[0]] = _rewritten(e, ins[0], axis, eqns)
             continue
-        if e.outs[0] in env:
+        if e.outs and e.outs[0] in env:
             continue  # the reshape of a turned matrix
         params = {k: _with_programs(p) for k, p in e.params.items()}
         eqns.append(e.replace(ins=ins, params=params, outs=[plain(v) for v in e.outs]))
