@@ -190,7 +190,9 @@ def test_what_was_stopped_goes_on_bit_for_bit(
     statuses: list[int],
 ):  # fmt: skip
     out = tmp_path / "run"
-    command = sft(base, out, *EVERYTHING, "--parallel", "fsdp=2")
+    # Saved before the next step: fast steps may have come to the fault ahead of a thread.
+    saved = ("--checkpoint.background", "false")
+    command = sft(base, out, *EVERYTHING, "--parallel", "fsdp=2", *saved)
     faulty = {"argv": command, "fault": fault, "victim": victim, "at": 6}
     world = launched(launcher, tmp_path / "first", faulty)
     begun = time.monotonic()
