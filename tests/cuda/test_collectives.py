@@ -244,7 +244,7 @@ def test_the_columns_of_a_large_matrix_are_exchanged_turned(mirror, monkeypatch)
     # Made anew: a program is rewritten once.
     large, executable = run(lambda *xs: f(*xs), x, part)
     y = x @ np.concatenate([part, part], 1)
-    for found in (small, large):
+    for found in (small, large):  # sums of float32 in another order than NumPy's
         np.testing.assert_allclose(found[0], y, rtol=1e-5, atol=1e-5)
         np.testing.assert_allclose(found[1], 2 * (x.T @ y)[:, 4:], rtol=1e-5, atol=1e-5)
     # The parts are turned, and nothing of the whole matrix's size.
@@ -267,6 +267,7 @@ def test_a_gather_of_parameters_keeps_no_kernels_apart(mirror):
 
     outs, executable = run(f, x, part)
     whole, kept = np.concatenate([part, part]), np.tanh(x)
+    # Sums of 64 float32 in another order than NumPy's.
     np.testing.assert_allclose(outs[0], 2 * (kept @ kept.T)[48:], rtol=1e-5, atol=1e-6)
     wanted = x @ whole @ whole.T * (1 - kept * kept)
     np.testing.assert_allclose(outs[1], wanted, rtol=1e-5, atol=1e-6)
@@ -478,7 +479,6 @@ def test_an_update_waits_at_the_end_for_a_sum_that_takes_longer(mirror, monkeypa
 
 
 def test_kernels_beside_collectives_run_in_rounds(mirror, monkeypatch):
-
     axis, x = mesh_axis(), np.ones((64, 64), np.float32)
     seen: list[Any] = []
     monkeypatch.setattr(Launch, "in_rounds", lambda launch: seen.append(launch) or launch)

@@ -187,6 +187,23 @@ def test_casts_that_must_be_in_memory_are_stored_by_products() -> None:
     assert [o.aval.dtype for o in joint.outs] == [BF16, BF16]
 
 
+def test_casts_of_sums_and_of_few_rows() -> None:
+    def total(xs, ws):
+        a, b = [gnp.matmul(x, w) for x, w in zip(xs, ws, strict=True)]
+        return (a + b).astype(np.float32)
+
+    # Rows of 136 numbers are read by descriptors; those of 131 are not, and are summed one by one.
+    for n in (136, 131):
+        xs, ws = [normal(130, k) for k in (64, 72)], [normal(k, n) for k in (64, 72)]
+        both(total, xs, ws, ulps=2)
+
+    few = lambda x, w: gnp.matmul(x, w).astype(np.float32)
+    jaxpr, _ = programs.traced(few, normal(2, 64), normal(64, 256))
+    program = simplify_jaxpr(jaxpr, keeps_fused(H200))
+    assert group_matmuls(program, H200).eqns == program.eqns
+    both(few, normal(2, 64), normal(64, 256), ulps=0)
+
+
 def groups(jaxpr):
     return fuse_jaxpr(simplify_jaxpr(jaxpr, keeps_fused(H200)), H200).groups
 

@@ -264,9 +264,12 @@ def _store_casts(jaxpr: Jaxpr) -> Jaxpr:
     """`jaxpr` with widened products that other steps need in memory stored as such.
 
     Where a generated kernel reads the cast it stays: that kernel widens the 16 bits for nothing.
+    So does that of a product of few rows or columns, whose epilogue it is.
     """
     uses = use_counts(jaxpr.eqns, jaxpr.outs)
-    product = {e.outs[0]: e for e in jaxpr.eqns if _is_plain_matmul(e)}
+    product = {
+        e.outs[0]: e for e in jaxpr.eqns if _is_plain_matmul(e) and min(_sizes(e)[:2]) >= _MIN_ROWS
+    }
     casts: dict[Any, Eqn] = {}  # by the value, and by each of its reshapes
     for e in jaxpr.eqns:
         if e.prim is convert_p and _widens(e) and e.ins[0] in product and uses[e.ins[0]] == 1:

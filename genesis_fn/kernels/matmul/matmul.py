@@ -93,7 +93,7 @@ def _separate_segments(spec: MatmulSpec, target: Target) -> Plan:
     for i, piece in enumerate(pieces):
         operands = [BufferArg(2 * i, piece.lhs_dtype), BufferArg(2 * i + 1, piece.rhs_dtype)]
         if i < len(pieces) - 1:
-            part = replace(piece, out_dtype=wide, out_strides=None, accumulate=i > 0)
+            part = replace(piece, out_dtype=wide, out_strides=None, accumulate=i > 0, rounded=None)
             builder.include(plan_matmul(part, target), [*operands, partial_sum])
         else:
             # The last one adds the sum of the others as its residual, and rounds once.

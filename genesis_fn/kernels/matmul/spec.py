@@ -88,8 +88,8 @@ class MatmulSpec:
             raise ValueError("a product with segments has no batch axes and no gate")
         if self.precision not in PRECISIONS:
             raise ValueError(f"precision must be one of {PRECISIONS}, got {self.precision!r}")
-        if self.rounded and (self.residual or self.accumulate or self.hooks.epilogue):
-            raise ValueError("a product that is rounded before it is stored has no epilogue")
+        if self.rounded and self.accumulate:
+            raise ValueError("a product that is added to the output is not rounded before")
         for name in ("lhs_dtype", "rhs_dtype", "out_dtype"):
             if getattr(self, name) not in ITEMSIZE:
                 raise ValueError(f"{name} {getattr(self, name)!r} is not an element type")
