@@ -18,7 +18,8 @@ from genesis_fn.core.configuration import environment
 @dataclass(frozen=True, slots=True)
 class Facts:
     """A process: `versions` are of what it computes with, `gpu` names the GPU that it took, by
-    whatever name it goes in this process. Processes of equal `machine` see each other's `pid`."""
+    whatever name it goes in this process. Processes of equal `machine` see each other's `pid`.
+    `direct`: others can map its GPU's memory, of which it has taken none yet."""
 
     rank: int
     host: str
@@ -28,6 +29,7 @@ class Facts:
     versions: dict[str, str]
     kind: str
     gpu: str = ""
+    direct: bool = False
 
     def as_text(self) -> str:
         """The facts, for a store."""
@@ -39,11 +41,11 @@ class Facts:
         return Facts(**json.loads(text))
 
 
-def own_facts(rank: int, kind: str, gpu: str) -> Facts:
+def own_facts(rank: int, kind: str, gpu: str, direct: bool) -> Facts:
     """What this process tells the others."""
     pid = os.getpid()
     return Facts(
-        rank, socket.gethostname(), _machine(), pid, started(pid), versions(kind), kind, gpu
+        rank, socket.gethostname(), _machine(), pid, started(pid), versions(kind), kind, gpu, direct
     )
 
 

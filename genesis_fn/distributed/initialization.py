@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import atexit
 import os
+import sys
 from collections.abc import Sequence
+from typing import Any
 
 from genesis_fn.backends.cpu.process_groups import close_groups
 from genesis_fn.core import device as devices
@@ -88,14 +90,15 @@ def _join(
         refuse(store, f"rank {place.rank} cannot take part: {error}")
         linger(store, place)
         raise
-    own = own_facts(place.rank, chosen.kind, _identity(chosen))
+    own = own_facts(place.rank, chosen.kind, _identity(chosen), _direct(chosen))
     ranks = meet(store, place, own, patience)
     if local_rank is None:
         local_rank = sum(f.machine == own.machine for f in ranks[: place.rank])
     watch = WatchThread(place, ranks)
     devices.decide_default(chosen)
     shared = SharedStore(store, place, watch)
-    enter_world(World(place.rank, place.size, local_rank, timeout, shared, watch))
+    direct = all([f.direct for f in ranks])
+    enter_world(World(place.rank, place.size, local_rank, timeout, shared, watch, direct))
     watch.start()
     atexit.register(_leave, watch)
 
@@ -140,6 +143,13 @@ def _identity(chosen: Device) -> str:
     _, handle = cu.cuDeviceGet(chosen.index)
     code, name = cu.cuDeviceGetUuid(handle)
     return bytes(name.bytes).hex() if code == cu.CUresult.CUDA_SUCCESS else str(chosen.index)
+
+
+def _direct(chosen: Device) -> bool:
+    """Whether others can map the memory of a GPU: a driver that is open already took it for this
+    process alone."""
+    driver: Any = sys.modules.get("genesis_fn.backends.cuda.driver.driver")
+    return chosen.kind == "cuda" and (driver is None or chosen.index not in driver.opened)
 
 
 def _leave(watch: WatchThread) -> None:

@@ -7,10 +7,18 @@ import multiprocessing
 import os
 import random
 import threading
+from dataclasses import replace
 
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
+from hypothesis.stateful import (
+    Bundle,
+    RuleBasedStateMachine,
+    consumes,
+    invariant,
+    precondition,
+    rule,
+)
 
 from genesis_fn.backends.cuda.driver.errors import ForkedProcessError, OutOfMemory
 from genesis_fn.backends.cuda.driver.interpret import InterpretDriver
@@ -23,6 +31,13 @@ MIB = 1 << 20
 
 def small_device(total: int = 512 * MIB) -> InterpretDriver:
     return InterpretDriver(0, total_memory=total)
+
+
+def shared_device(total: int = 512 * MIB) -> InterpretDriver:
+    """One whose memory other processes may map."""
+    driver = small_device(total)
+    driver.info = replace(driver.info, shared=True)
+    return driver
 
 
 def check(pool: Pool) -> None:
@@ -39,18 +54,25 @@ def check(pool: Pool) -> None:
         intervals = space.intervals()
         assert space.free == sum(size for _, size in intervals)
         assert space.largest_free == max((size for _, size in intervals), default=0)
+        begins = {start for start, _ in space.pieces()} if pool.driver.info.shared else set()
         for (start, size), (after, _) in zip(intervals, intervals[1:], strict=False):
-            assert start + size < after, "free neighbours are joined"
+            assert start + size < after or after in begins, "free neighbours are joined"
+    if pool.driver.info.shared:
+        pieces = [p for s in (pool.small_space, pool.large_space) for p in s.pieces()]
+        for part in parts:
+            start, size = max(p for p in pieces if p[0] <= part["address"])
+            assert part["address"] + part["size"] <= start + size, "it reaches into the next piece"
 
 
 class PoolMachine(RuleBasedStateMachine):
     """Random allocations and frees against what a pool must guarantee."""
 
     blocks = Bundle("blocks")
+    device = staticmethod(small_device)
 
     def __init__(self) -> None:
         super().__init__()
-        self.driver = small_device(256 * MIB)
+        self.driver = self.device(256 * MIB)
         self.pool = Pool(self.driver, slack=16 * MIB)
         self.live: set[int] = set()
 
@@ -94,8 +116,32 @@ class PoolMachine(RuleBasedStateMachine):
         self.live.clear()
 
 
+class SharedPoolMachine(PoolMachine):
+    """The same, of memory that other processes map: sometimes they do."""
+
+    device = staticmethod(shared_device)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.given: set[tuple[int, int]] = set()
+
+    @precondition(lambda self: self.live)
+    @rule(data=st.data())
+    def give(self, data):
+        address = data.draw(st.sampled_from(sorted(self.live)))
+        self.driver._give(address, 1)
+        pieces = [*self.pool.small_space.pieces(), *self.pool.large_space.pieces()]
+        self.given.add(max(p for p in pieces if p[0] <= address))
+
+    @invariant()
+    def what_was_given_stays(self):
+        pieces = [*self.pool.small_space.pieces(), *self.pool.large_space.pieces()]
+        assert self.given <= set(pieces)
+
+
 TestPool = PoolMachine.TestCase
-TestPool.settings = settings(
+TestSharedPool = SharedPoolMachine.TestCase
+TestPool.settings = TestSharedPool.settings = settings(
     max_examples=40, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
 )
 
@@ -209,6 +255,20 @@ def test_scattered_memory_moves_to_where_it_is_contiguous():
     stats = memory_stats(pool)
     assert stats["retries"] == 1 and stats["in_use"] == 512 * MIB
     assert len({b.address for b in kept}) == 8
+
+
+def test_scattered_memory_that_others_have_mapped_stays():
+    """Of pieces that are free, those that nobody else has mapped serve one block."""
+    driver = shared_device(512 * MIB)
+    pool = Pool(driver)
+    blocks = [pool.alloc(32 * MIB) for _ in range(16)]
+    driver._give(blocks[2].address, 32 * MIB)
+    kept, blocks = blocks[1::2], None
+    with pytest.raises(OutOfMemory):
+        pool.alloc(256 * MIB)
+    assert pool.alloc(224 * MIB).bytes == 224 * MIB
+    assert pool.mapped == 512 * MIB and len(kept) == 8
+    check(pool)
 
 
 def test_out_of_memory_says_what_is_held_and_recovers():

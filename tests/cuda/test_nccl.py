@@ -186,6 +186,36 @@ def test_what_is_enqueued(bindings):
     ]
 
 
+def test_memory_is_registered_once_a_group_and_by_nobody_else(bindings, monkeypatch):
+    monkeypatch.setenv("NCCL_GRAPH_REGISTER", "")
+    monkeypatch.delenv("NCCL_GRAPH_REGISTER")
+    group, other = nccl.communicator(((0, 1), (2, 3))), nccl.communicator(((0, 1, 2, 3),))
+    assert os.environ["NCCL_GRAPH_REGISTER"] == "0"
+    bindings.calls.clear()
+    for _ in range(2):
+        nccl.register(group, 4096, 512)
+    assert nccl.registered(4096) and not nccl.registered(8192)
+    nccl.register(other, 4096, 512)
+    nccl.register(group, 8192, 64)
+    assert bindings.calls == [
+        ("comm_register", group.handle, 4096, 512),
+        ("comm_register", "world", 4096, 512),
+        ("comm_register", group.handle, 8192, 64),
+    ]
+
+
+def test_memory_that_was_not_registered_is_tried_again(bindings):
+    group = nccl.communicator(((0, 1, 2, 3),))
+
+    def fails(*args: Any) -> None:
+        raise bindings.NCCLError("unhandled system error")
+
+    bindings.comm_register = fails
+    for _ in range(2):
+        with pytest.raises(DistributedError, match="registering memory failed"):
+            nccl.register(group, 4096, 512)
+
+
 def test_errors_name_what_was_done(bindings):
     group = nccl.communicator(((0, 1, 2, 3),))
 

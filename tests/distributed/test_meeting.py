@@ -15,7 +15,7 @@ from genesis_fn.core.errors import ArgumentError
 from genesis_fn.core.sharding.world import world
 from genesis_fn.distributed.clusters import Place, find_place, first_node
 from genesis_fn.distributed.facts import Facts, disagreement
-from tests.distributed.conftest import ROOT, Launcher, environment, needs, of_torchrun
+from tests.distributed.conftest import ROOT, Launcher, environment, free_port, needs, of_torchrun
 
 
 @pytest.mark.parametrize(
@@ -185,3 +185,48 @@ def test_torchrun_starts_a_world(tmp_path: Path):
 
 def test_importing_the_library_is_no_world():
     assert "RANK" not in os.environ or world().size == 1
+
+
+DIRECT = """
+import sys
+import numpy as np
+import genesis_fn as gf
+from genesis_fn.backends.cuda.driver.driver import opened
+from genesis_fn.core.sharding.world import world
+
+rank = int(sys.argv[1])
+if sys.argv[1] == sys.argv[2]:
+    gf.numpy.ones(3) + 1
+gf.distributed.initialize(sys.argv[3], 2, rank, local_device_ids=rank)
+mesh = gf.make_mesh((2,), ("i",))
+whole = gf.device_put(np.arange(8.0, dtype=np.float32), gf.NamedSharding(mesh, gf.P("i")))
+turned = gf.shard_map(
+    lambda x: gf.lax.ppermute(x, "i", [(0, 1), (1, 0)]), mesh=mesh, in_specs=gf.P("i"),
+    out_specs=gf.P("i"),
+)
+for _ in range(2):
+    found = gf.jit(turned)(whole)
+mine = gf.device_get(found.addressable_shards[0].data)
+assert mine.tolist() == [4 - 4 * rank + i for i in range(4)]
+print(world().direct, opened[rank].info.shared)
+"""
+
+
+@pytest.mark.cpu
+@pytest.mark.parametrize("early", [None, 1])
+def test_memory_of_gpus_is_mapped_where_no_process_used_its_own_before(early: int | None):
+    """On the interpreting driver, which checks what a GPU would hang on."""
+    told = {"GENESIS_CUDA_DRIVER": "interpret", "GENESIS_INTERPRET_DEVICES": "2"}
+    told |= {"TRITON_INTERPRET": "1", "GENESIS_DEVICE": f"cuda:{early or 0}"}
+    place = f"127.0.0.1:{free_port()}"
+    made = [
+        subprocess.Popen(
+            [sys.executable, "-c", DIRECT, str(rank), str(early), place],
+            cwd=ROOT, env=environment() | told, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]  # fmt: skip
+    said = [p.communicate(timeout=120) for p in made]
+    assert [p.returncode for p in made] == [0, 0], said
+    assert [out.split() for out, _ in said] == [[str(early is None)] * 2] * 2, said

@@ -29,6 +29,7 @@ from genesis_fn.backends.cuda.lower.steps import (
     pack_arena,
 )
 from genesis_fn.backends.cuda.run.executable import CudaExecutable, ProgramBinding
+from genesis_fn.backends.cuda.run.graph import exchanged_buffers
 from genesis_fn.backends.cuda.run.io_buffers import IOBuffers, OutputBuffer
 from genesis_fn.backends.cuda.run.runtime import device_runtime
 from genesis_fn.compiler.fusion.fuse import fuse_jaxpr
@@ -107,7 +108,10 @@ def compile_jaxpr(
     updated = [number.get(b) for b in steps.outputs]
     io = IOBuffers(runtime, site, donated, updated, list(outputs.values()), binding.capture)
     sigs = [sig(v.aval, device) for v in jaxpr.outs]
-    return CudaExecutable(program, binding, io, sigs, replaced, unused)
+    exchanged = sorted(
+        {number[b] for b in map(table.root, exchanged_buffers(steps.steps)) if b in number}
+    )
+    return CudaExecutable(program, binding, io, sigs, replaced, unused, exchanged)
 
 
 def schedule(

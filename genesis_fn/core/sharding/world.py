@@ -47,7 +47,8 @@ class World:
     """`size` processes, of which this is number `rank`, and number `local_rank` on its machine.
 
     They met in `store`, a key-value store that all of them reach (None in a world of one), and give
-    each other up after `timeout` seconds. `watch` tells who is gone.
+    each other up after `timeout` seconds. `watch` tells who is gone. `direct` is whether every
+    process can let the others map the memory of its GPU.
     """
 
     rank: int = 0
@@ -56,6 +57,7 @@ class World:
     timeout: float = 600.0
     store: Any = None
     watch: WorldWatch | None = None
+    direct: bool = False
 
 
 def await_keys(

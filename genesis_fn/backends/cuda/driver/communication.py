@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal, TypeAlias
 
+from genesis_fn.kernels.language.element_types import ITEMSIZE
+
 Reduction: TypeAlias = Literal["sum", "maximum", "minimum"]
 REDUCED = frozenset(("i8", "u8", "i32", "u32", "i64", "u64", "fp32", "fp64"))
 """The dtypes that are reduced, by their names in plans."""
@@ -59,3 +61,18 @@ class Permute:
 
 
 Communication: TypeAlias = AllReduce | ReduceScatter | AllGather | AllToAll | Permute
+
+
+def memory_of(communication: Communication, size: int) -> tuple[int, int]:
+    """The bytes of the operand and of the result, in a group of `size`."""
+    match communication:
+        case AllReduce(count, dtype):
+            return count * ITEMSIZE[dtype], count * ITEMSIZE[dtype]
+        case ReduceScatter(count, dtype):
+            return size * count * ITEMSIZE[dtype], count * ITEMSIZE[dtype]
+        case AllGather(amount):
+            return amount, size * amount
+        case AllToAll(amount):
+            return size * amount, size * amount
+        case Permute(amount):
+            return amount, amount

@@ -15,7 +15,7 @@ from cuda.bindings import driver as cu  # pyright: ignore[reportAttributeAccessI
 
 from genesis_fn.backends.cuda.binaries.compile import CompiledKernel, compile_launches
 from genesis_fn.backends.cuda.driver import condition_kernels, nccl
-from genesis_fn.backends.cuda.driver.communication import Communication
+from genesis_fn.backends.cuda.driver.communication import Communication, memory_of
 from genesis_fn.backends.cuda.driver.driver import (
     CommunicatorHandle,
     ConditionalKind,
@@ -214,10 +214,10 @@ class CudaDriver:
         self.activate()
         self.driver_version = _check(cu.cuDriverGetVersion())
         # NCCL has others write straight into memory that it can export (docs/cuda.md).
-        self._property = _allocation_property(
-            index,
-            world().size > 1 and self._attribute("HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED"),
+        self._shared = world().direct and bool(
+            self._attribute("HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED")
         )
+        self._property = _allocation_property(index, self._shared)
         self.info = self._describe(index)
         self._access = _read_write(index)
         self.compute = self.new_stream()
@@ -253,6 +253,7 @@ class CudaDriver:
             granularity=int(_check(cu.cuMemGetAllocationGranularity(self._property, minimum))),
             target=self._target(name),
             kind=_CUDA_KIND,
+            shared=self._shared,
         )
 
     def _target(self, name: str) -> Target:
@@ -299,6 +300,9 @@ class CudaDriver:
     def unmap(self, address: int, size: int) -> None:
         self.activate()
         _check(cu.cuMemUnmap(address, size))
+
+    def given(self, address: int) -> bool:
+        return self._shared and nccl.registered(address)
 
     def pin(self, size: int) -> int:
         self.activate()
@@ -463,7 +467,16 @@ class CudaDriver:
         stream: StreamHandle,
     ) -> None:
         self.activate()
+        if self._shared and all(memory_of(communication, communicator.size)):
+            # Both, and every time: NCCL hangs where one side of an exchange is registered.
+            for address in (source, destination):
+                nccl.register(communicator, *self._piece(address))
         nccl.exchange(communicator, communication, source, destination, int(stream))
+
+    def _piece(self, address: int) -> tuple[int, int]:
+        """(address, bytes) of the piece of physical memory that is mapped at an address."""
+        start, size = _check(cu.cuMemGetAddressRange(address))
+        return int(start), int(size)
 
     # Graphs.
 
@@ -597,7 +610,7 @@ class CudaDriver:
         return binary
 
 
-def _allocation_property(index: int, exported: object) -> Any:
+def _allocation_property(index: int, exported: bool) -> Any:
     wanted = cu.CUmemAllocationProp()
     wanted.type = cu.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
     wanted.location.type = cu.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE

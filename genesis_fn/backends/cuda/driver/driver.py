@@ -35,7 +35,8 @@ PredicateMode: TypeAlias = Literal["flag", "index", "count"]
 @dataclass(frozen=True, slots=True)
 class DeviceInfo:
     """A device's properties: `granularity` is the unit of physical memory in bytes, `target` what
-    programs are compiled for, `kind` the DLPack device type of its addresses."""
+    programs are compiled for, `kind` the DLPack device type of its addresses, `shared` whether
+    other processes may map its memory, a piece at a time."""
 
     index: int
     name: str
@@ -43,6 +44,7 @@ class DeviceInfo:
     granularity: int
     target: Target
     kind: int
+    shared: bool = False
 
 
 class PreparedLaunch(Protocol):
@@ -101,6 +103,11 @@ class Driver(Protocol):
 
     def unmap(self, address: int, size: int) -> None:
         """Unmaps physical memory, which no queued work may still use."""
+        ...
+
+    def given(self, address: int) -> bool:
+        """Whether other processes have mapped the piece of memory that begins at an address. It
+        must stay where it is."""
         ...
 
     def pin(self, size: int) -> int:
@@ -206,8 +213,9 @@ class Driver(Protocol):
         destination: int,
         stream: StreamHandle,
     ) -> None:
-        """Enqueues an exchange, from the address of the operand to that of the result. All members
-        take part, those too who send and receive nothing."""
+        """Enqueues an exchange, from the address of the operand to that of the result, each in one
+        piece of this device's memory. All members take part, those too who send and receive
+        nothing."""
         ...
 
     # Graphs: a capture records what is enqueued on a stream instead of running it.

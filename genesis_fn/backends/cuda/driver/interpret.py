@@ -33,6 +33,7 @@ from genesis_fn.backends.cuda.driver.communication import (
     Permute,
     ReduceScatter,
     Reduction,
+    memory_of,
 )
 from genesis_fn.backends.cuda.driver.driver import ConditionalKind, DeviceInfo, PredicateMode
 from genesis_fn.backends.cuda.driver.errors import CudaError, DeviceMemoryExhausted
@@ -179,8 +180,10 @@ class InterpretDriver:
             granularity=granularity,
             target=replace(target, interpreted=True),
             kind=1,
+            shared=world().direct,
         )
         self.compute = _Stream()
+        self._given: set[int] = set()
         self._used = 0
         self._ranges: dict[int, mmap.mmap] = {}
         self._starts: list[int] = []
@@ -240,10 +243,16 @@ class InterpretDriver:
         with self._lock:
             if self._mapped.get(address) != size:
                 raise CudaError("unmap", "CUDA_ERROR_INVALID_VALUE")
+            # On a GPU, others would go on writing to what was mapped here.
+            if address in self._given:
+                raise CudaError("unmap", "CUDA_ERROR_INVALID_VALUE", "other processes mapped it")
             del self._mapped[address]
             self._mapped_starts.remove(address)
             start = self._starts[bisect_right(self._starts, address) - 1]
             self._ranges[start].madvise(mmap.MADV_DONTNEED, address - start, size)
+
+    def given(self, address: int) -> bool:
+        return address in self._given
 
     def pin(self, size: int) -> int:
         block = (ctypes.c_char * max(size, 1))()
@@ -368,7 +377,24 @@ class InterpretDriver:
         destination: int,
         stream: _Stream,
     ) -> None:
+        if self.info.shared:
+            for address, size in zip(
+                (source, destination), memory_of(communication, communicator.size)
+            ):
+                self._give(address, size)
         stream.enqueue(lambda: self._exchange(communicator, communication, source, destination))
+
+    def _give(self, address: int, size: int) -> None:
+        """Note the piece of memory that other processes map. Raises CudaError where it is not one:
+        on a GPU, the processes would wait for each other for ever."""
+        if not size:
+            return
+        with self._lock:
+            index = bisect_right(self._mapped_starts, address) - 1
+            start = self._mapped_starts[index] if index >= 0 else 0
+            if index < 0 or address + size > start + self._mapped[start]:
+                raise CudaError("exchange", "CUDA_ERROR_INVALID_VALUE", "it is not in one piece")
+            self._given.add(start)
 
     def _exchange(
         self, group: ProcessGroup, communication: Communication, source: int, destination: int

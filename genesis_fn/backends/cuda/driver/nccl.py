@@ -4,6 +4,14 @@ The communicator of the whole world is made from an identifier that the first pr
 world's store. Communicators of groups are split from it: all processes split together, each into
 its group. Groups that leave processes out have an identifier of their own.
 
+NCCL has neighbours write straight into memory that is registered, a piece of physical memory at a
+time. By itself it registers what a graph uses, but not what reaches from one piece into the next,
+and processes wait for each other for ever where that is so on one side of an exchange alone. Nor
+does it see that other memory is mapped at an address; and when a graph is dropped, it has its
+neighbours unmap the memory, which hung where a neighbour's GPU waited in a collective. So it is
+told to leave that alone, and what is registered stays so (docs/experiments.md, "Kernels beside
+communication").
+
 Nothing here is loaded before the first collective of a program.
 """
 
@@ -14,7 +22,7 @@ import functools
 import os
 import threading
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from genesis_fn.backends.cuda.driver.communication import (
@@ -39,10 +47,12 @@ _PER_FUNCTION = 22400  # the first version whose NCCL_ALGO may name functions
 
 @dataclass(frozen=True, slots=True)
 class Communicator:
-    """NCCL's handle of a group, and the number of its members."""
+    """NCCL's handle of a group, the number of its members, and the addresses of the pieces of
+    memory that they may write to."""
 
     handle: Any
     size: int
+    pieces: set[int] = field(default_factory=set[int])
 
 
 _made: dict[Any, Communicator] = {}
@@ -65,6 +75,7 @@ def _library() -> Any:
     # variable when it makes the first communicator.
     ring = "allreduce:ring;reducescatter:ring" if version >= _PER_FUNCTION else "Ring"
     os.environ.setdefault("NCCL_ALGO", ring)
+    os.environ.setdefault("NCCL_GRAPH_REGISTER", "0")
     return nccl
 
 
@@ -148,6 +159,19 @@ def _split(groups: Sequence[tuple[int, ...]], mine: tuple[int, ...]) -> Communic
         color, position = list(groups).index(mine), mine.index(world().rank)
         handle = nccl.comm_split(whole.handle, color, position, 0)
         return Communicator(handle, len(mine))
+
+
+def register(group: Communicator, address: int, size: int) -> None:
+    """Let the members of a group on this machine write to a piece of memory, from now on."""
+    if address not in group.pieces:
+        with _named("registering memory") as nccl:
+            nccl.comm_register(group.handle, address, size)
+        group.pieces.add(address)
+
+
+def registered(address: int) -> bool:
+    """Whether a piece of memory is registered with anybody."""
+    return any([address in group.pieces for group in list(_made.values())])
 
 
 @contextlib.contextmanager

@@ -3,6 +3,9 @@
 Adjacent free intervals coalesce. Physical memory is mapped in pieces (CUDA's virtual memory
 management) where a request needs it. A piece that is wholly free can be unmapped again, so that
 scattered free memory can back one contiguous run of addresses.
+
+A piece is what another process can map, a part of one at a time. Where others do, no request
+reaches from one piece into the next (`whole`), at the price of some ends of pieces.
 """
 
 from __future__ import annotations
@@ -19,14 +22,16 @@ _LARGEST_PIECE = 1 << 30
 class AddressSpace:
     """`span` bytes of addresses of which `mapped` have memory behind them.
 
-    Not thread-safe: the pool serialises its calls. Sizes given to `take` are multiples of 256.
+    `whole`: what `take` gives lies in one piece. Not thread-safe: the pool serialises its calls.
+    Sizes given to `take` are multiples of 256.
     """
 
-    def __init__(self, driver: Driver, span: int, piece: int) -> None:
+    def __init__(self, driver: Driver, span: int, piece: int, whole: bool = False) -> None:
         unit = driver.info.granularity
         self._driver = driver
         self._unit = unit
         self._piece = _round_up(piece, unit)
+        self._whole = whole
         self.span = _round_up(span, unit)
         self.base = driver.reserve(self.span)
         self.mapped = 0
@@ -56,6 +61,10 @@ class AddressSpace:
         """The mapped pieces as (start, size), in address order."""
         return [(start, self._pieces[start][0]) for start in self._piece_starts]
 
+    def parts(self, address: int) -> bool:
+        """Whether what lies on both sides of an address must stay apart."""
+        return self._whole and address in self._pieces
+
     def take(self, size: int) -> int | None:
         """The start of `size` bytes of the smallest free interval that holds them, or None."""
         # Best fit, of equal sizes the lowest address.
@@ -77,11 +86,11 @@ class AddressSpace:
         """Frees an interval, and coalesces it with free neighbours."""
         end = start + size
         after = self._size_at.get(end)
-        if after is not None:
+        if after is not None and not self.parts(end):
             self._remove(end, after)
             end += after
         before = self._start_of.get(start)
-        if before is not None:
+        if before is not None and not self.parts(start):
             self._remove(before, start - before)
             start = before
         self._insert(start, end - start)
@@ -126,12 +135,13 @@ class AddressSpace:
     def unmap_free(self) -> int:
         """Unmaps every piece that is wholly free, and returns their bytes.
 
-        Nothing queued on the device may still use them.
+        Nothing queued on the device may still use them. Those that other processes have mapped
+        stay.
         """
         freed = 0
         for start, size in self.intervals():
             end = start + size
-            pieces = self._pieces_within(start, end)
+            pieces = [p for p in self._pieces_within(start, end) if not self._driver.given(p)]
             if not pieces:
                 continue
             self._remove(start, size)
@@ -165,6 +175,8 @@ class AddressSpace:
     def _map(self, start: int, end: int) -> None:
         # Large requests get large pieces (an eighth of them), since each costs two driver calls.
         size = max(self._piece, min(_round_up((end - start) // 8, self._unit), _LARGEST_PIECE))
+        if self._whole:
+            size = end - start
         while start < end:
             length = min(size, end - start)
             handle = self._driver.create(length)
@@ -195,7 +207,8 @@ class AddressSpace:
         """(start, end, unmapped bytes inside) of the cheapest window of `size` unused bytes."""
         best: tuple[int, int, int] | None = None
         gaps = list(self._gaps())
-        for low, high in self._unused_runs(gaps):
+        # A whole request gets a piece of its own, and nothing of those that are there.
+        for low, high in gaps if self._whole else self._unused_runs(gaps):
             if high - low < size:
                 continue
             # Candidates: unmapped bytes are fewest where a window touches an end of its run or of a

@@ -134,8 +134,9 @@ class Pool:
         self._held: dict[int, list[EventHandle]] = {}
         self._deferred: list[tuple[int, list[EventHandle]]] = []
         self.slabs: dict[int, int] = {}
-        self.small_space = AddressSpace(driver, total, 2 << 20)
-        self.large_space = AddressSpace(driver, 2 * total, 32 << 20)
+        whole = driver.info.shared
+        self.small_space = AddressSpace(driver, total, 2 << 20, whole)
+        self.large_space = AddressSpace(driver, 2 * total, 32 << 20, whole)
         self.set_memory_fraction(fraction)
         _pools.add(self)
 

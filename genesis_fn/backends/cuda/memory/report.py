@@ -100,7 +100,7 @@ def _largest_run(pool: Pool) -> int:
             free += [(address, rounded) for address in blocks]
     longest = end = run = 0
     for start, size in sorted(free):
-        run = run + size if start == end else size
+        run = run + size if start == end and not pool.large_space.parts(start) else size
         end = start + size
         longest = max(longest, run)
     return max(longest, pool.small_space.largest_free)

@@ -111,7 +111,7 @@ class ProgramBinding:
 
 class CudaExecutable(Executable):
     """A program on one device; storage is a `Buffer`. `replaced[k]` is the donated input whose
-    memory result k takes."""
+    memory result k takes; `exchanged` are the inputs that collectives read where they are."""
 
     def __init__(
         self,
@@ -121,6 +121,7 @@ class CudaExecutable(Executable):
         sigs: Sequence[Signature],
         replaced: Mapping[int, int],
         unused_donations: Sequence[tuple[int, str]],
+        exchanged: Sequence[int] = (),
     ) -> None:
         self.program, self.binding, self.sigs = program, binding, sigs
         self.runtime, self.table, self.schedule = binding.runtime, binding.table, binding.schedule
@@ -134,6 +135,11 @@ class CudaExecutable(Executable):
         self._pick_taken = picker(self._taken)
         self._alone = _ALONE * len(self._taken)
         self._owners = [self.runtime.pool] * len(self._taken)
+        # Of the others, those that must not be another library's (docs/cuda.md, "Several
+        # processes").
+        self._exchanged = [i for i in exchanged if i not in self._taken]
+        self._pick_exchanged = picker(self._exchanged)
+        self._exchanged_owners = [self.runtime.pool] * len(self._exchanged)
 
     def __call__(self, *args: ArrayImpl) -> list[ArrayImpl]:
         try:
@@ -156,6 +162,10 @@ class CudaExecutable(Executable):
                 if not alone or [b.owner for b in taken] != self._owners:
                     self._copy_shared(storages, taken, addresses)
                 del taken
+            if self._exchanged:
+                read = self._pick_exchanged(storages)
+                if [b.owner for b in read] != self._exchanged_owners:
+                    self._copy_imported(storages, addresses)
             results = self._all.run(storages, addresses)
             if results is None:
                 io.rebind(storages, addresses)
@@ -166,14 +176,26 @@ class CudaExecutable(Executable):
     def _copy_shared(self, buffers: list[Any], taken: list[Any], addresses: list[int]) -> None:
         """Replace donated inputs that something else can see by copies, in `buffers` and
         `addresses`."""
-        driver = self.runtime.driver
         counts = list(map(getrefcount, taken))
-        # The copies are ahead of the program on the compute stream.
         for i, count in zip(self._taken, counts, strict=True):
             if count > _ALONE or buffers[i].owner is not self.runtime.pool:
-                copy = self.runtime.alloc(buffers[i].bytes, self.binding.site)
-                driver.copy(copy.address, addresses[i], copy.bytes, driver.compute)
-                buffers[i], addresses[i] = copy, copy.address
+                self._move(i, buffers, addresses)
+
+    def _copy_imported(self, buffers: list[Any], addresses: list[int]) -> None:
+        """Replace inputs of collectives that are in another library's memory by copies."""
+        for i in self._exchanged:
+            owner = buffers[i].owner
+            while isinstance(owner, Buffer):  # of a part
+                owner = owner.owner
+            if owner is not self.runtime.pool:
+                self._move(i, buffers, addresses)
+
+    def _move(self, i: int, buffers: list[Any], addresses: list[int]) -> None:
+        """Replace an input by a copy, which is ahead of the program on the compute stream."""
+        driver = self.runtime.driver
+        copy = self.runtime.alloc(buffers[i].bytes, self.binding.site)
+        driver.copy(copy.address, addresses[i], copy.bytes, driver.compute)
+        buffers[i], addresses[i] = copy, copy.address
 
     def carry(self, first_in: int, first_out: int, count: int) -> DonatedState | None:
         """How to run with `count` inputs as one state; None unless these inputs, and no others, are

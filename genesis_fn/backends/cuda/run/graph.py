@@ -168,6 +168,21 @@ def has_host(step: Step) -> bool:
     )
 
 
+def exchanged_buffers(steps: Sequence[Step]) -> Iterator[int]:
+    """The buffers that collectives read, those within control flow too."""
+    for step in steps:
+        if isinstance(step, (Collective, Collectives)):
+            yield from [m.source for m in _members(step)]
+        elif isinstance(step, SubProgram):
+            yield from [step.buffers[b][0] for b in exchanged_buffers(step.steps)]
+        for body in _bodies(step):
+            yield from exchanged_buffers(body)
+
+
+def _members(step: Collective | Collectives) -> tuple[Collective, ...]:
+    return step.members if isinstance(step, Collectives) else (step,)
+
+
 def _bodies(step: Step) -> tuple[tuple[Step, ...], ...]:
     if isinstance(step, While):
         return step.condition, step.body
@@ -500,7 +515,7 @@ def _commands(
         elif isinstance(step, HostStep):
             commands.append(_HostCmd(device, step, memory))
         elif isinstance(step, (Collective, Collectives)):
-            members = step.members if isinstance(step, Collectives) else (step,)
+            members = _members(step)
             number = step.number if isinstance(step, Collectives) else None
             found = tuple([_exchanged(device, m, addresses) for m in members])
             commands.append(_CollectiveCmd(found, number))
