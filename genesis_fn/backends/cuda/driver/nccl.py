@@ -8,9 +8,9 @@ NCCL has neighbours write straight into memory that is registered, a piece of ph
 time. By itself it registers what a graph uses, but neither what reaches from one piece into the
 next nor what it cannot export, as another library's memory; and processes wait for each other for
 ever where that is so on one side of an exchange alone. Nor does it see that other memory is mapped
-at an address; and when a graph is dropped, it has its neighbours unmap the memory, which hung where
-a neighbour's GPU waited in a collective. So it is told to leave that alone, and what is registered
-stays so (docs/experiments.md, "Kernels beside communication").
+at an address: a graph that was captured before writes to memory that is gone. So it is told to
+leave that alone, and what is registered stays so (docs/experiments.md, "Kernels beside
+communication").
 
 Nothing here is loaded before the first collective of a program.
 """
