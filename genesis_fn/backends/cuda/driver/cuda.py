@@ -214,11 +214,11 @@ class CudaDriver:
         self.activate()
         self.driver_version = _check(cu.cuDriverGetVersion())
         # NCCL has others write straight into memory that it can export (docs/cuda.md).
-        self._shared = world().direct and bool(
+        shared = world().direct and bool(
             self._attribute("HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED")
         )
-        self._property = _allocation_property(index, self._shared)
-        self.info = self._describe(index)
+        self._property = _allocation_property(index, shared)
+        self.info = self._describe(index, shared)
         self._access = _read_write(index)
         self.compute = self.new_stream()
         # By key of the binary. Weak: a module is unloaded when its last launch is gone.
@@ -237,7 +237,7 @@ class CudaDriver:
         attribute = getattr(cu.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}")
         return _check(cu.cuDeviceGetAttribute(attribute, self._device))
 
-    def _describe(self, index: int) -> DeviceInfo:
+    def _describe(self, index: int, shared: bool) -> DeviceInfo:
         if not self._attribute("VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED"):
             raise CudaError(
                 f"opening cuda:{index}",
@@ -253,7 +253,7 @@ class CudaDriver:
             granularity=int(_check(cu.cuMemGetAllocationGranularity(self._property, minimum))),
             target=self._target(name),
             kind=_CUDA_KIND,
-            shared=self._shared,
+            shared=shared,
         )
 
     def _target(self, name: str) -> Target:
@@ -302,7 +302,7 @@ class CudaDriver:
         _check(cu.cuMemUnmap(address, size))
 
     def given(self, address: int) -> bool:
-        return self._shared and nccl.registered(address)
+        return self.info.shared and nccl.registered(address)
 
     def pin(self, size: int) -> int:
         self.activate()
@@ -467,7 +467,7 @@ class CudaDriver:
         stream: StreamHandle,
     ) -> None:
         self.activate()
-        if self._shared and all(memory_of(communication, communicator.size)):
+        if self.info.shared and all(memory_of(communication, communicator.size)):
             # Both, and every time: NCCL hangs where one side of an exchange is registered.
             for address in (source, destination):
                 nccl.register(communicator, *self._piece(address))

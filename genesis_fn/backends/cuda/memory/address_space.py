@@ -173,10 +173,10 @@ class AddressSpace:
         self._driver.release(self.base, self.span)
 
     def _map(self, start: int, end: int) -> None:
-        # Large requests get large pieces (an eighth of them), since each costs two driver calls.
-        size = max(self._piece, min(_round_up((end - start) // 8, self._unit), _LARGEST_PIECE))
-        if self._whole:
-            size = end - start
+        size = end - start
+        if not self._whole:
+            # Large requests get large pieces (an eighth of them): each costs two driver calls.
+            size = max(self._piece, min(_round_up(size // 8, self._unit), _LARGEST_PIECE))
         while start < end:
             length = min(size, end - start)
             handle = self._driver.create(length)
