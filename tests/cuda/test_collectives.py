@@ -90,7 +90,9 @@ def mirror(monkeypatch: pytest.MonkeyPatch) -> Iterator[Mirror]:
     group = Mirror()
     asked: list[Any] = []
     monkeypatch.setattr(
-        InterpretDriver, "communicator", lambda self, groups: asked.append(groups) or group
+        InterpretDriver,
+        "communicator",
+        lambda self, groups, messages: asked.append((groups, messages)) or group,
     )
     group.asked = asked
     enter_world(World(HERE, SIZE))
@@ -321,7 +323,27 @@ def test_groups_are_asked_for_on_all_processes(mirror):
     mesh = Mesh(devices.reshape(2, 3), ("a", "b"))
     f = lambda x: [bind(col.psum_invariant_p, x, axis_name=mesh.axes[n]) for n in "ab"]
     run(f, np.ones(2, np.float32))
-    assert mirror.asked == [((0, 3), (1, 4), (2, 5)), ((0, 1, 2), (3, 4, 5))]
+    assert mirror.asked == [(((0, 3), (1, 4), (2, 5)), False), (((0, 1, 2), (3, 4, 5)), False)]
+
+
+def test_messages_are_told_from_collectives(mirror):
+    """NCCL is asked for another communicator: one that both used wrote to illegal addresses."""
+    p = {"axis_name": mesh_axis()}
+    for messages, f in {
+        False: lambda x: [
+            bind(col.psum_invariant_p, x, **p),
+            bind(col.pmax_p, x, **p),
+            bind(col.all_gather_p, x, axis=0, size=SIZE, **p),
+            bind(col.psum_scatter_p, x, axis=0, size=SIZE, **p),
+        ],
+        True: lambda x: [
+            bind(ex.all_to_all_p, x, split=0, concat=0, size=SIZE, **p),
+            bind(ex.ppermute_p, x, perm=((0, 1), (1, 0)), **p),
+        ],
+    }.items():
+        mirror.asked.clear()
+        found, _ = run(f, np.ones((2, 3), np.float32))
+        assert [m for _, m in mirror.asked] == [messages] * len(found)
 
 
 def test_a_sum_takes_the_memory_of_its_operand(mirror):

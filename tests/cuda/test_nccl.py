@@ -21,7 +21,7 @@ from genesis_fn.backends.cuda.driver.communication import (
     ReduceScatter,
 )
 from genesis_fn.core.errors import BackendError, DistributedError
-from genesis_fn.core.sharding.world import World, enter_world
+from genesis_fn.core.sharding.world import World, enter_world, world
 
 
 class Store(dict[str, Any]):
@@ -113,35 +113,33 @@ def bindings(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bindings]:
 
 def test_parts_are_split_from_the_world_and_shared(bindings):
     rows = ((0, 1), (2, 3))
-    part = nccl.communicator(rows)
+    part = nccl.communicator(rows, False)
     assert bindings.calls == [("init", 4, 2, 1), ("split", "world", 1, 0)]
     assert part.size == 2
-    assert nccl.communicator(rows) is part is nccl.communicator(rows[::-1])
-    assert nccl.communicator(((0, 1, 2, 3),)).handle == "world"
-    nccl.communicator(((0, 2), (1, 3)))
+    assert nccl.communicator(rows, False) is part is nccl.communicator(rows[::-1], False)
+    assert nccl.communicator(((0, 1, 2, 3),), False).handle == "world"
+    nccl.communicator(((0, 2), (1, 3)), False)
     assert bindings.calls[2:] == [("split", "world", 0, 1)]
 
 
 def test_another_order_of_everybody_is_a_part(bindings):
-    nccl.communicator(((3, 2, 1, 0),))
+    nccl.communicator(((3, 2, 1, 0),), False)
     assert bindings.calls == [("init", 4, 2, 1), ("split", "world", 0, 1)]
 
 
 def test_groups_without_some_processes_meet_by_themselves(bindings):
-    nccl.communicator(((1, 2),))
+    nccl.communicator(((1, 2),), False)
     assert bindings.calls == [("init", 2, 1, 1)]
 
 
 def test_the_first_process_leaves_the_identifier(bindings):
     enter_world(World(0, 2, 0, 5.0, Store(2)))
-    nccl.communicator(((0, 1),))
-    from genesis_fn.core.sharding.world import world
-
-    assert world().store["nccl/0,1"] == bytes(range(128)).hex().encode()
+    nccl.communicator(((0, 1),), False)
+    assert world().store["nccl/identifier/collectives/0,1"] == bytes(range(128)).hex().encode()
 
 
 def test_sums_are_rings_unless_told_otherwise(bindings, monkeypatch):
-    nccl.communicator(((0, 1, 2, 3),))
+    nccl.communicator(((0, 1, 2, 3),), False)
     assert os.environ["NCCL_ALGO"] == "allreduce:ring;reducescatter:ring"
     nccl._library.cache_clear()
     monkeypatch.setenv("NCCL_ALGO", "Tree")
@@ -153,11 +151,11 @@ def test_who_is_late_is_named(bindings):
     enter_world(World(2, 4, 2, 0.01, Store(4, late=(1, 3))))
     late = r"first collective of ranks \[0, 1, 2, 3\]: ranks \[1, 3\] did not come"
     with pytest.raises(DistributedError, match=late):
-        nccl.communicator(((0, 1, 2, 3),))
+        nccl.communicator(((0, 1, 2, 3),), False)
 
 
 def test_what_is_enqueued(bindings):
-    group = nccl.communicator(((0, 1), (2, 3)))
+    group = nccl.communicator(((0, 1), (2, 3)), False)
     bindings.calls.clear()
     nccl.exchange(group, AllReduce(3, "fp32", "sum"), 10, 20, 7)
     nccl.exchange(group, ReduceScatter(3, "i32", "maximum"), 10, 20, 7)
@@ -186,10 +184,32 @@ def test_what_is_enqueued(bindings):
     ]
 
 
+def test_messages_have_communicators_and_memory_of_their_own(bindings):
+    """NCCL 2.28 forgets to tell the GPU where the memory is that messages registered first."""
+    rows, everyone = ((0, 1), (2, 3)), ((0, 1, 2, 3),)
+    for groups in (rows, everyone):
+        sums, messages = nccl.communicator(groups, False), nccl.communicator(groups, True)
+        assert sums is not messages is nccl.communicator(groups, True)
+        nccl.register(messages, 4096, 512)
+        nccl.register(sums, 4096, 512)
+    assert [c for c in bindings.calls if c[0] != "comm_register"] == [
+        ("init", 4, 2, 1),
+        ("split", "world", 1, 0),
+        ("split", "world", 1, 0),
+        ("init", 4, 2, 1),
+    ]
+    assert sum(c[0] == "comm_register" for c in bindings.calls) == 4
+    met = [key.rpartition("/")[0] for key in world().store if key.endswith("/2")]
+    assert len(met) == len({*met}) == 4  # nobody takes one meeting for the other
+
+
 def test_memory_is_registered_once_a_group_and_by_nobody_else(bindings, monkeypatch):
     monkeypatch.setenv("NCCL_GRAPH_REGISTER", "")
     monkeypatch.delenv("NCCL_GRAPH_REGISTER")
-    group, other = nccl.communicator(((0, 1), (2, 3))), nccl.communicator(((0, 1, 2, 3),))
+    group, other = (
+        nccl.communicator(((0, 1), (2, 3)), False),
+        nccl.communicator(((0, 1, 2, 3),), False),
+    )
     assert os.environ["NCCL_GRAPH_REGISTER"] == "0"
     bindings.calls.clear()
     for _ in range(2):
@@ -205,7 +225,7 @@ def test_memory_is_registered_once_a_group_and_by_nobody_else(bindings, monkeypa
 
 
 def test_memory_that_was_not_registered_is_tried_again(bindings):
-    group = nccl.communicator(((0, 1, 2, 3),))
+    group = nccl.communicator(((0, 1, 2, 3),), False)
 
     def fails(*args: Any) -> None:
         raise bindings.NCCLError("unhandled system error")
@@ -217,7 +237,7 @@ def test_memory_that_was_not_registered_is_tried_again(bindings):
 
 
 def test_errors_name_what_was_done(bindings):
-    group = nccl.communicator(((0, 1, 2, 3),))
+    group = nccl.communicator(((0, 1, 2, 3),), False)
 
     def fails(*args: Any) -> None:
         raise bindings.NCCLError("unhandled system error")
@@ -229,7 +249,7 @@ def test_errors_name_what_was_done(bindings):
 
 def test_failures_are_found_from_any_thread(bindings):
     assert nccl.failed() is None
-    nccl.communicator(((0, 1), (2, 3)))
+    nccl.communicator(((0, 1), (2, 3)), False)
     assert nccl.failed() is None
     bindings.async_error = Result.InProgress
     assert nccl.failed() is None
@@ -245,4 +265,4 @@ def test_without_the_bindings_the_error_says_what_to_install(bindings, monkeypat
     monkeypatch.setitem(sys.modules, "nccl.bindings", None)
     nccl._library.cache_clear()
     with pytest.raises(BackendError, match=r"pip install genesis-fn\[distributed\]"):
-        nccl.communicator(((0, 1, 2, 3),))
+        nccl.communicator(((0, 1, 2, 3),), False)

@@ -63,6 +63,11 @@ class Permute:
 Communication: TypeAlias = AllReduce | ReduceScatter | AllGather | AllToAll | Permute
 
 
+def is_messages(communication: Communication) -> bool:
+    """Whether it is made of messages between two members each."""
+    return isinstance(communication, (AllToAll, Permute))
+
+
 def memory_of(communication: Communication, size: int) -> tuple[int, int]:
     """The bytes of the operand and of the result, in a group of `size`."""
     match communication:

@@ -450,9 +450,9 @@ class CudaDriver:
 
     # Exchanges.
 
-    def communicator(self, groups: Sequence[tuple[int, ...]]) -> CommunicatorHandle:
+    def communicator(self, groups: Sequence[tuple[int, ...]], messages: bool) -> CommunicatorHandle:
         self.activate()
-        return nccl.communicator(groups)
+        return nccl.communicator(groups, messages)
 
     def one_launch(self) -> AbstractContextManager[object]:
         self.activate()

@@ -196,9 +196,10 @@ class Driver(Protocol):
     # Exchanges with other processes, in stream order. All processes of a group take part, in the
     # same order.
 
-    def communicator(self, groups: Sequence[tuple[int, ...]]) -> CommunicatorHandle:
-        """What this process's group, by the ranks of its members in order, communicates through.
-        All processes in `groups` ask for it, and wait for each other the first time."""
+    def communicator(self, groups: Sequence[tuple[int, ...]], messages: bool) -> CommunicatorHandle:
+        """What this process's group, by the ranks of its members in order, communicates through:
+        by `messages`, or else by collectives. All processes in `groups` ask for it, and wait for
+        each other the first time."""
         ...
 
     def one_launch(self) -> AbstractContextManager[object]:

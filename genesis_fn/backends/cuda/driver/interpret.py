@@ -360,7 +360,7 @@ class InterpretDriver:
 
     # Exchanges, through gloo: it moves bytes, and sums are made here.
 
-    def communicator(self, groups: Sequence[tuple[int, ...]]) -> ProcessGroup:
+    def communicator(self, groups: Sequence[tuple[int, ...]], messages: bool) -> ProcessGroup:
         from genesis_fn.backends.cpu.process_groups import group
 
         (mine,) = [g for g in groups if world().rank in g]

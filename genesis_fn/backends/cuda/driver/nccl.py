@@ -4,6 +4,10 @@ The communicator of the whole world is made from an identifier that the first pr
 world's store. Communicators of groups are split from it: all processes split together, each into
 its group. Groups that leave processes out have an identifier of their own.
 
+Messages have communicators of their own. Before 2.29, NCCL does not tell the GPU where a
+neighbour's memory is that messages have registered first: a collective that reads or writes it
+then ends with an illegal address (its issue 1859).
+
 NCCL has neighbours write straight into memory that is registered, a piece of physical memory at a
 time. By itself it registers what a graph uses, but neither what reaches from one piece into the
 next nor what it cannot export, as another library's memory; and processes wait for each other for
@@ -99,29 +103,35 @@ def _named(what: str) -> Generator[Any]:
         raise DistributedError(message) from error
 
 
-def communicator(groups: Sequence[tuple[int, ...]]) -> Communicator:
-    """The communicator of this process's group among `groups`, in the order of its ranks. The first
-    time, all processes in `groups` must ask for the same."""
+def communicator(groups: Sequence[tuple[int, ...]], messages: bool) -> Communicator:
+    """The communicator of this process's group among `groups`, in the order of its ranks, for
+    messages or for collectives. The first time, all processes in `groups` must ask for the same."""
     here = world()
     (mine,) = [g for g in groups if here.rank in g]
     everyone = tuple(range(here.size))
     complete = sorted([r for g in groups for r in g]) == list(everyone)
     # The key is the same on all processes that have to take part.
-    key = frozenset(groups) if complete else mine
+    key = frozenset(groups) if complete else mine, messages
     with _lock:
         found = _made.get(key)
         if found is None:
             if not complete or mine == everyone:
-                found = _met(mine)
+                found = _met(mine, messages)
             else:
-                found = _split(groups, mine)
+                found = _split(groups, mine, messages)
             _made[key] = found
         return found
 
 
-def _met(ranks: tuple[int, ...]) -> Communicator:
+def _place(kind: str, groups: Sequence[tuple[int, ...]], messages: bool) -> str:
+    """Where processes meet in the world's store."""
+    ranks = ";".join([",".join(map(str, g)) for g in groups])
+    return f"nccl/{kind}/{'messages' if messages else 'collectives'}/{ranks}"
+
+
+def _met(ranks: tuple[int, ...], messages: bool) -> Communicator:
     """A communicator of processes that meet in the world's store."""
-    position, where = ranks.index(world().rank), f"nccl/{','.join(map(str, ranks))}"
+    position, where = ranks.index(world().rank), _place("identifier", [ranks], messages)
     with _named(f"meeting processes {list(ranks)}") as nccl:
         if position == 0:
             world().store.set(where, bytes(nccl.get_unique_id()).hex())
@@ -147,13 +157,16 @@ def _arrive(where: str, ranks: Sequence[int]) -> None:
     raise DistributedError(message)
 
 
-def _split(groups: Sequence[tuple[int, ...]], mine: tuple[int, ...]) -> Communicator:
+def _split(
+    groups: Sequence[tuple[int, ...]], mine: tuple[int, ...], messages: bool
+) -> Communicator:
     """This process's part of the world's communicator."""
     everyone = tuple(range(world().size))
-    whole = _made.get(frozenset([everyone]))
+    key = frozenset([everyone]), False
+    whole = _made.get(key)
     if whole is None:
-        whole = _made[frozenset([everyone])] = _met(everyone)
-    where = f"nccl/split/{';'.join([','.join(map(str, g)) for g in groups])}"
+        whole = _made[key] = _met(everyone, False)
+    where = _place("split", groups, messages)
     with _named(f"splitting processes into {list(groups)}") as nccl:
         _arrive(where, everyone)
         color, position = list(groups).index(mine), mine.index(world().rank)

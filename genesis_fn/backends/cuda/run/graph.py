@@ -32,7 +32,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from genesis_fn.backends.cpu.storage import host_tensor, host_view
-from genesis_fn.backends.cuda.driver.communication import Communication
+from genesis_fn.backends.cuda.driver.communication import Communication, is_messages
 from genesis_fn.backends.cuda.driver.driver import (
     Driver,
     GraphHandle,
@@ -531,9 +531,10 @@ def _commands(
 
 def _exchanged(device: Runtime, step: Collective, addresses: Sequence[int]) -> _Exchanged:
     # Communicators are made in the order of the program, which is the same on every process.
-    communicator = device.driver.communicator(step.exchange.groups)
+    communication, groups = step.exchange.communication, step.exchange.groups
+    communicator = device.driver.communicator(groups, is_messages(communication))
     source, destination = addresses[step.source], addresses[step.destination]
-    return _Exchanged(communicator, step.exchange.communication, source, destination)
+    return _Exchanged(communicator, communication, source, destination)
 
 
 def _arguments(launch: Launch) -> list[int]:
