@@ -90,7 +90,7 @@ def _join(
         refuse(store, f"rank {place.rank} cannot take part: {error}")
         linger(store, place)
         raise
-    own = own_facts(place.rank, chosen.kind, _identity(chosen), _direct(chosen))
+    own = own_facts(place.rank, chosen.kind, _identity(chosen), exports_memory(chosen))
     ranks = meet(store, place, own, patience)
     if local_rank is None:
         local_rank = sum(f.machine == own.machine for f in ranks[: place.rank])
@@ -145,11 +145,20 @@ def _identity(chosen: Device) -> str:
     return bytes(name.bytes).hex() if code == cu.CUresult.CUDA_SUCCESS else str(chosen.index)
 
 
-def _direct(chosen: Device) -> bool:
+def exports_memory(chosen: Device) -> bool:
     """Whether others can map the memory of a GPU: a driver that is open already took it for this
-    process alone."""
+    process alone, and some virtual GPUs export none."""
     driver: Any = sys.modules.get("genesis_fn.backends.cuda.driver.driver")
-    return chosen.kind == "cuda" and (driver is None or chosen.index not in driver.opened)
+    if chosen.kind != "cuda" or (driver is not None and chosen.index in driver.opened):
+        return False
+    if environment.text("GENESIS_CUDA_DRIVER") == "interpret":
+        return True
+    from cuda.bindings import driver as cu  # pyright: ignore[reportAttributeAccessIssue]
+
+    exports = cu.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED
+    _, handle = cu.cuDeviceGet(chosen.index)
+    code, value = cu.cuDeviceGetAttribute(exports, handle)
+    return code == cu.CUresult.CUDA_SUCCESS and bool(value)
 
 
 def _leave(watch: WatchThread) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import types
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from genesis_fn.core.errors import ArgumentError
 from genesis_fn.core.sharding.world import world
 from genesis_fn.distributed.clusters import Place, find_place, first_node
 from genesis_fn.distributed.facts import Facts, disagreement
+from genesis_fn.distributed.initialization import exports_memory
 from tests.distributed.conftest import ROOT, Launcher, environment, free_port, needs, of_torchrun
 
 
@@ -189,6 +191,7 @@ def test_importing_the_library_is_no_world():
 
 DIRECT = """
 import sys
+import types
 import numpy as np
 import genesis_fn as gf
 from genesis_fn.backends.cuda.driver.driver import opened
@@ -230,3 +233,21 @@ def test_memory_of_gpus_is_mapped_where_no_process_used_its_own_before(early: in
     said = [p.communicate(timeout=120) for p in made]
     assert [p.returncode for p in made] == [0, 0], said
     assert [out.split() for out, _ in said] == [[str(early is None)] * 2] * 2, said
+
+
+@pytest.mark.parametrize("exported, code", [(1, 0), (0, 0), (1, 1)])
+def test_others_are_told_of_a_gpu_that_exports_no_memory(
+    monkeypatch: pytest.MonkeyPatch, exported: int, code: int
+):
+    name = "CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED"
+    bindings = types.SimpleNamespace(
+        CUdevice_attribute=types.SimpleNamespace(**{name: "exports"}),
+        CUresult=types.SimpleNamespace(CUDA_SUCCESS=0),
+        cuDeviceGet=lambda index: (0, index),
+        cuDeviceGetAttribute=lambda asked, gpu: (code, exported * (asked == "exports")),
+    )
+    monkeypatch.setitem(sys.modules, "cuda", types.ModuleType("cuda"))
+    monkeypatch.setitem(sys.modules, "cuda.bindings", types.SimpleNamespace(driver=bindings))
+    monkeypatch.delenv("GENESIS_CUDA_DRIVER", raising=False)
+    gpu: Any = types.SimpleNamespace(kind="cuda", index=63)
+    assert exports_memory(gpu) == (exported == 1 and code == 0)

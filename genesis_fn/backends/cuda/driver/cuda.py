@@ -214,9 +214,7 @@ class CudaDriver:
         self.activate()
         self.driver_version = _check(cu.cuDriverGetVersion())
         # NCCL has others write straight into memory that it can export (docs/cuda.md).
-        shared = world().direct and bool(
-            self._attribute("HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED")
-        )
+        shared = world().direct
         self._property = _allocation_property(index, shared)
         self.info = self._describe(index, shared)
         self._access = _read_write(index)
