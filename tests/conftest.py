@@ -28,6 +28,7 @@ from genesis_fn.core.configuration import config
 from genesis_fn.core.primitive import PRIMITIVES
 from genesis_fn.transforms.custom.fused_functions import FUSED
 from tests.support import margins
+from tests.support.xla import compile_quickly
 
 # The same examples on every run: only a change fails a test. `HYPOTHESIS=explore` draws others.
 settings.register_profile("repeatable", derandomize=True)
@@ -40,6 +41,7 @@ os.environ["JAX_PLATFORMS"] = "cpu"  # the reference
 if "device_count" not in os.environ.get("XLA_FLAGS", ""):
     flags = os.environ.get("XLA_FLAGS", ""), "--xla_force_host_platform_device_count=8"
     os.environ["XLA_FLAGS"] = " ".join(flags).strip()
+compile_quickly()
 
 gc.disable()  # until the tests are collected: see `pytest_collection_finish`
 

@@ -33,6 +33,7 @@ from genesis_fn.core.dtypes import (
     U32,
     U64,
 )
+from tests.support.xla import as_shipped
 
 KINDS = (BOOL, I8, I16, I32, I64, U8, U16, U32, U64, BF16, F16, F32, F64, C64, C128)
 
@@ -107,7 +108,7 @@ def wide(x: np.ndarray) -> np.ndarray:
 def _jax(f: Callable) -> Callable:
     def run(*xs: np.ndarray, **params: Any) -> np.ndarray:
         with jax.enable_x64(True):
-            return np.asarray(f(*xs, **params))
+            return np.asarray(as_shipped(lambda *xs: f(*xs, **params))(*xs))
 
     return run
 

@@ -90,14 +90,12 @@ def transformed(m: Any, name: str, f: Callable, axes: tuple) -> Callable:
 
 
 Reference = tuple[float, float | None]
-# Most of the time goes into compiling.
-QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 
 
 def reference(case: Case) -> Reference | None:
     """JAX's value at the inputs and at the others (None where that one is ill-conditioned)."""
     with jax.enable_x64(True):
-        f = jax.jit(case.function(THEIRS), compiler_options=QUICK)
+        f = jax.jit(case.function(THEIRS))
         value = _steady(f, case.inputs, 2.3e-16, 1e-9)
         if value is None:
             return None
@@ -147,7 +145,7 @@ def low_difference(case: Case, kind: str) -> str | None:
     eps = EPSILON[kind]
     with jax.enable_x64(True):
         rounded = [x.astype(LOW[kind]).astype(np.float64) for x in case.inputs]
-        f = jax.jit(case.function(THEIRS), compiler_options=QUICK)
+        f = jax.jit(case.function(THEIRS))
         found = _steady(f, rounded, eps / 4, 64 * eps)
     if found is None:
         return None
