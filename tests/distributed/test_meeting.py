@@ -191,7 +191,6 @@ def test_importing_the_library_is_no_world():
 
 DIRECT = """
 import sys
-import types
 import numpy as np
 import genesis_fn as gf
 from genesis_fn.backends.cuda.driver.driver import opened
