@@ -34,6 +34,7 @@ class Target:
     registers: int = 65536  # of 32 bits, of one processor
     conditional_nodes: bool = True
     interpreted: bool = False
+    libraries: bool = False  # whether this process may call the device's
 
     @property
     def generation(self) -> int:

@@ -70,6 +70,20 @@ def _eigh(x: torch.Tensor) -> list[torch.Tensor]:
     return [v, w]
 
 
+@computes(linalg.eig_p)
+def _eig(x: torch.Tensor, *, compute_vectors: bool) -> list[torch.Tensor]:
+    # torch raises for what is not finite.
+    failed = ~x.isfinite().all(-1).all(-1)
+    x = x.masked_fill(failed[..., None, None], 0)
+    if not compute_vectors:
+        return [torch.linalg.eigvals(x).masked_fill_(failed[..., None], torch.nan)]
+    w, v = torch.linalg.eig(x)
+    return [
+        w.masked_fill_(failed[..., None], torch.nan),
+        v.masked_fill_(failed[..., None, None], torch.nan),
+    ]
+
+
 @computes(linalg.svd_p)
 def _svd(x: torch.Tensor, *, full_matrices: bool, compute_uv: bool) -> list[torch.Tensor]:
     if not compute_uv:

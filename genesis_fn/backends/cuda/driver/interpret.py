@@ -37,12 +37,14 @@ from genesis_fn.backends.cuda.driver.communication import (
 )
 from genesis_fn.backends.cuda.driver.driver import ConditionalKind, DeviceInfo, PredicateMode
 from genesis_fn.backends.cuda.driver.errors import CudaError, DeviceMemoryExhausted
+from genesis_fn.backends.cuda.libraries import PreparedRoutine
 from genesis_fn.compiler.target import H200, Target
 from genesis_fn.core.configuration import environment
 from genesis_fn.core.sharding.world import world
 from genesis_fn.kernels.language.dtypes import DTYPES
 from genesis_fn.kernels.language.element_types import ITEMSIZE
 from genesis_fn.kernels.plan import Argument, BufferArg, Descriptor, Launch, Scalar
+from genesis_fn.kernels.routines import Routine
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -178,7 +180,7 @@ class InterpretDriver:
             name="Triton interpreter",
             total_memory=total_memory,
             granularity=granularity,
-            target=replace(target, interpreted=True),
+            target=replace(target, interpreted=True, libraries=True),
             kind=1,
             shared=world().direct,
         )
@@ -357,6 +359,11 @@ class InterpretDriver:
 
     def prepare(self, launches: Sequence[Launch]) -> list[_InterpretedLaunch]:
         return [_InterpretedLaunch(self, launch) for launch in launches]
+
+    def routine(self, routine: Routine) -> PreparedRoutine:
+        from genesis_fn.backends.cuda.libraries import on_host
+
+        return on_host.Prepared(routine)
 
     # Exchanges, through gloo: it moves bytes, and sums are made here.
 

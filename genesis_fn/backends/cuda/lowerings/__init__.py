@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from genesis_fn.backends.cuda.lowerings.call import (
+    LIBRARY_RULES,
     RULES,
     SITES as SITES,
     Call as Call,
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
 _MODULES = (
     "assertions",
     "elementwise", "shape", "reductions", "scans", "sorting", "indexing", "random", "window",
-    "conv", "contraction", "ragged", "host", "fused", "collectives",
+    "conv", "contraction", "ragged", "host", "fused", "collectives", "fft", "linalg",
 )  # fmt: skip
 
 
@@ -69,9 +70,10 @@ def plan_for(
         raise ValueError(f"{prim.name} cannot update its operand in place")
     call = Call(prim, tuple(avals), dict(params), target, site, in_place=in_place)
     kinds = [a.dtype for a in (*call.operands, *call.outs)]
-    if any(map(target.lacks, kinds)) and not prim.collective:  # these move bytes
-        return None if prim is fused_p else HostCall(prim, call.avals, call.params)
     rule = _rule_of(prim)
+    # Collectives move bytes, and libraries take what kernels cannot hold.
+    if any(map(target.lacks, kinds)) and not prim.collective and rule not in LIBRARY_RULES:
+        return None if prim is fused_p else HostCall(prim, call.avals, call.params)
     if rule is not None:
         return rule(call)
     if any(jaxprs_in(call.params)) or not runs_on_host(prim):
