@@ -261,18 +261,15 @@ def flat(tree: Any) -> list[Any]:
 
 def shares(values: Sequence[Any], call: Callable) -> tuple[float, float]:
     """(seconds in libraries' routines, seconds in the kernels around them) of a call of ours."""
-    compiled = gf.jit(call).lower(*values).compile()
-    _, found = compiled.executable.measure(values, 10)
     times = {"library": 0.0, "around": 0.0}
-    for step in found.steps:
-        for kernel in step.kernels:
-            times["library" if kernel.name in ROUTINES else "around"] += kernel.seconds
+    for span in gf.profiler.profile(gf.jit(call), repeats=10)(*values).spans:
+        times["library" if span.name in ROUTINES else "around"] += span.seconds
     return times["library"], times["around"]
 
 
 ROUTINES = frozenset(
-    "fft cholesky lufactor lusolve triangularsolve qrfactor qrvectors eigh gramsvd jacobisvd eig "
-    "product".split()
+    "fft cholesky lufactor lusolve triangularsolve qrfactor qrvectors eigh jacobieigh gramsvd "
+    "jacobisvd eig product".split()
 )
 
 

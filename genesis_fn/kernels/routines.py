@@ -20,6 +20,8 @@ Operation: TypeAlias = Literal["N", "T", "C"]
 
 CAPTURED_EIGH = 512
 """Larger eigenproblems wait for the host in between, and are no part of a graph (cuSOLVER 12.0)."""
+JACOBI_EIGH = 32
+"""The largest eigenproblems of the batched routine that rotates."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +134,17 @@ class Eigh:
 
 
 @dataclass(frozen=True, slots=True)
+class JacobiEigh:
+    """The same of many small matrices, by Jacobi's rotations. Buffers: matrices, eigenvalues,
+    info."""
+
+    captured: ClassVar[bool] = True
+    kind: Kind
+    n: int
+    batch: int
+
+
+@dataclass(frozen=True, slots=True)
 class GramSvd:
     """Singular values, descending, and right singular vectors V of matrices with rows >= columns,
     from the eigenvectors of A^H A, which the library forms in a wider format. Left vectors U are
@@ -196,6 +209,7 @@ Routine: TypeAlias = (
     | QrFactor
     | QrVectors
     | Eigh
+    | JacobiEigh
     | GramSvd
     | JacobiSvd
     | Eig

@@ -518,10 +518,12 @@ def lstsq(
     limit = _tolerance(s, a.aval.shape) if rcond is None else maximum(rcond, 0.0)
     keep = greater(s, multiply(s[0] if s.size else 0.0, limit))
     inverse = where(keep, divide(1, where(keep, s, 1)), 0)
-    projected = multiply(p.convert(inverse, a.dtype)[:, None], matmul(conj(u.T), rhs))
-    x = matmul(conj(vh.T), projected)
+    projected = multiply(
+        p.convert(inverse, a.dtype)[:, None], matmul(conj(u.T), rhs, precision="highest")
+    )
+    x = matmul(conj(vh.T), projected, precision="highest")
     rank = r.sum(keep, dtype=dtypes.I32)
-    missed = subtract(rhs, matmul(a, x))
+    missed = subtract(rhs, matmul(a, x, precision="highest"))
     residuals = r.sum(p.square(absolute(missed)), 0)
     return (reshape(x, (x.size,)) if vector else x), residuals, rank, s
 

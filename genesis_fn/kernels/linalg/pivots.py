@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import triton
 import triton.language as tl
 
-from genesis_fn.kernels.plan import BufferArg, Scalar
+from genesis_fn.compiler.target import Target
+from genesis_fn.kernels.plan import BufferArg, Plan, Scalar
 from genesis_fn.kernels.plan_builder import PlanBuilder, next_power_of_two
 
 
@@ -31,26 +34,30 @@ def permutation_kernel(swaps, pivots, order, rows, count, BLOCK: tl.constexpr):
         tl.store(order + other, mine)
 
 
-def add_permutation(
-    builder: PlanBuilder,
-    swaps: BufferArg,
-    pivots: BufferArg,
-    order: BufferArg,
-    shape: tuple[int, int, int],
-) -> None:
-    """Append the pivots, counted from 0, and the permutation of `shape` = (matrices, rows,
-    exchanges): `swaps` counts from 1, as LAPACK does."""
-    matrices, rows, count = shape
+@dataclass(frozen=True, slots=True)
+class Exchanges:
+    """The exchanges of rows of `matrices`, counted from 1 as LAPACK does, in integers `name`."""
+
+    matrices: int
+    rows: int
+    count: int
+    name: str
+
+
+def plan_permutation(spec: Exchanges, target: Target) -> Plan:
+    """exchanges -> (the same as int32 counted from 0, the order of rows after them)."""
+    builder = PlanBuilder(1, 2)
     builder.launch(
         permutation_kernel,
-        (matrices,),
+        (spec.matrices,),
         {
-            "swaps": swaps,
-            "pivots": pivots,
-            "order": order,
-            "rows": Scalar(rows),
-            "count": Scalar(count),
+            "swaps": BufferArg(0, spec.name),
+            "pivots": BufferArg(1, "i32"),
+            "order": BufferArg(2, "i32"),
+            "rows": Scalar(spec.rows),
+            "count": Scalar(spec.count),
         },
-        {"BLOCK": next_power_of_two(rows)},
-        num_warps=1 if rows <= 1024 else 4,
+        {"BLOCK": next_power_of_two(spec.rows)},
+        num_warps=1 if spec.rows <= 1024 else 4,
     )
+    return builder.build()

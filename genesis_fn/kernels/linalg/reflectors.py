@@ -6,10 +6,13 @@ H_i = I - tau_i v_i v_i^H, with v_i zero above its i-th element, which is one; Q
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import triton
 import triton.language as tl
 
-from genesis_fn.kernels.plan import BufferArg
+from genesis_fn.compiler.target import Target
+from genesis_fn.kernels.plan import BufferArg, Plan
 from genesis_fn.kernels.plan_builder import PlanBuilder, cdiv, next_power_of_two
 
 MOST_ROWS = 512
@@ -67,33 +70,48 @@ def reflectors_kernel(
         tl.store(out + to + 1, imaginary, inside)
 
 
-def add_reflectors(
-    builder: PlanBuilder,
-    factors: BufferArg,
-    scales: BufferArg,
-    out: BufferArg,
-    shape: tuple[int, int, int, int],
-    stride: int,
-    is_complex: bool,
-) -> None:
-    """Append Q [rows, columns] of each of several matrices, `shape` = (matrices, rows, columns,
-    reflectors), whose factors are `stride` elements apart. Buffers are of floats."""
-    matrices, rows, columns, reflectors = shape
-    row_block = next_power_of_two(rows)
-    # Some 4096 numbers a program, which a reduction over rows keeps in few warps.
-    block = min(next_power_of_two(columns), max(4, 4096 // row_block), 64)
+@dataclass(frozen=True, slots=True)
+class Reflectors:
+    """Q [rows, columns] of each of `matrices`, whose factors are `stride` elements apart; numbers
+    are of type `name`, two of them an element if `is_complex`."""
+
+    matrices: int
+    rows: int
+    columns: int
+    reflectors: int
+    stride: int
+    name: str
+    is_complex: bool = False
+
+    def __post_init__(self) -> None:
+        if self.rows > MOST_ROWS:
+            raise ValueError(f"{self}: at most {MOST_ROWS} rows")
+
+
+def plan_reflectors(spec: Reflectors, target: Target) -> Plan:
+    """(factors, column-major, scales) -> Q, row-major."""
+    builder = PlanBuilder(2, 1)
+    row_block = next_power_of_two(spec.rows)
+    # Some 4096 registers of numbers a program: a reduction over rows keeps them in few warps.
+    numbers = 4096 // ((2 if spec.is_complex else 1) * (2 if spec.name == "fp64" else 1))
+    block = min(next_power_of_two(spec.columns), max(2, numbers // row_block), 64)
     builder.launch(
         reflectors_kernel,
-        (matrices * cdiv(columns, block),),
-        {"factors": factors, "scales": scales, "out": out},
+        (spec.matrices * cdiv(spec.columns, block),),
         {
-            "ROWS": rows,
-            "COLUMNS": columns,
-            "REFLECTORS": reflectors,
-            "STRIDE": stride,
-            "COMPLEX": is_complex,
+            "factors": BufferArg(0, spec.name),
+            "scales": BufferArg(1, spec.name),
+            "out": BufferArg(2, spec.name),
+        },
+        {
+            "ROWS": spec.rows,
+            "COLUMNS": spec.columns,
+            "REFLECTORS": spec.reflectors,
+            "STRIDE": spec.stride,
+            "COMPLEX": spec.is_complex,
             "ROW_BLOCK": row_block,
             "BLOCK": block,
         },
         num_warps=max(1, min(4, row_block * block // 512)),
     )
+    return builder.build()

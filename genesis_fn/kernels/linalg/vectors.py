@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import triton
 import triton.language as tl
 
-from genesis_fn.kernels.plan import BufferArg, Scalar
+from genesis_fn.compiler.target import Target
+from genesis_fn.kernels.plan import BufferArg, Plan, Scalar
 from genesis_fn.kernels.plan_builder import INT32_MAX, PlanBuilder, cdiv
 
 
@@ -33,31 +36,37 @@ def align_signs_kernel(
         tl.store(place, -tl.load(place, inside), inside)
 
 
-def add_align_signs(
-    builder: PlanBuilder,
-    factors: BufferArg,
-    vectors: BufferArg,
-    shape: tuple[int, int, int],
-    factors_shape: tuple[int, int],
-    parts: int,
-) -> None:
-    """Append the change of sign of columns of column-major `vectors`, (matrices, rows, columns) =
-    `shape`, where a QR factorization has a negative diagonal: its (rows, elements a matrix) are
-    `factors_shape`. Buffers are of floats."""
-    matrices, rows, columns = shape
+@dataclass(frozen=True, slots=True)
+class Signs:
+    """Column-major vectors [rows, columns] of `matrices`, and QR factors with so many rows and
+    elements a matrix; numbers are of type `name`, `parts` of them an element."""
+
+    matrices: int
+    rows: int
+    columns: int
+    factor_rows: int
+    factor_elements: int
+    name: str
+    parts: int = 1
+
+
+def plan_align_signs(spec: Signs, target: Target) -> Plan:
+    """factors -> vectors, of which those change their sign where the diagonal is negative."""
+    builder = PlanBuilder(1, 1)
     builder.launch(
         align_signs_kernel,
-        (matrices * columns * cdiv(rows * parts, 1024),),
+        (spec.matrices * spec.columns * cdiv(spec.rows * spec.parts, 1024),),
         {
-            "factors": factors,
-            "vectors": vectors,
-            "rows": Scalar(rows),
-            "columns": Scalar(columns),
-            "factors_stride": Scalar(factors_shape[0]),
-            "factors_matrix": Scalar(factors_shape[1], "i64"),
+            "factors": BufferArg(0, spec.name),
+            "vectors": BufferArg(1, spec.name),
+            "rows": Scalar(spec.rows),
+            "columns": Scalar(spec.columns),
+            "factors_stride": Scalar(spec.factor_rows),
+            "factors_matrix": Scalar(spec.factor_elements, "i64"),
         },
-        {"PARTS": parts, "BLOCK": 1024},
+        {"PARTS": spec.parts, "BLOCK": 1024},
     )
+    return builder.build()
 
 
 @triton.jit
@@ -81,22 +90,30 @@ def complex_vectors_kernel(vectors, values, out, n, BLOCK: tl.constexpr):
     tl.store(place + 1, tl.where(sign < 0, -part, part), inside)
 
 
-def add_complex_vectors(
-    builder: PlanBuilder,
-    vectors: BufferArg,
-    values: BufferArg,
-    out: BufferArg,
-    shape: tuple[int, int],
-) -> None:
-    """Append the complex eigenvectors of real n x n matrices, one in each column; `shape` =
-    (matrices, n). Buffers are of floats."""
-    matrices, n = shape
+@dataclass(frozen=True, slots=True)
+class Vectors:
+    """Eigenvectors of `matrices`, n x n; numbers are of type `name`."""
+
+    matrices: int
+    n: int
+    name: str
+
+
+def plan_complex_vectors(spec: Vectors, target: Target) -> Plan:
+    """(real vectors, column-major, complex values) -> complex vectors, one in each column."""
+    builder = PlanBuilder(2, 1)
     builder.launch(
         complex_vectors_kernel,
-        (matrices * cdiv(n, 32) ** 2,),
-        {"vectors": vectors, "values": values, "out": out, "n": Scalar(n)},
+        (spec.matrices * cdiv(spec.n, 32) ** 2,),
+        {
+            "vectors": BufferArg(0, spec.name),
+            "values": BufferArg(1, spec.name),
+            "out": BufferArg(2, spec.name),
+            "n": Scalar(spec.n),
+        },
         {"BLOCK": 32},
     )
+    return builder.build()
 
 
 @triton.jit
@@ -107,11 +124,13 @@ def conjugate_kernel(x, count, BLOCK: tl.constexpr):
     tl.store(place, -tl.load(place, at < count), at < count)
 
 
-def add_conjugate(builder: PlanBuilder, x: BufferArg, count: int) -> None:
-    """Append the conjugation, in place, of `count` complex numbers in a buffer of floats."""
+def plan_conjugate(count: int, name: str, target: Target) -> Plan:
+    """-> `count` complex numbers, of floats `name`, that are conjugated in place."""
+    builder = PlanBuilder(0, 1)
     builder.launch(
         conjugate_kernel,
         (cdiv(count, 1024),),
-        {"x": x, "count": Scalar(count, "i64" if count > INT32_MAX else "i32")},
+        {"x": BufferArg(0, name), "count": Scalar(count, "i64" if count > INT32_MAX else "i32")},
         {"BLOCK": 1024},
     )
+    return builder.build()

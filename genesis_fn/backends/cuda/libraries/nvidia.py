@@ -94,12 +94,14 @@ class _Handles:
         self.solver = self._libraries.solver.create()
         self.parameters = self._libraries.solver.create_params()
         self.jacobi = self._libraries.solver.create_gesvdj_info()
+        self.eigen_jacobi = self._libraries.solver.create_syevj_info()
         self.blas = self._libraries.blas.create()
 
     def __del__(self) -> None:
         if hasattr(self, "blas"):
             try:
                 self._libraries.solver.destroy_gesvdj_info(self.jacobi)
+                self._libraries.solver.destroy_syevj_info(self.eigen_jacobi)
                 self._libraries.solver.destroy_params(self.parameters)
                 self._libraries.solver.destroy(self.solver)
                 self._libraries.blas.destroy(self.blas)
@@ -434,6 +436,31 @@ def _eigh(routine: r.Eigh, call: _Call) -> None:
         call.general("xsyevd", sizes, *what)
 
 
+def _eigh_name(kind: str) -> str:
+    return f"{_LETTER[kind]}{'syevj' if kind.startswith('f') else 'heevj'}_batched"
+
+
+@_wants(r.JacobiEigh)
+def _jacobi_eigh_scratch(routine: r.JacobiEigh, libraries: Libraries, handles: _Handles) -> int:
+    size = getattr(libraries.solver, f"{_eigh_name(routine.kind)}_buffer_size")
+    n = routine.n
+    elements = size(
+        handles.solver, _VECTORS, _LOWER, n, 0, n, 0, handles.eigen_jacobi, routine.batch
+    )
+    return elements * np.dtype(routine.kind).itemsize
+
+
+@_runs(r.JacobiEigh)
+def _jacobi_eigh(routine: r.JacobiEigh, call: _Call) -> None:
+    a, values, info, scratch = call.addresses
+    elements = call.scratch // np.dtype(routine.kind).itemsize
+    n = routine.n
+    call.solver(
+        _eigh_name(routine.kind), _VECTORS, _LOWER, n, a, n, values, scratch, elements, info,
+        call.handles.eigen_jacobi, routine.batch,
+    )  # fmt: skip
+
+
 def _gram_arguments(
     routine: r.GramSvd, a: int = 0, values: int = 0, u: int = 0, v: int = 0
 ) -> tuple[int, ...]:
@@ -491,10 +518,9 @@ def _eig_arguments(
     n, kind = routine.n, _TYPE[routine.kind]
     without = 0
     left = kind, 0, n
-    return (
-        without, int(routine.vectors), n, kind, a, n, _COMPLEX[routine.kind], values, *left, kind, vectors, n,
-        kind,
-    )  # fmt: skip
+    right = kind, vectors, n
+    wanted, values_kind = int(routine.vectors), _COMPLEX[routine.kind]
+    return without, wanted, n, kind, a, n, values_kind, values, *left, *right, kind
 
 
 def _eig_sizes(routine: r.Eig, libraries: Libraries, handles: _Handles) -> tuple[int, int]:

@@ -162,12 +162,20 @@ def _qr_vectors(routine: r.QrVectors, a: int, scales: int, info: int) -> None:
     _memory(info, (1,), "int32").zero_()
 
 
+def _finite(x: torch.Tensor) -> torch.Tensor:
+    """Other numbers for what is not finite, for which torch raises and a device gives garbage."""
+    if x.is_complex():
+        return torch.complex(x.real.nan_to_num(), x.imag.nan_to_num())
+    return x.nan_to_num()
+
+
+@_runs(r.JacobiEigh)
 @_runs(r.Eigh)
-def _eigh(routine: r.Eigh, a: int, values: int, info: int) -> None:
+def _eigh(routine: r.Eigh | r.JacobiEigh, a: int, values: int, info: int) -> None:
     n, kind, batch = routine.n, routine.kind, routine.batch
     found = _memory(values, (batch, n), _REAL[kind])
     for i, x in enumerate(_matrices(a, n, n, kind, batch, table=False)):
-        w, v = torch.linalg.eigh(x, UPLO="L")
+        w, v = torch.linalg.eigh(_finite(x), UPLO="L")
         found[i].copy_(w)
         x.copy_(v)
     _memory(info, (batch,), "int32").zero_()
@@ -181,12 +189,12 @@ def _svd(routine: Any, batch: int, buffers: Sequence[int], scale_left: bool) -> 
     matrices = _matrices(a, m, n, kind, batch, table=False)
     if not routine.vectors:
         for value, x in zip(found, matrices, strict=True):
-            value.copy_(torch.linalg.svdvals(x))
+            value.copy_(torch.linalg.svdvals(_finite(x)))
         return
     us = _matrices(left, m, n, kind, batch, table=False)
     vs = _matrices(right, n, n, kind, batch, table=False)
     for i, x in enumerate(matrices):
-        u, s, vh = torch.linalg.svd(x, full_matrices=False)
+        u, s, vh = torch.linalg.svd(_finite(x), full_matrices=False)
         found[i].copy_(s)
         # As the library does it: garbage where a value is zero.
         us[i].copy_(torch.where(s > 0, u, torch.nan) if scale_left else u)
@@ -208,11 +216,12 @@ def _jacobi_svd(routine: r.JacobiSvd, *buffers: int) -> None:
 def _eig(routine: r.Eig, a: int, values: int, vectors: int, info: int) -> None:
     n, kind = routine.n, routine.kind
     (x,) = _matrices(a, n, n, kind, 1)
+    given = _finite(x)
     if not routine.vectors:
-        _memory(values, (n,), _COMPLEX.get(kind, kind)).copy_(torch.linalg.eigvals(x))
+        _memory(values, (n,), _COMPLEX.get(kind, kind)).copy_(torch.linalg.eigvals(given))
         _memory(info, (1,), "int32").zero_()
         return
-    w, v = torch.linalg.eig(x)
+    w, v = torch.linalg.eig(given)
     _memory(values, (n,), _COMPLEX.get(kind, kind)).copy_(w)
     (found,) = _matrices(vectors, n, n, kind, 1)
     if v.dtype == found.dtype:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from genesis_fn.backends.cuda import libraries
 from genesis_fn.backends.cuda.codegen.kernel_text import add_copy
@@ -22,15 +23,24 @@ from genesis_fn.kernels.language.dtypes import NAMES
 from genesis_fn.kernels.language.element_types import ITEMSIZE
 from genesis_fn.kernels.linalg.matrices import (
     WORDS,
-    Words,
-    add_addresses,
-    add_poison,
-    add_transpose,
+    Addresses,
+    Numbers,
+    Transpose,
+    plan_addresses,
+    plan_flaws,
+    plan_poison,
+    plan_transpose,
 )
-from genesis_fn.kernels.linalg.pivots import add_permutation
-from genesis_fn.kernels.linalg.reflectors import MOST_ROWS, add_reflectors
-from genesis_fn.kernels.linalg.vectors import add_align_signs, add_complex_vectors, add_conjugate
-from genesis_fn.kernels.plan import BufferArg
+from genesis_fn.kernels.linalg.pivots import Exchanges, plan_permutation
+from genesis_fn.kernels.linalg.reflectors import MOST_ROWS, Reflectors, plan_reflectors
+from genesis_fn.kernels.linalg.vectors import (
+    Signs,
+    Vectors,
+    plan_align_signs,
+    plan_complex_vectors,
+    plan_conjugate,
+)
+from genesis_fn.kernels.plan import BufferArg, Plan
 from genesis_fn.kernels.plan_builder import PlanBuilder
 from genesis_fn.primitives.linalg import (
     cholesky_p,
@@ -62,9 +72,9 @@ class _Solver:
     count: int
 
     @property
-    def words(self) -> Words:
-        """An element, to be moved."""
-        return WORDS[self.kind]
+    def bytes(self) -> int:
+        """The bytes of an element."""
+        return WORDS[self.kind].bytes
 
     @property
     def real(self) -> str:
@@ -74,7 +84,7 @@ class _Solver:
     @property
     def parts(self) -> int:
         """The numbers that an element consists of."""
-        return self.words.bytes // ITEMSIZE[self.real]
+        return self.bytes // ITEMSIZE[self.real]
 
     def matrices(self, elements: int) -> BufferArg:
         """A workspace for a matrix of so many elements each."""
@@ -92,15 +102,41 @@ class _Solver:
         """A result's memory, as floats."""
         return BufferArg(len(self.call.operands) + number, name or self.real)
 
-    def copy(self, source: BufferArg, out: BufferArg, elements: int) -> None:
-        """Append a copy of so many elements of each matrix."""
-        name, total = self.words.name, self.count * elements * self.words.count
-        read = BufferArg(source.index, name, source.offset)
-        add_copy(self.builder, read, BufferArg(out.index, name, out.offset), (total,), (1,))
+    def include(self, plan: Plan, *buffers: BufferArg) -> None:
+        """Append kernels."""
+        self.builder.include(plan, buffers)
+
+    def copy(
+        self, source: BufferArg, out: BufferArg, elements: int, stride: int | None = None
+    ) -> None:
+        """Append a copy of so many elements of each matrix, to where they are `stride` apart."""
+        words = WORDS[self.kind]
+        size, step = elements * words.count, (elements if stride is None else stride) * words.count
+        read, write = [BufferArg(b.index, words.name, b.offset) for b in (source, out)]
+        add_copy(self.builder, read, write, (self.count, size), (size, 1), (step, 1))
+
+    def transpose(
+        self,
+        source: BufferArg,
+        out: BufferArg,
+        rows: int,
+        columns: int,
+        info: BufferArg | None = None,
+        **layout: Any,
+    ) -> None:
+        """Append transposes of [rows, columns], those of failed matrices NaN; `layout` as
+        `Transpose` has it."""
+        poisoned = info is not None
+        spec = Transpose(self.count, rows, columns, self.kind, poisoned=poisoned, **layout)
+        between = [] if info is None else [info]
+        self.include(plan_transpose(spec, self.call.target), source, *between, out)
 
     def addresses(self, first: BufferArg, elements: int) -> BufferArg:
         """A table of the addresses of matrices of so many elements."""
-        return add_addresses(self.builder, first, self.count, elements * self.words.bytes)
+        table = self.builder.workspace(self.count, "i64")
+        spec = Addresses(self.count, elements * self.bytes)
+        self.include(plan_addresses(spec, self.call.target), first, table)
+        return table
 
     def of_matrix(self, buffer: BufferArg, number: int, size: int) -> BufferArg:
         """A matrix's part of a buffer with `size` bytes for each."""
@@ -110,9 +146,25 @@ class _Solver:
         """Append a routine."""
         self.builder.call(routine, buffers, libraries.scratch(routine, self.call.target))
 
+    def flaws(self, info: BufferArg, elements: int, infinities: bool) -> None:
+        """Append what marks in `info` the matrices of the first operand, of so many elements each,
+        that hold NaN, or infinities: what a routine does with these is its own matter."""
+        numbers = Numbers(self.count, elements * self.parts, self.real)
+        plan = plan_flaws(numbers, self.call.target, infinities=infinities)
+        self.include(plan, self.operand(0), info)
+
+    def flawed(self, elements: int) -> BufferArg:
+        """The same in a workspace of its own, for NaN."""
+        found = self.info()
+        self.builder.clear(found)
+        self.flaws(found, elements, infinities=False)
+        return found
+
     def poison(self, info: BufferArg, out: BufferArg, elements: int, parts: int = 0) -> None:
         """Append NaN for the results of matrices whose routine failed."""
-        add_poison(self.builder, info, out, self.count, elements * (parts or self.parts))
+        if elements:
+            numbers = Numbers(self.count, elements * (parts or self.parts), self.real)
+            self.include(plan_poison(numbers, self.call.target), info, out)
 
 
 def _solver(call: Call, matrices: Aval) -> _Solver:
@@ -128,15 +180,14 @@ def _cholesky(call: Call) -> Lowered:
     # The library factors a lower triangle 2.6 times as fast as an upper one, so it pays to
     # transpose the matrix and its factor.
     held, info = s.matrices(n * n), s.info()
-    add_transpose(s.builder, s.operand(0), held, (s.count, n, n), s.words)
+    s.transpose(s.operand(0), held, n, n)
     if _is_batched(s.count, n):
         s.run(r.Cholesky(s.kind, n, s.count), s.addresses(held, n * n), info)
     else:
         for k in range(s.count):
-            matrix = s.of_matrix(held, k, n * n * s.words.bytes)
+            matrix = s.of_matrix(held, k, n * n * s.bytes)
             s.run(r.Cholesky(s.kind, n), matrix, s.of_matrix(info, k, 4))
-    add_transpose(s.builder, held, s.result(), (s.count, n, n), s.words)
-    s.poison(info, s.result(), n * n)
+    s.transpose(held, s.result(), n, n, info, triangle="upper")
     return s.builder.build()
 
 
@@ -158,13 +209,14 @@ def _triangular(call: Call) -> Lowered:
         as_is, turned = ("T", "N") if transposed else ("N", "T")
     n, others = (rows, columns) if left else (columns, rows)
     lower = not p["lower"]
-    few = others < _FEW_COLUMNS and left
     batched = _is_batched(s.count, n)
-    turn = as_is is None or (turned is not None and few and not batched)
+    # A solve from the left is the fastest, but for a lower triangle's transpose (measured).
+    faster = left and not batched and not (lower and turned == "T" and others >= _FEW_COLUMNS)
+    turn = as_is is None or (turned is not None and faster)
     out = s.result()
     work = out if not turn or others == 1 else s.matrices(rows * columns)
     if turn and others > 1:
-        add_transpose(s.builder, s.operand(1), work, (s.count, rows, columns), s.words)
+        s.transpose(s.operand(1), work, rows, columns)
     else:
         s.copy(s.operand(1), work, rows * columns)
     operation = turned if turn else as_is
@@ -180,10 +232,10 @@ def _triangular(call: Call) -> Lowered:
         s.run(routine, *tables)
     else:
         for k in range(s.count):
-            triangle = s.of_matrix(s.operand(0), k, n * n * s.words.bytes)
-            s.run(routine, triangle, s.of_matrix(work, k, rows * columns * s.words.bytes))
+            triangle = s.of_matrix(s.operand(0), k, n * n * s.bytes)
+            s.run(routine, triangle, s.of_matrix(work, k, rows * columns * s.bytes))
     if work is not out:
-        add_transpose(s.builder, work, out, (s.count, columns, rows), s.words)
+        s.transpose(work, out, columns, rows)
     return s.builder.build()
 
 
@@ -197,7 +249,7 @@ def _solve(call: Call) -> Lowered:
     s.copy(s.operand(0), held, n * n)
     work = s.matrices(n * columns) if columns > 1 else out
     if columns > 1:
-        add_transpose(s.builder, s.operand(1), work, (s.count, n, columns), s.words)
+        s.transpose(s.operand(1), work, n, columns)
     else:
         s.copy(s.operand(1), work, n)
     operation = "N" if call.params["transpose_a"] else "T"
@@ -211,12 +263,12 @@ def _solve(call: Call) -> Lowered:
     else:
         pivots = s.builder.workspace(n, "i64")
         for k in range(s.count):
-            matrix = s.of_matrix(held, k, n * n * s.words.bytes)
-            sides = s.of_matrix(work, k, n * columns * s.words.bytes)
+            matrix = s.of_matrix(held, k, n * n * s.bytes)
+            sides = s.of_matrix(work, k, n * columns * s.bytes)
             s.run(r.LuFactor(s.kind, n, n), matrix, pivots, s.of_matrix(info, k, 4))
             s.run(r.LuSolve(s.kind, n, columns, operation), matrix, pivots, sides, checked)
     if columns > 1:
-        add_transpose(s.builder, work, out, (s.count, columns, n), s.words)
+        s.transpose(work, out, columns, n)
     s.poison(info, out, n * columns)
     return s.builder.build()
 
@@ -228,7 +280,7 @@ def _lu(call: Call) -> Lowered:
     m, n = x.shape[-2:]
     exchanges = min(m, n)
     held, info = s.matrices(m * n), s.info()
-    add_transpose(s.builder, s.operand(0), held, (s.count, m, n), s.words)
+    s.transpose(s.operand(0), held, m, n)
     if m == n and _is_batched(s.count, n):
         swaps = s.builder.workspace(s.count * exchanges, "i32")
         s.run(r.LuFactor(s.kind, n, n, s.count), s.addresses(held, n * n), swaps, info)
@@ -237,13 +289,15 @@ def _lu(call: Call) -> Lowered:
         for k in range(s.count):
             s.run(
                 r.LuFactor(s.kind, m, n),
-                s.of_matrix(held, k, m * n * s.words.bytes),
+                s.of_matrix(held, k, m * n * s.bytes),
                 s.of_matrix(swaps, k, 8 * exchanges),
                 s.of_matrix(info, k, 4),
             )
-    add_transpose(s.builder, held, s.result(), (s.count, n, m), s.words)
+    s.transpose(held, s.result(), n, m)
+    s.poison(s.flawed(m * n), s.result(), m * n)
     pivots, order = s.result(1, "i32"), s.result(2, "i32")
-    add_permutation(s.builder, swaps, pivots, order, (s.count, m, exchanges))
+    spec = Exchanges(s.count, m, exchanges, swaps.dtype)
+    s.include(plan_permutation(spec, call.target), swaps, pivots, order)
     return s.builder.build()
 
 
@@ -254,6 +308,9 @@ def _qr(call: Call) -> Lowered:
     m, n = x.shape[-2:]
     k = m if call.params["full_matrices"] else min(m, n)
     _add_qr(s, s.operand(0), (m, n, k), s.result(0), s.result(1))
+    flawed = s.flawed(m * n)
+    s.poison(flawed, s.result(0), m * k)
+    s.poison(flawed, s.result(1), k * n)
     return s.builder.build()
 
 
@@ -264,12 +321,9 @@ def _add_qr(
     m, n, k = shape
     wide = m * max(k, n)  # elements of a matrix with room for Q
     held = s.matrices(wide)
-    add_transpose(s.builder, source, held, (s.count, m, n), s.words, out_matrix=wide)
+    s.transpose(source, held, m, n, out_matrix=wide)
     scales = _add_reflections(s, held, wide, (m, n))
-    add_transpose(
-        s.builder, held, upper, (s.count, n, k), s.words,
-        source_stride=m, source_matrix=wide, triangle="lower",
-    )  # fmt: skip
+    s.transpose(held, upper, n, k, source_stride=m, source_matrix=wide, triangle="lower")
     _add_q(s, held, wide, scales, (m, k, min(m, n)), q)
 
 
@@ -285,8 +339,8 @@ def _add_reflections(s: _Solver, held: BufferArg, stride: int, shape: tuple[int,
         return scales
     info = s.info()
     for i in range(s.count):
-        matrix = s.of_matrix(held, i, stride * s.words.bytes)
-        scale = s.of_matrix(scales, i, reflectors * s.words.bytes)
+        matrix = s.of_matrix(held, i, stride * s.bytes)
+        scale = s.of_matrix(scales, i, reflectors * s.bytes)
         s.run(r.QrFactor(s.kind, m, n), matrix, scale, s.of_matrix(info, i, 4))
     return scales
 
@@ -302,16 +356,15 @@ def _add_q(
     """Append Q [m, k], row-major, of so many reflectors; overwrites them."""
     m, k, reflectors = shape
     if s.count > 1 and m <= MOST_ROWS:
-        is_complex = s.parts == 2
-        whole = s.count, m, k, reflectors
-        add_reflectors(s.builder, held, scales, q, whole, stride, is_complex)
+        spec = Reflectors(s.count, m, k, reflectors, stride, s.real, s.parts == 2)
+        s.include(plan_reflectors(spec, s.call.target), held, scales, q)
         return
     info = s.info()
     for i in range(s.count):
-        matrix = s.of_matrix(held, i, stride * s.words.bytes)
-        scale = s.of_matrix(scales, i, reflectors * s.words.bytes)
+        matrix = s.of_matrix(held, i, stride * s.bytes)
+        scale = s.of_matrix(scales, i, reflectors * s.bytes)
         s.run(r.QrVectors(s.kind, m, k, reflectors), matrix, scale, s.of_matrix(info, i, 4))
-    add_transpose(s.builder, held, q, (s.count, k, m), s.words, source_matrix=stride)
+    s.transpose(held, q, k, m, source_matrix=stride)
 
 
 @lowers_by_library(eigh_p)
@@ -320,13 +373,15 @@ def _eigh(call: Call) -> Lowered:
     s, n = _solver(call, x), x.shape[-1]
     held, info = s.matrices(n * n), s.info()
     values = s.result(1)
-    add_transpose(s.builder, s.operand(0), held, (s.count, n, n), s.words)
-    sizes = [n * n * s.words.bytes, n * ITEMSIZE[s.real], 4]
-    for at, batch in _portions(s, lambda batch: r.Eigh(s.kind, n, batch), n):
+    s.transpose(s.operand(0), held, n, n)
+    sizes = [n * n * s.bytes, n * ITEMSIZE[s.real], 4]
+    small = s.count > 1 and n <= r.JACOBI_EIGH
+    routine = lambda batch: (r.JacobiEigh if small else r.Eigh)(s.kind, n, batch)
+    for at, batch in _portions(s, routine, n):
         parts = [s.of_matrix(b, at, size) for b, size in zip((held, values, info), sizes)]
-        s.run(r.Eigh(s.kind, n, batch), *parts)
-    add_transpose(s.builder, held, s.result(), (s.count, n, n), s.words)
-    s.poison(info, s.result(), n * n)
+        s.run(routine(batch), *parts)
+    s.flaws(info, n * n, infinities=True)
+    s.transpose(held, s.result(), n, n, info=info)
     s.poison(info, values, n, 1)
     return s.builder.build()
 
@@ -350,19 +405,21 @@ def _eig(call: Call) -> Lowered:
     vectors, is_complex = call.params["compute_vectors"], s.parts == 2
     held, found, info = s.matrices(n * n), s.matrices(n * n), s.info()
     values = s.result()
-    add_transpose(s.builder, s.operand(0), held, (s.count, n, n), s.words)
+    s.transpose(s.operand(0), held, n, n)
     for k in range(s.count):
         s.run(
             r.Eig(s.kind, n, vectors),
-            s.of_matrix(held, k, n * n * s.words.bytes),
+            s.of_matrix(held, k, n * n * s.bytes),
             s.of_matrix(values, k, 2 * n * ITEMSIZE[s.real]),
-            s.of_matrix(found, k, n * n * s.words.bytes),
+            s.of_matrix(found, k, n * n * s.bytes),
             s.of_matrix(info, k, 4),
         )
     if vectors and is_complex:
-        add_transpose(s.builder, found, s.result(1), (s.count, n, n), s.words)
+        s.transpose(found, s.result(1), n, n)
     elif vectors:
-        add_complex_vectors(s.builder, found, values, s.result(1), (s.count, n))
+        plan = plan_complex_vectors(Vectors(s.count, n, s.real), call.target)
+        s.include(plan, found, values, s.result(1))
+    s.flaws(info, n * n, infinities=True)
     s.poison(info, values, n, 2)
     if vectors:
         s.poison(info, s.result(1), n * n, 2)
@@ -381,16 +438,19 @@ def _svd(call: Call) -> Lowered:
     if m < n:
         s.copy(s.operand(0), held, m * n)
     else:
-        add_transpose(s.builder, s.operand(0), held, (s.count, m, n), s.words)
+        s.transpose(s.operand(0), held, m, n)
     vectors = call.params["compute_uv"]
-    left, right = [s.matrices(k * thin if vectors else 1) for k in (tall, thin)]
+    left, right = s.matrices(tall * thin), s.matrices(thin * thin)
     # In float32, wider eigenvectors of A^H A are right to the last bit, and several times as fast
     # as other methods; left vectors follow from A V by a QR factorization, which is right where
     # singular values are zero, too. There is no wider format for float64.
     narrow = s.real == "fp32"
     find = _add_gram_svd if narrow else _add_jacobi_svd
     find(s, (held, values, left, right, info), (tall, thin), vectors)
-    s.poison(info, values, thin, 1) if not narrow else None
+    if narrow:  # which says of it that singular values are zero
+        s.builder.clear(info)
+    s.flaws(info, m * n, infinities=True)
+    s.poison(info, values, thin, 1)
     if not vectors:
         return s.builder.build()
     full = call.params["full_matrices"]
@@ -401,27 +461,26 @@ def _svd(call: Call) -> Lowered:
         if narrow:
             product = r.Product(s.kind, tall, thin, thin, s.count)
             s.run(product, held, right, left)
-        _add_strided_copy(s, left, work, tall * thin, wide)
+        s.copy(left, work, tall * thin, wide)
         scales = _add_reflections(s, work, wide, (tall, thin))
-        add_align_signs(s.builder, work, right, (s.count, thin, thin), (tall, wide), s.parts)
+        signs = Signs(s.count, thin, thin, tall, wide, s.real, s.parts)
+        s.include(plan_align_signs(signs, call.target), work, right)
         q = s.result(1) if m >= n else s.matrices(wide)
         _add_q(s, work, wide, scales, (tall, k, thin), q)
         if m < n:
-            add_transpose(s.builder, q, s.result(2), (s.count, tall, k), s.words)
+            s.transpose(q, s.result(2), tall, k)
     elif m >= n:
-        add_transpose(s.builder, left, s.result(1), (s.count, thin, tall), s.words)
+        s.transpose(left, s.result(1), thin, tall)
     else:
         s.copy(left, s.result(2), tall * thin)
     if s.parts == 2:
-        add_conjugate(s.builder, right, s.count * thin * thin)
+        s.include(plan_conjugate(s.count * thin * thin, s.real, call.target), right)
     if m >= n:
         s.copy(right, s.result(2), thin * thin)
     else:
-        add_transpose(s.builder, right, s.result(1), (s.count, thin, thin), s.words)
-    if not narrow:
-        left_size, right_size = (m * (m if full else thin)), ((n if full else thin) * n)
-        s.poison(info, s.result(1), left_size)
-        s.poison(info, s.result(2), right_size)
+        s.transpose(right, s.result(1), thin, thin)
+    s.poison(info, s.result(1), m * (m if full else thin))
+    s.poison(info, s.result(2), (n if full else thin) * n)
     return s.builder.build()
 
 
@@ -431,7 +490,7 @@ _Svd = tuple[BufferArg, BufferArg, BufferArg, BufferArg, BufferArg]
 def _add_gram_svd(s: _Solver, buffers: _Svd, shape: tuple[int, int], vectors: bool) -> None:
     """Append singular values and right vectors, in as many routines as scratch memory allows."""
     tall, thin = shape
-    sizes = _sizes(s, shape, vectors)
+    sizes = _sizes(s, shape)
     routine = lambda batch: r.GramSvd(s.kind, tall, thin, batch, vectors)
     for at, batch in _portions(s, routine, thin):
         parts = [s.of_matrix(b, at, size) for b, size in zip(buffers, sizes)]
@@ -440,29 +499,14 @@ def _add_gram_svd(s: _Solver, buffers: _Svd, shape: tuple[int, int], vectors: bo
 
 def _add_jacobi_svd(s: _Solver, buffers: _Svd, shape: tuple[int, int], vectors: bool) -> None:
     """Append singular values and vectors of one matrix after the other."""
-    sizes = _sizes(s, shape, vectors)
+    sizes = _sizes(s, shape)
     for k in range(s.count):
         parts = [s.of_matrix(b, k, size) for b, size in zip(buffers, sizes)]
         s.run(r.JacobiSvd(s.kind, *shape, vectors), *parts)
 
 
-def _sizes(s: _Solver, shape: tuple[int, int], vectors: bool) -> list[int]:
+def _sizes(s: _Solver, shape: tuple[int, int]) -> list[int]:
     """The bytes of a matrix, its values, U, V, and what the routine says."""
     tall, thin = shape
-    u, v = [k * thin * s.words.bytes if vectors else 0 for k in shape]
-    return [tall * thin * s.words.bytes, thin * ITEMSIZE[s.real], u, v, 4]
-
-
-def _add_strided_copy(
-    s: _Solver, source: BufferArg, out: BufferArg, elements: int, stride: int
-) -> None:
-    """Append a copy of matrices to where they are `stride` elements apart."""
-    name, words = s.words.name, s.words.count
-    add_copy(
-        s.builder,
-        BufferArg(source.index, name, source.offset),
-        BufferArg(out.index, name, out.offset),
-        (s.count, elements * words),
-        (elements * words, 1),
-        (stride * words, 1),
-    )
+    u, v = [k * thin * s.bytes for k in shape]
+    return [tall * thin * s.bytes, thin * ITEMSIZE[s.real], u, v, 4]
