@@ -27,7 +27,9 @@ from genesis_fn.backends.cuda.lowerings.call import (
     lowers as lowers,
     runs_on_host,
 )
+from genesis_fn.compiler.complex_parts.steps import STEPS
 from genesis_fn.compiler.target import Target
+from genesis_fn.core import dtypes
 from genesis_fn.core.aval import Aval as Aval
 from genesis_fn.core.backend.lowering import Elementwise
 from genesis_fn.core.errors import BackendError
@@ -72,7 +74,9 @@ def plan_for(
     if any(map(target.lacks, kinds)) and not prim.collective:  # these move bytes
         return None if prim is fused_p else HostCall(prim, call.avals, call.params)
     rule = _rule_of(prim)
-    if rule is not None:
+    # Of complex numbers kernels know nothing: what reaches this is a step of a library, which has a
+    # rule of its own, or a user's primitive that says nothing of parts.
+    if rule is not None and (prim in RULES or not any(map(dtypes.is_complex, kinds))):
         return rule(call)
     if any(jaxprs_in(call.params)) or not runs_on_host(prim):
         raise BackendError(f"{prim.name} has no lowering on CUDA")
@@ -89,6 +93,9 @@ def check_error(
 ) -> Exception:
     """The exception for a check of `prim` that failed at `site` with `index`."""
     call = Call(prim, tuple(avals), dict(params), target)
+    if prim in STEPS:
+        prim, avals, params = params["prim"], params["avals"], dict(params["given"])
+        return check_error(prim, avals, params, target, site, index)
     if prim is assert_p:
         from genesis_fn.backends.cuda.lowerings.assertions import assertion_error
 

@@ -23,8 +23,8 @@ SITES = 8
 class HostCall:
     """The CPU backend runs the primitive, between copies of its operands and results.
 
-    Dense decompositions and solves, Fourier transforms, polygamma, products of booleans,
-    convolutions of integers, and everything on complex numbers run so.
+    Dense decompositions and solves, Fourier transforms, polygamma, products of booleans and
+    convolutions of integers run so.
     """
 
     prim: Primitive
