@@ -126,46 +126,23 @@ def _div(prim: Primitive, xs: Sequence[Any], params: dict[str, Any]) -> Complex:
 
 
 def divided(x: tuple[Any, Any], y: tuple[Any, Any]) -> tuple[Any, Any]:
-    """The quotient of two pairs: Smith's formula, which neither overflows nor underflows where the
-    quotient does not, with the limits of Annex G of C at zeros and infinities."""
-    (a, b), (c, d) = x, y
-    if not hasattr(c, "aval"):
-        like = typeof(a if hasattr(a, "aval") else b)
-        c, d = constant(like, c), constant(like, d)
-    like = typeof(c)
-    a, b = [v if hasattr(v, "aval") else constant(like, v) for v in (a, b)]
+    """The quotient of two pairs by Smith's formula, which neither overflows nor underflows where
+    the quotient does not. By zero each part is divided, and infinities are those of the formula, as
+    in NumPy and torch."""
+    like = typeof(next(v for v in (*y, *x) if hasattr(v, "aval")))
+    a, b, c, d = [v if hasattr(v, "aval") else constant(like, v) for v in (*x, *y)]
     by_real = ge(ops.abs(c), ops.abs(d))
     large, small = select(by_real, c, d), select(by_real, d, c)
     ratio = div(small, large)
     scale = add(large, mul(small, ratio))
-    first, second = select(by_real, a, b), select(by_real, b, a)
     # By the larger part: (a + b r) / s and (b - a r) / s, or (a r + b) / s and (b r - a) / s.
-    re = div(add(first, mul(second, ratio)), scale)
-    cross = sub(second, mul(first, ratio))
-    im = div(select(by_real, cross, neg(cross)), scale)
-    # Where the formula gives NaN twice, an infinity or a zero divisor may say more than it does.
-    lost = bitwise_and(is_nan(re), is_nan(im))
+    first, second = select(by_real, a, b), select(by_real, b, a)
+    turned = mul(first, ratio)
+    cross = select(by_real, sub(second, turned), sub(turned, second))
+    re, im = div(add(first, mul(second, ratio)), scale), div(cross, scale)
     zero = bitwise_and(eq(c, 0.0), eq(d, 0.0))
-    of_zero = [mul(copysign(constant(like, math.inf), c), v) for v in (a, b)]
-    x_infinite = bitwise_or(is_infinite(a), is_infinite(b))
-    y_infinite = bitwise_or(is_infinite(c), is_infinite(d))
-    x_finite = bitwise_and(is_finite(a), is_finite(b))
-    y_finite = bitwise_and(is_finite(c), is_finite(d))
-    infinite = bitwise_and(x_infinite, y_finite)
-    vanishing = bitwise_and(y_infinite, x_finite)
-    u, v = [select(infinite, _unit(n), n) for n in (a, b)]
-    s, t = [select(vanishing, _unit(n), n) for n in (c, d)]
-    size = select(infinite, math.inf, constant(like, 0.0))
-    limits = mul(size, add(mul(u, s), mul(v, t))), mul(size, sub(mul(v, s), mul(u, t)))
-    limit = bitwise_and(lost, bitwise_or(infinite, vanishing))
-    result = [select(limit, n, r) for n, r in zip(limits, (re, im), strict=True)]
-    result = [select(bitwise_and(zero, lost), n, r) for n, r in zip(of_zero, result, strict=True)]
-    return result[0], result[1]
-
-
-def _unit(x: Any) -> Any:
-    """1 for infinities and 0 for other numbers, with their signs."""
-    return copysign(select(is_infinite(x), 1.0, constant(typeof(x), 0.0)), x)
+    nothing = constant(like, 0.0)
+    return select(zero, div(a, nothing), re), select(zero, div(b, nothing), im)
 
 
 # ---- size and sign ----

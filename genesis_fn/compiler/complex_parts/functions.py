@@ -19,6 +19,7 @@ from genesis_fn.compiler.complex_parts.arithmetic import (
     is_infinite,
     is_nan,
     modulus,
+    multiplied,
     negative,
     not_finite,
 )
@@ -38,6 +39,7 @@ from genesis_fn.primitives.elementwise import (
     eq,
     exp,
     gt,
+    is_finite,
     le,
     log,
     log1p,
@@ -100,7 +102,8 @@ def _turned(x: Any, y: Any, e: Any, f: Any) -> Pair:
     nothing = bitwise_and(eq(x, -math.inf), lost)
     re = select(endless, math.inf, select(nothing, 0.0, re))
     # A real operand has a real result, whatever its size.
-    return re, select(eq(y, 0.0), y, select(nothing, 0.0, im))
+    zero = constant(typeof(x), 0.0)
+    return re, select(eq(y, 0.0), y, select(nothing, copysign(zero, y), im))
 
 
 @_function(ops.exp)
@@ -162,21 +165,21 @@ def _log1p(x: Any, y: Any) -> Pair:
 
 @on_parts(ops.pow.prim)
 def _pow(prim: Primitive, xs: Sequence[Any], params: dict[str, Any]) -> Complex:
-    """exp(y log x), its size |x|**c / exp(d arg x) for y = c + id; 1 for y = 0, and 0 for x = 0."""
+    """exp(y log x), whose size is |x|**c exp(-d arg x) for y = c + id; 1 for y = 0. Of x = 0 it is 0
+    for c > 0, else NaN."""
     (a, b), (c, d) = map(pair, xs)
     like = typeof(next(v for v in (a, b, c, d) if hasattr(v, "aval")))
     a, b, c, d = [v if hasattr(v, "aval") else constant(like, v) for v in (a, b, c, d)]
-    size, angle = modulus(a, b), atan2(b, a)
-    turn = mul(c, angle)
-    grown = ops.pow(size, c)
-    real_exponent = eq(d, 0.0)
-    length = select(real_exponent, grown, mul(grown, exp(neg(mul(d, angle)))))
-    turn = select(real_exponent, turn, add(turn, mul(d, log_modulus(a, b))))
-    re, im = mul(length, cos(turn)), mul(length, sin(turn))
+    grown, turn = multiplied((c, d), logarithm(a, b))
+    # A logarithm's rounding would count as often as the exponent says; a real power's does not.
+    length = mul(ops.pow(modulus(a, b), c), exp(neg(mul(d, atan2(b, a)))))
+    known = bitwise_and(is_finite(length), is_finite(grown))
+    re, im = _turned(grown, turn, select(known, length, exp(grown)), 1.0)
     one = bitwise_and(eq(c, 0.0), eq(d, 0.0))
     none = bitwise_and(eq(a, 0.0), eq(b, 0.0))
+    of_zero = select(gt(c, 0.0), 0.0, constant(like, math.nan))
     return of_parts(
-        select(one, 1.0, select(none, 0.0, re)), select(bitwise_or(one, none), 0.0, im)
+        select(one, 1.0, select(none, of_zero, re)), select(one, 0.0, select(none, of_zero, im))
     )
 
 
@@ -190,7 +193,8 @@ def square_root(x: Any, y: Any) -> Pair:
     # sqrt((|x| + |z|) / 2), scaled by the larger part: nothing overflows.
     steep = gt(b, a)
     large, small = select(steep, b, a), select(steep, a, b)
-    ratio = select(eq(large, 0.0), 0.0, div(small, large))
+    nothing = bitwise_and(eq(a, 0.0), eq(b, 0.0))
+    ratio = select(nothing, 0.0, div(small, large))
     length = sqrt(add(mul(ratio, ratio), 1.0))
     half = mul(add(select(steep, ratio, 1.0), length), 0.5)
     t = mul(sqrt(large), sqrt(half))
@@ -229,14 +233,15 @@ def _halves(x: Any) -> tuple[Any, Any, Any]:
     )
 
 
-def sine_h(x: Any, y: Any) -> Pair:
-    """sinh(x + iy) = sinh x cos y + i cosh x sin y"""
+def sine_h(x: Any, y: Any, endless: float = math.inf) -> Pair:
+    """sinh(x + iy) = sinh x cos y + i cosh x sin y. `endless`: the real part where x is infinite and
+    y no number, whose sign is unknown."""
     s, c, f = _halves(x)
     re, im = mul(_product(s, cos(y)), f), _product(mul(c, f), sin(y))
     im = select(eq(f, 1.0), im, mul(_product(c, sin(y)), f))
     lost = not_finite(y)
-    re = select(bitwise_and(is_infinite(x), lost), x, re)
-    im = select(bitwise_and(is_infinite(x), lost), math.nan, im)
+    unknown = bitwise_and(is_infinite(x), lost)
+    re, im = select(unknown, endless, re), select(unknown, math.nan, im)
     return select(eq(x, 0.0), _product(s, cos(y)), re), select(eq(y, 0.0), y, im)
 
 
@@ -245,10 +250,11 @@ def cosine_h(x: Any, y: Any) -> Pair:
     s, c, f = _halves(x)
     re, im = mul(mul(c, cos(y)), f), mul(_product(s, sin(y)), f)
     lost = not_finite(y)
-    re = select(bitwise_and(is_infinite(x), lost), math.inf, re)
-    im = select(bitwise_and(is_infinite(x), lost), math.nan, im)
-    level = bitwise_or(eq(x, 0.0), eq(y, 0.0))
-    return re, select(level, _product(s, sin(y)), im)
+    unknown = bitwise_and(is_infinite(x), lost)
+    re, im = select(unknown, math.inf, re), select(unknown, math.nan, im)
+    flat = bitwise_or(eq(x, 0.0), eq(y, 0.0))
+    level = select(lost, 0.0, _product(s, sin(y)))
+    return re, select(flat, level, im)
 
 
 def tangent_h(x: Any, y: Any) -> Pair:
@@ -289,7 +295,7 @@ def _of_turned(f: Callable[[Any, Any], Pair]) -> Callable[[Any, Any], Pair]:
     return turned
 
 
-_function(ops.sin)(_of_turned(sine_h))
+_function(ops.sin)(_of_turned(lambda x, y: sine_h(x, y, -math.inf)))
 _function(ops.cos)(lambda x, y: cosine_h(neg(y), x))
 _function(ops.tan)(_of_turned(tangent_h))
 
@@ -366,6 +372,12 @@ def arc_tangent_h(x: Any, y: Any) -> Pair:
     return re, im
 
 
+@_function(ops.atan)
+def _arc_tangent(x: Any, y: Any) -> Pair:
+    re, im = arc_tangent_h(neg(y), x)
+    return im, copysign(ops.abs(re), y)
+
+
 def _arc_cosine_h(x: Any, y: Any) -> Pair:
     re, im = arc_cosine(x, y)
     return ops.abs(im), copysign(re, y)
@@ -374,7 +386,6 @@ def _arc_cosine_h(x: Any, y: Any) -> Pair:
 _function(ops.asin)(arc_sine)
 _function(ops.acos)(arc_cosine)
 _function(ops.atanh)(arc_tangent_h)
-_function(ops.atan)(_of_turned(arc_tangent_h))
 _function(ops.asinh)(_of_turned(arc_sine))
 _function(ops.acosh)(_arc_cosine_h)
 
