@@ -50,10 +50,15 @@ def _touches_complex(e: Eqn) -> bool:
     return any(_mentions_complex(j)[0] for j in jaxprs_in(e.params))
 
 
+def has_parts(prim: Primitive) -> bool:
+    """Whether a primitive has a form on the parts of complex numbers."""
+    _load()
+    return prim in RULES
+
+
 def on_parts(prim: Primitive, avals: Sequence[Any], params: dict[str, Any]) -> bool:
     """Whether an operation on these operands is done to parts of complex numbers."""
-    _load()
-    if prim not in RULES:
+    if not has_parts(prim):
         return False
     found = prim.abstract(tuple(avals), params)
     kinds = [a for a in (*avals, *(found if prim.multi else [found])) if type(a) is Aval]

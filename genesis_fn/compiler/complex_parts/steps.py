@@ -23,14 +23,14 @@ def _results(prim: Primitive, avals: tuple[Any, ...], given: tuple[Any, ...]) ->
 
 
 def _shape(
-    *_: Any, prim: Primitive, avals: tuple[Any, ...], given: tuple[tuple[str, Any], ...]
+    *_: Any, of: Primitive, avals: tuple[Any, ...], given: tuple[tuple[str, Any], ...]
 ) -> list[Aval]:
-    return [packed_aval(a) for a in _results(prim, avals, given)]
+    return [packed_aval(a) for a in _results(of, avals, given)]
 
 
 packed_step_p = Primitive("packed_step", _shape, multi=True, listed=False)
 packed_effect_p = Primitive("packed_effect", _shape, multi=True, effect=True, listed=False)
-"""The primitive `prim` on operands of `avals`, which are packed where these are complex, with the
+"""The primitive `of` on operands of `avals`, which are packed where these are complex, with the
 parameters `given`; one with a side effect."""
 
 STEPS = packed_step_p, packed_effect_p
@@ -41,7 +41,7 @@ def on_packed(prim: Primitive, xs: Sequence[Any], params: dict[str, Any], avals:
     step = packed_effect_p if prim.effect else packed_step_p
     given = tuple(params.items())
     operands = [x.packed if type(x) is Complex else x for x in xs]
-    outs = bind(step, *operands, prim=prim, avals=tuple(avals), given=given)
+    outs = bind(step, *operands, of=prim, avals=tuple(avals), given=given)
     kinds = _results(prim, tuple(avals), given)
     made = [of_packed(o) if dtypes.is_complex(k.dtype) else o for o, k in zip(outs, kinds)]
     return made if prim.multi else made[0]
@@ -51,5 +51,5 @@ def called(e: Eqn) -> tuple[Primitive, list[Any], dict[str, Any]]:
     """(primitive, avals of the operands, parameters) of an equation: those of the step on complex
     arrays where it is one."""
     if e.prim in STEPS:
-        return e.params["prim"], list(e.params["avals"]), dict(e.params["given"])
+        return e.params["of"], list(e.params["avals"]), dict(e.params["given"])
     return e.prim, [i.aval if type(i) is Var else i for i in e.ins], e.params

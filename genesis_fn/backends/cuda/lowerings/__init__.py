@@ -94,7 +94,7 @@ def check_error(
     """The exception for a check of `prim` that failed at `site` with `index`."""
     call = Call(prim, tuple(avals), dict(params), target)
     if prim in STEPS:
-        prim, avals, params = params["prim"], params["avals"], dict(params["given"])
+        prim, avals, params = params["of"], params["avals"], dict(params["given"])
         return check_error(prim, avals, params, target, site, index)
     if prim is assert_p:
         from genesis_fn.backends.cuda.lowerings.assertions import assertion_error
