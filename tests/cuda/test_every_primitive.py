@@ -62,7 +62,16 @@ REAL = (BOOL, I8, I16, I32, I64, U8, U16, U32, U64, F8E4, F8E5, BF16, F16, F32, 
 SOME = (BOOL, I8, U8, I32, U32, I64, U64, BF16, F16, F32, F64)
 FLOATS = (F8E4, BF16, F16, F32, F64)
 # Units in the last place where the two devices compute by different formulas.
-TOLERANCE = {F8E4: 0.14, F8E5: 0.27, BF16: 2e-2, F16: 2e-3, F32: 4e-6, F64: 1e-11, C64: 1e-5, C128: 1e-11}
+TOLERANCE = {
+    F8E4: 0.14,
+    F8E5: 0.27,
+    BF16: 2e-2,
+    F16: 2e-3,
+    F32: 4e-6,
+    F64: 1e-11,
+    C64: 1e-5,
+    C128: 1e-11,
+}
 
 # Operations that make -0.0 of 0.0 or keep it, on both devices.
 SIGNED_ZEROS = ("neg", "abs", "sign", "copy", "floor", "trunc")

@@ -274,4 +274,3 @@ def _full(prim: Primitive, xs: Sequence[Any], params: dict[str, Any]) -> Complex
 @on_parts(shape.iota_p)
 def _iota(prim: Primitive, xs: Sequence[Any], params: dict[str, Any]) -> Complex:
     return of_real(bind(prim, **params | {"dtype": dtypes.real_of(params["dtype"])}))
-

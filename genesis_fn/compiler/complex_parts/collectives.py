@@ -29,6 +29,4 @@ def _exchanged(prim: Primitive, xs: Sequence[Any], params: dict[str, Any]) -> Co
 
 @on_parts(collectives.pmax_p, collectives.pmin_p)
 def _extreme(prim: Primitive, xs: Sequence[Any], params: dict[str, Any]) -> Any:
-    raise BackendError(
-        f"{prim.name} of {xs[0].aval}: complex numbers have no order, at {ctx.line}"
-    )
+    raise BackendError(f"{prim.name} of {xs[0].aval}: complex numbers have no order, at {ctx.line}")

@@ -388,4 +388,3 @@ _function(ops.acos)(arc_cosine)
 _function(ops.atanh)(arc_tangent_h)
 _function(ops.asinh)(_of_turned(arc_sine))
 _function(ops.acosh)(_arc_cosine_h)
-

@@ -10,13 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from genesis_fn.compiler.complex_parts.arithmetic import multiplied
-from genesis_fn.compiler.complex_parts.values import (
-    Complex,
-    of_packed,
-    of_parts,
-    on_parts,
-    pair,
-)
+from genesis_fn.compiler.complex_parts.values import Complex, of_packed, of_parts, on_parts, pair
 from genesis_fn.core import dtypes
 from genesis_fn.core.aval import Aval
 from genesis_fn.core.primitive import Primitive, bind, typeof
@@ -127,7 +121,7 @@ def _scattered_products(
     if not count or not kind.size:
         return of_parts(*operand.parts)
     targets = _targets(kind, updates.aval, indices, params)
-    number = _places_in_queues(targets)
+    number = _turns(targets)
     flat = lambda v, n: shape.reshape(v, (n,))
     u = [flat(v, count) for v in updates.parts]
     start = [flat(v, kind.size) for v in operand.parts]
@@ -174,11 +168,11 @@ def _targets(kind: Aval, updates: Aval, indices: Any, params: dict[str, Any]) ->
     """The position in the flattened operand that each element of the updates goes to, int32 (or
     int64 where it must); -1 for what is dropped."""
     dtype = dtypes.I32 if kind.size < 1 << 31 else dtypes.I64
-    places = shape.reshape(shape.iota(dtype, kind.size), kind.shape)
+    positions = shape.reshape(shape.iota(dtype, kind.size), kind.shape)
     numbers, mode = params["dimension_numbers"], params["mode"]
     found = bind(
         gather_p,
-        places,
+        positions,
         indices,
         dimension_numbers=inverse(numbers),
         slice_sizes=window_sizes(kind, updates, numbers),
@@ -190,13 +184,11 @@ def _targets(kind: Aval, updates: Aval, indices: Any, params: dict[str, Any]) ->
     return shape.reshape(found, (updates.size,))
 
 
-def _places_in_queues(targets: Any) -> Any:
+def _turns(targets: Any) -> Any:
     """How many earlier elements have the same target, for each element (int32)."""
     (count,) = typeof(targets).shape
     position = shape.iota(dtypes.I32, count)
-    ordered, order = bind(
-        sort_p, targets, position, dimension=0, is_stable=True, num_keys=1
-    )
+    ordered, order = bind(sort_p, targets, position, dimension=0, is_stable=True, num_keys=1)
     before = shape.pad(ordered, -2, [(1, -1, 0)])
     begins = ops.select(ops.ne(ordered, before), position, 0)
     first = bind(cummax_p, begins, axis=0, reverse=False)

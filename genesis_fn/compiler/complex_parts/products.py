@@ -33,7 +33,7 @@ def _real_options(params: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _beside(x: Any, y: Any, axis: int) -> Any:
+def _stacked(x: Any, y: Any, axis: int) -> Any:
     """Two arrays along a new axis."""
     return concatenate([expand_dims(x, axis), expand_dims(y, axis)], axis)
 
@@ -46,8 +46,9 @@ def _matrices(w: Complex, given: int, made: int) -> Any:
     rows = (re, im), (neg(im), re)
     if given > made:
         rows = tuple(zip(*rows))
-    # The later axis first: its position does not depend on the earlier one but for the shift.
-    return _beside(*[_beside(a, b, second - 1) for a, b in rows], first)
+    # The later axis first: where it goes does not depend on the earlier one but for the shift.
+    one, two = [_stacked(a, b, second - 1) for a, b in rows]
+    return _stacked(one, two, first)
 
 
 # ---- dot_general ----
@@ -85,7 +86,6 @@ def _dot(prim: Primitive, xs: Sequence[Any], params: dict[str, Any]) -> Complex:
 
 def _with_real(x: Complex, y: Complex, numbers: Any, options: dict[str, Any]) -> Complex:
     """The product of a complex and a real operand: of both parts at once."""
-    (xc, yc), (xb, yb) = numbers
     if y.real and x.real:
         re = bind(dot_general_p, x.parts[0], y.parts[0], dimension_numbers=numbers, **options)
         im = bind(dot_general_p, x.parts[0], y.parts[1], dimension_numbers=numbers, **options)
@@ -146,7 +146,8 @@ def _conv(prim: Primitive, xs: Sequence[Any], params: dict[str, Any]) -> Complex
     given, made = (given, made + 1) if given < made else (given + 1, made)
     wide = _matrices(w, given, made)
     taps = [n * (1 + (d in numbers.rhs_spec[:2])) for d, n in enumerate(w.aval.shape)]
-    pairs = x.packed if channel == x.aval.ndim - 1 else _beside(*x.parts, channel + 1)
+    re, im = x.parts
+    pairs = x.packed if channel == x.aval.ndim - 1 else _stacked(re, im, channel + 1)
     inputs = [n * (1 + (d == channel)) for d, n in enumerate(x.aval.shape)]
     options = params | _real_options(params)
     y = bind(prim, reshape(pairs, inputs), reshape(wide, taps), **options)

@@ -30,8 +30,8 @@ def _interleaved(re: Aval, im: Aval) -> Aval:
 
 
 def _interleaved_pieces(k: int, at: Index, re: Aval, im: Aval) -> list[Piece]:
-    *place, part = at
-    return [(0, tuple(place), (IndexGuard(part, 0, 1),)), (1, tuple(place), ())]
+    index, part = at[:-1], at[-1]
+    return [(0, index, (IndexGuard(part, 0, 1),)), (1, index, ())]
 
 
 interleave_p = Primitive(

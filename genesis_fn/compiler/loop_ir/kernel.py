@@ -276,8 +276,8 @@ class KernelIR:
     def _elements(self, v: Var) -> list[Expr]:
         """The offsets in its buffer of the elements that root `v` has at a point: one, but for
         interleaved values."""
-        n, place = interleaved(self.producer[v]), self.root_offsets[v]
-        return [ix.shift(ix.scale(place, n), k) for k in range(n)]
+        n, first = interleaved(self.producer[v]), self.root_offsets[v]
+        return [ix.shift(ix.scale(first, n), k) for k in range(n)]
 
     def shape(self) -> tuple[list[Var], Any]:
         """(the materialized values that it refers to, everything else of it as a key): kernels of
