@@ -3,7 +3,8 @@
 The parts of the left operand are two elements of the contracted axis, and those of the result two
 elements of a free one: the right operand's element w becomes the matrix [[re w, im w],
 [-im w, re w]]. A product [m, k] by [k, n] is so a real one, [m, 2k] by [2k, 2n], which reads a
-packed left operand and writes a packed result where they lie.
+packed left operand and writes a packed result where they lie. With few rows it is [2m, k] by
+[k, 2n], and the right operand is read where it lies.
 
 Products of complex64 are good to float32 unless a precision is asked for: an error of TF32 in each
 part would be one of all angles.
@@ -11,6 +12,7 @@ part would be one of all angles.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -42,6 +44,8 @@ def _matrices(w: Complex, given: int, made: int) -> Any:
     """Each element w as [[re, im], [-im, re]]: new axes `given`, of parts of the left operand, and
     `made`, of parts of the result, both as axes of the returned array."""
     re, im = w.parts
+    if made == w.aval.ndim + 1:
+        return of_parts(_stacked(re, neg(im), given), _stacked(im, re, given)).packed
     first, second = min(given, made), max(given, made)
     rows = (re, im), (neg(im), re)
     if given > made:
@@ -63,6 +67,9 @@ def _dot(prim: Primitive, xs: Sequence[Any], params: dict[str, Any]) -> Complex:
     if x.real or y.real:
         return _with_real(x, y, params["dimension_numbers"], options)
     n, m = x.aval.ndim, y.aval.ndim
+    rows = math.prod([x.aval.shape[d] for d in free_dims(n, (*xc, *xb))])
+    if 2 * rows < math.prod([x.aval.shape[d] for d in xc]):
+        return _of_few_rows(x, y, params["dimension_numbers"], options)
     # Behind the last contracted and the last free axis, so that pairs of axes are neighbours in
     # memory, as the kernel's one contracted and one free axis.
     free = free_dims(m, (*yc, *yb))
@@ -82,6 +89,23 @@ def _dot(prim: Primitive, xs: Sequence[Any], params: dict[str, Any]) -> Complex:
     # The free axes of the right operand come in order, the axis of parts behind the last.
     assert typeof(packed).shape == (*kind.shape, 2)
     return of_packed(packed)
+
+
+def _of_few_rows(x: Complex, y: Complex, numbers: Any, options: dict[str, Any]) -> Complex:
+    """The product of a left operand of few rows, which takes as long as reading the right one: that
+    is read as it lies. Rows of both parts give all four products of parts."""
+    (xc, yc), (xb, yb) = numbers
+    up = lambda dims: tuple([d + 1 for d in dims])
+    re, im = x.parts
+    rows = _stacked(re, im, 0)
+    numbers = ((up(xc), yc), (up(xb), yb))
+    z = bind(dot_general_p, rows, y.packed, dimension_numbers=numbers, **options)
+    at = len(xb)  # the first of the left operand's free axes: that of parts
+
+    def part(i: int, j: int) -> Any:
+        return index_in_dim(index_in_dim(z, j, -1, keepdims=False), i, at, keepdims=False)
+
+    return of_parts(sub(part(0, 0), part(1, 1)), add(part(0, 1), part(1, 0)))
 
 
 def _with_real(x: Complex, y: Complex, numbers: Any, options: dict[str, Any]) -> Complex:

@@ -1,4 +1,4 @@
-"""Calls, loops and branches: their programs take and return two real values for each complex one."""
+"""Calls, loops and branches: their programs have two real values for each complex one."""
 
 from __future__ import annotations
 

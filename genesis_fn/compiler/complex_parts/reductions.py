@@ -73,8 +73,10 @@ def _prefixes(
     reverse: bool,
 ) -> Sequence[Any]:
     """All prefixes along an axis, combined: log n steps, in each of which every element combines
-    with the one 1, 2, 4, ... places before it (Hillis and Steele, "Data parallel algorithms", 1986).
-    Each step is one elementwise kernel."""
+    with the one that is 1, 2, 4, ... before it. Each step is one elementwise kernel.
+
+    Source: Hillis and Steele, "Data parallel algorithms", 1986.
+    """
     n, distance = typeof(values[0]).shape[axis], 1
     while distance < n:
         shift = (-distance, distance, 0) if reverse else (distance, -distance, 0)

@@ -327,7 +327,9 @@ class KernelIR:
                         if n in ("p", "r")
                     ]
                 )
-                size = min(points * v.aval.dtype.itemsize, v.aval.nbytes)
+                # Every second element (a part of packed complex numbers) comes with its neighbours.
+                spread = 2 if math.gcd(*i.meta[1].terms.values()) == 2 else 1
+                size = min(points * spread * v.aval.dtype.itemsize, v.aval.nbytes)
                 read[v] = min(v.aval.nbytes, read.get(v, 0) + size)
         return read
 
