@@ -165,8 +165,8 @@ def _log1p(x: Any, y: Any) -> Pair:
 
 @on_parts(ops.pow.prim)
 def _pow(prim: Primitive, xs: Sequence[Any], params: dict[str, Any]) -> Complex:
-    """exp(y log x), of size |x|**c exp(-d arg x) for y = c + id; 1 for y = 0. For x = 0 it is 0 where
-    c > 0, else NaN."""
+    """exp(y log x), of size |x|**c exp(-d arg x) for y = c + id; 1 for y = 0. For x = 0 it is 0
+    where c > 0, else NaN."""
     (a, b), (c, d) = map(pair, xs)
     like = typeof(next(v for v in (a, b, c, d) if hasattr(v, "aval")))
     a, b, c, d = [v if hasattr(v, "aval") else constant(like, v) for v in (a, b, c, d)]
@@ -234,8 +234,8 @@ def _halves(x: Any) -> tuple[Any, Any, Any]:
 
 
 def sine_h(x: Any, y: Any, endless: float = math.inf) -> Pair:
-    """sinh(x + iy) = sinh x cos y + i cosh x sin y. `endless`: the real part where x is infinite and
-    y is not finite, of unknown sign."""
+    """sinh(x + iy) = sinh x cos y + i cosh x sin y. `endless`: the real part, of unknown sign,
+    where x is infinite and y is not finite."""
     s, c, f = _halves(x)
     re, im = mul(_product(s, cos(y)), f), _product(mul(c, f), sin(y))
     im = select(eq(f, 1.0), im, mul(_product(c, sin(y)), f))
