@@ -79,7 +79,7 @@ class Target:
 
     def lacks(self, kind: DType) -> bool:
         """Whether kernels of this GPU cannot compute with a dtype: the host does."""
-        return kind.kind == "c" or (kind.name.startswith("float8") and not self.float8)
+        return kind.name.startswith("float8") and not self.float8
 
     def matrix_rate(self, itemsize: int) -> float:
         """Operations per second of matrix products whose operands have so many bytes each."""

@@ -1,7 +1,7 @@
 """The passes of the CUDA backend, in order: start here.
 
-    program          physical -> contiguous_collectives -> simplify           compile_jaxpr
-                     -> rematerialise -> donations
+    program          physical -> represented -> contiguous_collectives        compile_jaxpr
+                     -> simplify -> rematerialise -> donations
     body by body     absorb_casts -> group_matmuls -> fuse -> lower           schedule
                      -> fuse_horizontally -> overlap_collectives -> pack_arena
     executable       ProgramBinding, IOBuffers, CudaExecutable                compile_jaxpr
@@ -32,6 +32,7 @@ from genesis_fn.backends.cuda.run.executable import CudaExecutable, ProgramBindi
 from genesis_fn.backends.cuda.run.graph import exchanged_buffers
 from genesis_fn.backends.cuda.run.io_buffers import IOBuffers, OutputBuffer
 from genesis_fn.backends.cuda.run.runtime import device_runtime
+from genesis_fn.compiler.complex_parts.represent import represented
 from genesis_fn.compiler.fusion.fuse import fuse_jaxpr
 from genesis_fn.compiler.fusion.matmul_grouping import group_matmuls
 from genesis_fn.compiler.loop_ir.kernel import SliceStore
@@ -64,6 +65,9 @@ def compile_jaxpr(
 
     # Represent extended dtypes (random keys) by the words that they consist of.
     named = physical(jaxpr)
+
+    # Represent complex numbers by their parts.
+    named = represented(named)
 
     # Exchange contiguous memory with other processes, of dtypes that can be added.
     named = contiguous_collectives(named)

@@ -70,7 +70,7 @@ class GeneratedKernels:
             for k in read
             if body.instrs[k].op == "load" and body.instrs[k].meta[0] is u
         ]
-        return not self.uses[n].looped and all(offset == offsets[0] for offset in loads)
+        return not self.uses[n].looped and all(offset in offsets for offset in loads)
 
 
 KernelCache: TypeAlias = dict[Any, tuple[list[Var], GeneratedKernels]]

@@ -540,6 +540,7 @@ def _reduced(parts: Tensor, dtype: str, reduction: Reduction) -> Tensor:
 def _interpreted(kernel: Any) -> Any:
     from triton.runtime.interpreter import InterpretedFunction
 
+    _splat_booleans()
     function = kernel.function if isinstance(kernel, SourceKernel) else kernel
     if not isinstance(function, InterpretedFunction):
         raise RuntimeError(
@@ -547,3 +548,20 @@ def _interpreted(kernel: Any) -> Any:
             "imported to use the interpreting driver"
         )
     return function
+
+
+@functools.cache
+def _splat_booleans() -> None:
+    """Make blocks of comparisons of scalars blocks of booleans. In Triton's interpreter they have
+    the type of what was compared, and cannot be combined with other conditions."""
+    from triton.language import int1
+    from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
+
+    splat = InterpreterBuilder.create_splat
+
+    def create_splat(self: Any, ret_ty: Any, arg: Any) -> Any:
+        if arg.data.dtype != np.bool_:
+            return splat(self, ret_ty, arg)
+        return TensorHandle(np.full(ret_ty.shape, arg.data.reshape(-1)[0]), int1)
+
+    InterpreterBuilder.create_splat = create_splat

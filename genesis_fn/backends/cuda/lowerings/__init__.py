@@ -15,7 +15,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from genesis_fn.backends.cuda.lowerings.call import (
-    LIBRARY_RULES,
     RULES,
     SITES as SITES,
     Call as Call,
@@ -28,7 +27,9 @@ from genesis_fn.backends.cuda.lowerings.call import (
     lowers as lowers,
     runs_on_host,
 )
+from genesis_fn.compiler.complex_parts.steps import STEPS
 from genesis_fn.compiler.target import Target
+from genesis_fn.core import dtypes
 from genesis_fn.core.aval import Aval as Aval
 from genesis_fn.core.backend.lowering import Elementwise
 from genesis_fn.core.errors import BackendError
@@ -71,10 +72,11 @@ def plan_for(
     call = Call(prim, tuple(avals), dict(params), target, site, in_place=in_place)
     kinds = [a.dtype for a in (*call.operands, *call.outs)]
     rule = _rule_of(prim)
-    # Collectives move bytes, and libraries take what kernels cannot hold.
-    if any(map(target.lacks, kinds)) and not prim.collective and rule not in LIBRARY_RULES:
+    if any(map(target.lacks, kinds)) and not prim.collective:  # these move bytes
         return None if prim is fused_p else HostCall(prim, call.avals, call.params)
-    if rule is not None:
+    # Of complex numbers kernels know nothing: what reaches this is a step of a library, which has a
+    # rule of its own, or a user's primitive that says nothing of parts.
+    if rule is not None and (prim in RULES or not any(map(dtypes.is_complex, kinds))):
         return rule(call)
     if any(jaxprs_in(call.params)) or not runs_on_host(prim):
         raise BackendError(f"{prim.name} has no lowering on CUDA")
@@ -91,6 +93,9 @@ def check_error(
 ) -> Exception:
     """The exception for a check of `prim` that failed at `site` with `index`."""
     call = Call(prim, tuple(avals), dict(params), target)
+    if prim in STEPS:
+        prim, avals, params = params["of"], params["avals"], dict(params["given"])
+        return check_error(prim, avals, params, target, site, index)
     if prim is assert_p:
         from genesis_fn.backends.cuda.lowerings.assertions import assertion_error
 

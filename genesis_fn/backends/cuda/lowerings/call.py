@@ -24,8 +24,8 @@ SITES = 8
 class HostCall:
     """The CPU backend runs the primitive, between copies of its operands and results.
 
-    Polygamma, products of booleans, convolutions of integers, and everything on complex numbers
-    but what libraries compute run so.
+    Polygamma, products of booleans, convolutions of integers, and what libraries compute where
+    there are none, run so.
     """
 
     prim: Primitive
@@ -141,7 +141,7 @@ def lowers(*of: Primitive | type, **given: object) -> Callable[[F], F]:
 
 
 LIBRARY_RULES: set[Callable[[Call], Lowered | None]] = set()
-"""Rules of primitives that libraries compute, on buffers of any dtype."""
+"""Rules of primitives that libraries compute."""
 
 
 def lowers_by_library(prim: Primitive) -> Callable[[Callable[[Call], Lowered]], object]:

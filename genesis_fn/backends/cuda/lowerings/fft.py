@@ -52,7 +52,7 @@ def _fft(call: Call) -> Lowered:
         batch = x.size // math.prod(last)
         transforms.add(Fft(transforms.kind, "c2c", last, batch, inverse), source, result)
         transforms.add_complex(out, before, (result, result), len(last), inverse)
-    if kind in (FftType.IFFT, FftType.IRFFT):
+    if kind in (FftType.IFFT, FftType.IRFFT) and call.params.get("scaled", True):
         count = out.size * (2 if kind is FftType.IFFT else 1)
         _add_scale(builder, result, count, 1 / math.prod(lengths), dtypes.real_of(out.dtype))
     return builder.build()
