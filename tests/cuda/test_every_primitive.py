@@ -500,6 +500,7 @@ def decompositions() -> dict[str, list[Case]]:
         "qr": [([a], {"full_matrices": False})],
         "eigh": [([spd], {})],
         "svd": [([a], {"full_matrices": False, "compute_uv": True})],
+        "eig": [([spd], {"compute_vectors": True})],
         "fft": [([z], {"fft_type": FftType.FFT, "fft_lengths": (8,)})],
         "real": [([z], {})],
         "imag": [([z], {})],
@@ -656,6 +657,28 @@ def compare(got: np.ndarray, want: np.ndarray, what: str, loose: float = 1.0) ->
         )
 
 
+def canonical(name: str, results: list[np.ndarray]) -> list[np.ndarray]:
+    """Results with free phases, signs and order chosen: of each vector the largest number is
+    positive, and general eigenvalues ascend."""
+    if name not in ("eigh", "svd", "eig", "qr"):
+        return results
+    rest = list(results)
+    at = {"eigh": 0, "svd": 1, "eig": 1, "qr": 0}[name]
+    vectors = results[at]
+    if name == "eig":
+        order = np.argsort(np.round(results[0].real, 3), -1, kind="stable")
+        rest[0] = np.take_along_axis(results[0], order, -1)
+        vectors = np.take_along_axis(vectors, order[..., None, :], -1)
+    largest = np.argmax(np.round(np.abs(vectors), 3), -2, keepdims=True)
+    phase = np.take_along_axis(vectors, largest, -2)
+    phase = phase / np.abs(phase)
+    rest[at] = vectors / phase
+    if name in ("svd", "qr"):  # the other factor turns the other way
+        other = at + 1
+        rest[other] = results[other] * np.swapaxes(phase, -1, -2)
+    return [r.astype(x.dtype) for r, x in zip(rest, results)]
+
+
 def test_triton_call():
     ((x, y), params) = calls()["triton_call"][0]
     (out,) = run(PRIMITIVES["triton_call"], [x, y], params, cuda())
@@ -676,12 +699,13 @@ def test_primitive(name):
         got = run(prim, operands, params, cuda())
         shown = [f"{x.dtype}{list(x.shape)}" if hasattr(x, "dtype") else x for x in operands]
         assert len(got) == len(want)
-        for g, w in zip(got, want):
-            assert g.device is cuda()
+        assert all([g.device is cuda() for g in got])
+        ours, theirs = [canonical(name, list(map(host, found))) for found in (got, want)]
+        for g, w in zip(ours, theirs):
             if name in SIGNED_ZEROS:
-                a, b = host(g).astype(np.float64), host(w).astype(np.float64)
+                a, b = g.astype(np.float64), w.astype(np.float64)
                 compare(np.signbit(a[b == b]), np.signbit(b[b == b]), f"sign of {name} {shown}")
-            compare(host(g), host(w), f"{name} {shown} {params}")
+            compare(g, w, f"{name} {shown} {params}")
         tried += 1
     assert tried, f"no case of {name} ran"
 

@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 
 from genesis_fn.core import errors
-from genesis_fn.primitives.elementwise import imag
 from genesis_fn.primitives import linalg
 from genesis_fn.primitives.dot_general import batch_matmul
-from genesis_fn.primitives.elementwise import add
+from genesis_fn.primitives.elementwise import add, imag
 from tests.primitives.check import (
     assert_same,
     check,
