@@ -304,7 +304,7 @@ def test_a_loop_carries_parts() -> None:
 def test_both_parts_are_stored_by_one_kernel() -> None:
     compiled = gf.jit(lambda z, w: gnp.exp(z * w)).lower(put(Z), put(W)).compile()
     kernels = compiled.as_text().split("def ")[1:]
-    assert len(kernels) == 1 and kernels[0].count("tl.store") == 2
+    assert len(kernels) == 1 and kernels[0].count("tl.store") == 1
     assert kernels[0].count("exp(") == 1  # once for both parts
 
 
@@ -448,7 +448,10 @@ def test_the_user_sees_complex_arrays() -> None:
 
 
 def test_errors_name_the_argument_and_the_line() -> None:
-    with using_device(cuda()), pytest.raises(errors.IndexOutOfRange, match="z") as caught:
+    with (
+        using_device(cuda()),
+        pytest.raises(errors.IndexOutOfRange, match=r"of z, c64\[6,5\]") as caught,
+    ):
         np.asarray(gf.jit(lambda z, i: z[i])(gnp.array(Z), gnp.array(9)))
     assert "test_complex.py" in str(caught.value)
 

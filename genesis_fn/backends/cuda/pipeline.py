@@ -64,10 +64,10 @@ def compile_jaxpr(
     site = f"outputs of {jaxpr.name or 'a program'}"
 
     # Represent extended dtypes (random keys) by the words that they consist of.
-    named = physical(jaxpr)
+    keyless = physical(jaxpr)
 
     # Represent complex numbers by their parts.
-    named = represented(named)
+    named = represented(keyless)
 
     # Exchange contiguous memory with other processes, of dtypes that can be added.
     named = contiguous_collectives(named)
@@ -82,7 +82,7 @@ def compile_jaxpr(
     replaced = donations(program, donated)
     unused = [
         (i, f"no output is left that is {v.aval}")
-        for i, (v, d) in enumerate(zip(program.invars, donated))
+        for i, (v, d) in enumerate(zip(jaxpr.invars, donated))
         if d and i not in replaced.values()
     ]
 
@@ -107,7 +107,7 @@ def compile_jaxpr(
     programmatic = target.programmatic_launch and config.current().programmatic_launch
     binding = ProgramBinding(runtime, table, steps, [*inputs, *outputs], site, programmatic)
     if table.error_word is not None:
-        describe = lambda site, index: check_error(table, named, site, index)
+        describe = lambda site, index: check_error(table, keyless, named, site, index)
         binding.word = runtime.errors.register(binding, describe)
     updated = [number.get(b) for b in steps.outputs]
     io = IOBuffers(runtime, site, donated, updated, list(outputs.values()), binding.capture)

@@ -78,6 +78,20 @@ def flat_program(jaxpr: Jaxpr) -> Jaxpr:
     return _represented(jaxpr, packed=False) if _mentions_complex(jaxpr)[0] else jaxpr
 
 
+def before_parts(jaxpr: Jaxpr, e: Eqn) -> tuple[Eqn, str] | None:
+    """The equation on complex numbers that `e`, of the program on parts, was made from, and what
+    people call its first operand: for messages. None where `e` is on real values in both."""
+    for old in jaxpr.eqns:
+        if old.prim is e.prim and old.where == e.where and any(map(_is_complex, old.ins[:1])):
+            kind = old.ins[0].aval
+            if e.ins[0].aval in (packed_aval(kind), part_aval(kind)):
+                return old, jaxpr.label_of(old.ins[0])
+        for inner in jaxprs_in(old.params):
+            if found := before_parts(inner, e):
+                return found
+    return None
+
+
 def _represented(jaxpr: Jaxpr, packed: bool) -> Jaxpr:
     _load()
     trace = StageTrace(jaxpr.name, jaxpr.labels if packed else ())

@@ -28,6 +28,7 @@ from genesis_fn.backends.cuda.run.graph import (
     Switch,
     While,
 )
+from genesis_fn.compiler.complex_parts.represent import before_parts
 from genesis_fn.compiler.complex_parts.steps import called
 from genesis_fn.compiler.fusion.fuse import Fusion, FusionGroup
 from genesis_fn.compiler.fusion.gemv_fusion import is_tiled_matmul
@@ -611,11 +612,13 @@ _CONTROL: dict[Primitive, Callable[[ProgramLowering, Eqn], ScheduledStep]] = {
 }  # fmt: skip
 
 
-def check_error(table: BufferTable, jaxpr: Jaxpr, site: int, index: int) -> Exception:
-    """The exception for a check of the program that failed at `site` with `index`."""
+def check_error(table: BufferTable, whole: Jaxpr, jaxpr: Jaxpr, site: int, index: int) -> Exception:
+    """The exception for a check of the program that failed at `site` with `index`. `whole` is the
+    program before complex numbers became parts, which users know nothing of."""
     e = table.sites[site // lowerings.SITES - 1]
-    avals = [i.aval if type(i) is Var else i for i in e.ins]
-    error = lowerings.check_error(e.prim, avals, e.params, table.target, site, index)
+    e, label = before_parts(whole, e) or (e, jaxpr.label_of(e.ins[0]))
+    prim, avals, params = called(e)
+    error = lowerings.check_error(prim, avals, params, table.target, site, index)
     if isinstance(error, errors.IndexOutOfRange):
-        error = error.naming(jaxpr.label_of(e.ins[0]))
+        error = error.naming(label)
     return errors.at_line(error, e.where)

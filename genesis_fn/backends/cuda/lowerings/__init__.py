@@ -27,7 +27,6 @@ from genesis_fn.backends.cuda.lowerings.call import (
     lowers as lowers,
     runs_on_host,
 )
-from genesis_fn.compiler.complex_parts.steps import STEPS
 from genesis_fn.compiler.target import Target
 from genesis_fn.core import dtypes
 from genesis_fn.core.aval import Aval as Aval
@@ -93,9 +92,6 @@ def check_error(
 ) -> Exception:
     """The exception for a check of `prim` that failed at `site` with `index`."""
     call = Call(prim, tuple(avals), dict(params), target)
-    if prim in STEPS:
-        prim, avals, params = params["of"], params["avals"], dict(params["given"])
-        return check_error(prim, avals, params, target, site, index)
     if prim is assert_p:
         from genesis_fn.backends.cuda.lowerings.assertions import assertion_error
 
