@@ -14,7 +14,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal, TypeAlias
 
-Kind: TypeAlias = Literal["float32", "float64", "complex64", "complex128"]
+Kind: TypeAlias = str
+"""float32, float64, complex64 or complex128."""
 Operation: TypeAlias = Literal["N", "T", "C"]
 """A matrix as it is, its transpose, or its conjugate transpose."""
 

@@ -47,6 +47,7 @@ from genesis_fn.core.dtypes import (
 )
 from genesis_fn.core.primitive import PRIMITIVES, Primitive, bind
 from genesis_fn.lax.fused import attention, cross_entropy, norms, softmax  # noqa: F401
+from genesis_fn.nn import expert_rows  # noqa: F401
 from genesis_fn.primitives.conv import ConvDimensionNumbers
 from genesis_fn.primitives.fft import FftType
 from genesis_fn.primitives.indexing.gather_dims import (

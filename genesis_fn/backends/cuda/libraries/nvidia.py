@@ -121,7 +121,8 @@ def _context() -> int:
     """The current context; where a thread has none yet, that of the first device that is open."""
     code, context = cu.cuCtxGetCurrent()
     if code == cu.CUresult.CUDA_SUCCESS and not int(context):
-        next(iter(opened.values())).activate()
+        driver: Any = next(iter(opened.values()))
+        driver.activate()
         code, context = cu.cuCtxGetCurrent()
     if code != cu.CUresult.CUDA_SUCCESS:
         raise CudaError("asking for the current context", code.name)
@@ -380,7 +381,7 @@ def _triangular(routine: r.TriangularSolve, call: _Call) -> None:
 
 @_runs(r.QrFactor)
 def _qr(routine: r.QrFactor, call: _Call) -> None:
-    a, scales, info, _ = call.addresses
+    a, scales, *_ = call.addresses
     m, n, kind = routine.rows, routine.columns, _TYPE[routine.kind]
     if routine.batch > 1:
         checked = np.zeros(1, np.int32)
@@ -405,10 +406,10 @@ def _qr_vectors_scratch(routine: r.QrVectors, libraries: Libraries, handles: _Ha
 
 @_runs(r.QrVectors)
 def _qr_vectors(routine: r.QrVectors, call: _Call) -> None:
-    a, scales, info, scratch = call.addresses
+    a, scales, info, work = call.addresses
     m, n, k = routine.rows, routine.columns, routine.reflectors
     elements = call.scratch // np.dtype(routine.kind).itemsize
-    call.solver(_vectors_name(routine.kind), m, n, k, a, m, scales, scratch, elements, info)
+    call.solver(_vectors_name(routine.kind), m, n, k, a, m, scales, work, elements, info)
 
 
 def _eigh_sizes(routine: r.Eigh, libraries: Libraries, handles: _Handles) -> tuple[int, int]:

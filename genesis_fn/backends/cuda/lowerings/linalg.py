@@ -170,7 +170,7 @@ class _Solver:
 def _solver(call: Call, matrices: Aval) -> _Solver:
     kind = matrices.dtype.name
     count = math.prod(matrices.shape[:-2])
-    return _Solver(call, PlanBuilder(len(call.operands), len(call.outs)), kind, count)  # pyright: ignore[reportArgumentType]
+    return _Solver(call, PlanBuilder(len(call.operands), len(call.outs)), kind, count)
 
 
 @lowers_by_library(cholesky_p)
