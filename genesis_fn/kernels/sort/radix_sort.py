@@ -18,17 +18,19 @@ from genesis_fn.kernels.rows.scan import Scan, add_scan
 from genesis_fn.kernels.sort.sort_keys import key_constants, ordered
 
 RADIX_BLOCK = 1024  # the tile of a radix pass, of one warp, which needs no barrier
-DIGIT_BITS = 8
+DIGIT_BITS = 8  # of a pass at most
+LEAST_DIGIT_BITS = 5  # a counter for each lane of a warp
 
 
-def _ranks_text() -> str:
-    """PTX that ranks 32 x 32 digits: $0.. become how many equal to each of $32.. come before it.
+def _ranks_text(bits: int) -> str:
+    """PTX that ranks 32 x 32 digits of so many bits: $0.. become how many equal to each of $32..
+    come before it.
 
-    Counters are in shared memory. Eight votes tell each lane which lanes have its digit; the first
-    of these advances the counter.
+    Counters are in shared memory. A vote for each bit tells each lane which lanes have its digit;
+    the first of these advances the counter.
     """
     lines = [
-        ".shared .align 4 .b32 digits[256];",
+        f".shared .align 4 .b32 digits[{1 << bits}];",
         ".reg .b32 table, lane, under, peers, vote, place, base, zero;",
         ".reg .pred one, leads;",
         "mov.u32 under, %lanemask_lt;",
@@ -36,12 +38,12 @@ def _ranks_text() -> str:
         "mov.u32 lane, %laneid;",
         "mov.u32 table, digits;",
         "mad.lo.u32 lane, lane, 4, table;",
-        *(f"st.shared.u32 [lane + {128 * i}], zero;" for i in range(8)),
+        *(f"st.shared.u32 [lane + {128 * i}], zero;" for i in range(1 << bits - 5)),
         "bar.warp.sync 0xffffffff;",
     ]
     for i in range(32):
         lines.append("mov.u32 peers, 0xffffffff;")
-        for bit in range(DIGIT_BITS):
+        for bit in range(bits):
             lines += [
                 f"and.b32 vote, ${32 + i}, {1 << bit};",
                 "setp.ne.u32 one, vote, 0;",
@@ -70,7 +72,10 @@ def _places_text() -> str:
     return "\n".join(lines)
 
 
-RANKS = tl.constexpr(_ranks_text())
+RANKS_OF_5_BITS = tl.constexpr(_ranks_text(5))
+RANKS_OF_6_BITS = tl.constexpr(_ranks_text(6))
+RANKS_OF_7_BITS = tl.constexpr(_ranks_text(7))
+RANKS_OF_8_BITS = tl.constexpr(_ranks_text(8))
 PLACES = tl.constexpr(_places_text())
 # Early outputs: they must not share registers with inputs that are still to be read.
 OPERANDS = tl.constexpr(",".join(["=&r"] * 32 + ["r"] * 32))
@@ -102,10 +107,18 @@ def lane_places(lane):
 
 
 @triton.jit
-def ranks_in_warp(digit):
+def ranks_in_warp(digit, DIGITS: tl.constexpr):
     """The number of earlier elements of a tile in the order of `lane_places` that have the same
     digit: the rank that makes the sort stable."""
-    return tl.inline_asm_elementwise(RANKS, OPERANDS, [digit], tl.int32, False, 32)
+    if DIGITS == 32:
+        return tl.inline_asm_elementwise(RANKS_OF_5_BITS, OPERANDS, [digit], tl.int32, False, 32)
+    elif DIGITS == 64:
+        return tl.inline_asm_elementwise(RANKS_OF_6_BITS, OPERANDS, [digit], tl.int32, False, 32)
+    elif DIGITS == 128:
+        return tl.inline_asm_elementwise(RANKS_OF_7_BITS, OPERANDS, [digit], tl.int32, False, 32)
+    else:
+        tl.static_assert(DIGITS == 256)
+        return tl.inline_asm_elementwise(RANKS_OF_8_BITS, OPERANDS, [digit], tl.int32, False, 32)
 
 
 @triton.jit
@@ -184,7 +197,7 @@ def radix_move_kernel(
         bits = tl.load(keys + first + source, source < length, other=0)
         digit = digit_of(bits, shift, KIND, INF, DESCENDING, DIGITS)
         digit = tl.where(source < length, digit, DIGITS - 1)
-        rank = ranks_in_warp(digit)
+        rank = ranks_in_warp(digit, DIGITS)
     else:
         bits = tl.load(keys + first + lane, lane < length, other=0)
         digit = digit_of(bits, shift, KIND, INF, DESCENDING, DIGITS)
@@ -218,16 +231,21 @@ def add_radix_sort(
     values: BufferArg | None = None,
     descending: bool = False,
     before: BufferArg | None = None,
-    bits: int | None = None,
+    bits: tuple[int, int] | None = None,
 ) -> None:
     """Append the stable sort of keys taken in the order `before`: the permutation goes to `order`
     (i32 or i64), the keys to `values`, either of which may be left out.
 
-    With `bits`, the keys are non-negative and only their low `bits` bits are looked at.
+    With `bits`, a number of the first bit and one behind the last, the keys are non-negative
+    integers and only these bits of them are looked at.
     """
     keys, dtype = key
     raw = raw_dtype(dtype)
-    total, digits = rows * length, 1 << DIGIT_BITS
+    first, end = bits or (0, 8 * ITEMSIZE[dtype])
+    passes = cdiv(end - first, DIGIT_BITS)
+    # As wide as the passes need: narrower digits take fewer votes, and a smaller table of counts.
+    width = max(cdiv(end - first, passes), LEAST_DIGIT_BITS)
+    total, digits = rows * length, 1 << width
     keys = BufferArg(keys.index, raw, keys.offset)
     kind = key_constants(dtype) if bits is None else {"KIND": "plain", "INF": 0}
     if before is not None:
@@ -239,7 +257,6 @@ def add_radix_sort(
             {"LENGTH": length, "BLOCK": 1024},
         )
         keys = started
-    passes = cdiv(8 * ITEMSIZE[dtype] if bits is None else bits, DIGIT_BITS)
     tiles = cdiv(length, RADIX_BLOCK)
     counts = builder.workspace(rows * digits * tiles, "i32")
     sums = builder.workspace(rows * digits * tiles, "i32")
@@ -259,7 +276,7 @@ def add_radix_sort(
     for i in range(passes):
         last = i == passes - 1
         # At run time: one compiled kernel serves all passes.
-        shift = Scalar(i * DIGIT_BITS)
+        shift = Scalar(first + i * width)
         builder.launch(
             radix_count_kernel,
             (tiles * rows,),
