@@ -47,40 +47,45 @@ def key_at(entries, position, COUNT: tl.constexpr, PIECES: tl.constexpr):
 
 
 @triton.jit
-def update_of(
-    source,
-    key,
-    begins,
+def read_entry(
+    entries,
+    position,
+    before,
     updates,
     out,
     column,
-    inside,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
+    COUNT: tl.constexpr,
     OPERATION: tl.constexpr,
     KEEP: tl.constexpr,
+    PIECES: tl.constexpr,
     CARRIED: tl.constexpr,
     ACC: tl.constexpr,
 ):
-    """Update number `source`; where a run begins and the result is kept, merged with that."""
-    wanted = (key >= 0) & (key < ROWS) & inside
+    """(row that it goes to, value, whether a run begins with it): the entry behind one of the row
+    `before`. Where a run begins and the result is kept, the value is merged with that."""
+    key, source = key_at(entries, position, COUNT, PIECES)
+    # Of the two pieces of a chunk the second began in it.
+    begins = position % 2 == 1 if PIECES else key != before
+    wanted = (key >= 0) & (key < ROWS) & (column < COLUMNS)
     if CARRIED:
         # The only element of the update is in the place of its number.
         TYPE: tl.constexpr = updates.dtype.element_ty
         if TYPE.primitive_bitwidth == 32:
-            row = source.to(TYPE, bitcast=True)
+            value = source.to(TYPE, bitcast=True)
         elif TYPE.primitive_bitwidth == 16:
-            row = source.to(tl.int16).to(TYPE, bitcast=True)
+            value = source.to(tl.int16).to(TYPE, bitcast=True)
         else:
-            row = source.to(tl.int8).to(TYPE, bitcast=True)
+            value = source.to(tl.int8).to(TYPE, bitcast=True)
     else:
-        row = tl.load(updates + source.to(tl.int64) * COLUMNS + column, wanted, other=0)
-    row = up(row).to(ACC)
+        value = tl.load(updates + source.to(tl.int64) * COLUMNS + column, wanted, other=0)
+    value = up(value).to(ACC)
     if KEEP:
         at = out + key.to(tl.int64) * COLUMNS + column
         there = up(tl.load(at, wanted & begins, other=0)).to(ACC)
-        row = tl.where(begins, merge(there, row, OPERATION), row)
-    return row
+        value = tl.where(begins, merge(there, value, OPERATION), value)
+    return key, value, begins
 
 
 @triton.jit
@@ -103,12 +108,13 @@ def advanced(
     out,
     place,
     column,
-    inside,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     OPERATION: tl.constexpr,
 ):
-    """The state of a walk one entry later. A run that ends before that entry is written."""
+    """The state of a walk one entry later: the row of its run, the value, whether it has all of the
+    run so far, and the run that began before the chunk. A run that ends here is written."""
+    inside = column < COLUMNS
     ends = (key != run) & (key != NOTHING)
     written = ends & (run >= 0) & (run < ROWS)
     write_row(out, run, value, written & whole & inside, column, COLUMNS)
@@ -153,53 +159,75 @@ def walk_runs_kernel(
     left = run
     whole = run != run
     value = tl.zeros((CHUNK_BLOCK, COLUMN_BLOCK), ACC)
-    # Of a list of updates a run begins where the row changes. (Of pieces this is not looked at.)
-    before, _ = key_at(entries, first - 1, COUNT, PIECES)
-    for start in range(0, CHUNK, 4):
-        # Everything is read before anything is written, behind which no read would be moved.
+    # Of a list of updates a run begins where the row changes.
+    key, _ = key_at(entries, first - 1, COUNT, PIECES)
+    for start in range(0, CHUNK, 8):
+        # Eight are read before anything is written, behind which no read would be moved.
         at = first + start
-        k0, s0 = key_at(entries, at, COUNT, PIECES)
-        k1, s1 = key_at(entries, at + 1, COUNT, PIECES)
-        k2, s2 = key_at(entries, at + 2, COUNT, PIECES)
-        k3, s3 = key_at(entries, at + 3, COUNT, PIECES)
-        if PIECES:
-            b0 = k0 != k0
-            b1 = k1 == k1
-            b2 = b0
-            b3 = b1
-        else:
-            b0 = k0 != before
-            b1 = k1 != k0
-            b2 = k2 != k1
-            b3 = k3 != k2
-            before = k3
-        r0 = update_of(
-            s0, k0, b0, updates, out, column, inside, ROWS, COLUMNS, OPERATION, KEEP, CARRIED, ACC
-        )
-        r1 = update_of(
-            s1, k1, b1, updates, out, column, inside, ROWS, COLUMNS, OPERATION, KEEP, CARRIED, ACC
-        )
-        r2 = update_of(
-            s2, k2, b2, updates, out, column, inside, ROWS, COLUMNS, OPERATION, KEEP, CARRIED, ACC
-        )
-        r3 = update_of(
-            s3, k3, b3, updates, out, column, inside, ROWS, COLUMNS, OPERATION, KEEP, CARRIED, ACC
-        )
+        k0, v0, b0 = read_entry(
+            entries, at, key, updates, out, column,
+            ROWS, COLUMNS, COUNT, OPERATION, KEEP, PIECES, CARRIED, ACC,
+        )  # fmt: skip
+        k1, v1, b1 = read_entry(
+            entries, at + 1, k0, updates, out, column,
+            ROWS, COLUMNS, COUNT, OPERATION, KEEP, PIECES, CARRIED, ACC,
+        )  # fmt: skip
+        k2, v2, b2 = read_entry(
+            entries, at + 2, k1, updates, out, column,
+            ROWS, COLUMNS, COUNT, OPERATION, KEEP, PIECES, CARRIED, ACC,
+        )  # fmt: skip
+        k3, v3, b3 = read_entry(
+            entries, at + 3, k2, updates, out, column,
+            ROWS, COLUMNS, COUNT, OPERATION, KEEP, PIECES, CARRIED, ACC,
+        )  # fmt: skip
+        k4, v4, b4 = read_entry(
+            entries, at + 4, k3, updates, out, column,
+            ROWS, COLUMNS, COUNT, OPERATION, KEEP, PIECES, CARRIED, ACC,
+        )  # fmt: skip
+        k5, v5, b5 = read_entry(
+            entries, at + 5, k4, updates, out, column,
+            ROWS, COLUMNS, COUNT, OPERATION, KEEP, PIECES, CARRIED, ACC,
+        )  # fmt: skip
+        k6, v6, b6 = read_entry(
+            entries, at + 6, k5, updates, out, column,
+            ROWS, COLUMNS, COUNT, OPERATION, KEEP, PIECES, CARRIED, ACC,
+        )  # fmt: skip
+        k7, v7, b7 = read_entry(
+            entries, at + 7, k6, updates, out, column,
+            ROWS, COLUMNS, COUNT, OPERATION, KEEP, PIECES, CARRIED, ACC,
+        )  # fmt: skip
+        key = k7
         run, value, whole, left = advanced(
-            run, value, whole, left, k0, r0, b0,
-            pieces, out, place, column, inside, ROWS, COLUMNS, OPERATION,
+            run, value, whole, left, k0, v0, b0,
+            pieces, out, place, column, ROWS, COLUMNS, OPERATION,
         )  # fmt: skip
         run, value, whole, left = advanced(
-            run, value, whole, left, k1, r1, b1,
-            pieces, out, place, column, inside, ROWS, COLUMNS, OPERATION,
+            run, value, whole, left, k1, v1, b1,
+            pieces, out, place, column, ROWS, COLUMNS, OPERATION,
         )  # fmt: skip
         run, value, whole, left = advanced(
-            run, value, whole, left, k2, r2, b2,
-            pieces, out, place, column, inside, ROWS, COLUMNS, OPERATION,
+            run, value, whole, left, k2, v2, b2,
+            pieces, out, place, column, ROWS, COLUMNS, OPERATION,
         )  # fmt: skip
         run, value, whole, left = advanced(
-            run, value, whole, left, k3, r3, b3,
-            pieces, out, place, column, inside, ROWS, COLUMNS, OPERATION,
+            run, value, whole, left, k3, v3, b3,
+            pieces, out, place, column, ROWS, COLUMNS, OPERATION,
+        )  # fmt: skip
+        run, value, whole, left = advanced(
+            run, value, whole, left, k4, v4, b4,
+            pieces, out, place, column, ROWS, COLUMNS, OPERATION,
+        )  # fmt: skip
+        run, value, whole, left = advanced(
+            run, value, whole, left, k5, v5, b5,
+            pieces, out, place, column, ROWS, COLUMNS, OPERATION,
+        )  # fmt: skip
+        run, value, whole, left = advanced(
+            run, value, whole, left, k6, v6, b6,
+            pieces, out, place, column, ROWS, COLUMNS, OPERATION,
+        )  # fmt: skip
+        run, value, whole, left = advanced(
+            run, value, whole, left, k7, v7, b7,
+            pieces, out, place, column, ROWS, COLUMNS, OPERATION,
         )  # fmt: skip
     after, _ = key_at(entries, first + CHUNK, COUNT, PIECES)
     goes_on = after == run
