@@ -7,7 +7,7 @@ import re
 import numpy as np
 import pytest
 
-from genesis_fn.kernels.sort.radix_sort import PLACES, RANKS
+from genesis_fn.kernels.sort import radix_sort
 
 LANES = np.arange(32)
 
@@ -73,11 +73,13 @@ class Warp:
         self.values[operands[0]] = np.where(active, value, held)
 
 
-@pytest.mark.parametrize("spread", [1, 3, 256])
-def test_ranks_count_the_equal_digits_before(spread):
-    digits = np.random.default_rng(spread).integers(0, spread, (32, 32)) * (255 // spread)
+@pytest.mark.parametrize(("bits", "spread"), [(5, 32), (6, 7), (7, 128), (8, 1), (8, 3), (8, 256)])
+def test_ranks_count_the_equal_digits_before(bits, spread):
+    largest = (1 << bits) - 1
+    digits = np.random.default_rng(spread).integers(0, spread, (32, 32)) * (largest // spread)
+    digits[0, 0] = largest
     warp = Warp({f"${32 + i}": digits[i] for i in range(32)})
-    warp.run(RANKS.value)
+    warp.run(getattr(radix_sort, f"RANKS_OF_{bits}_BITS").value)
     row = digits.ravel()
     want = [(row[:i] == row[i]).sum() for i in range(row.size)]
     got = np.stack([warp.values[f"${i}"] for i in range(32)])
@@ -86,6 +88,6 @@ def test_ranks_count_the_equal_digits_before(spread):
 
 def test_places_are_side_by_side():
     warp = Warp({})
-    warp.run(PLACES.value)
+    warp.run(radix_sort.PLACES.value)
     got = np.stack([warp.values[f"${i}"] for i in range(32)])
     np.testing.assert_array_equal(got, np.arange(1024).reshape(32, 32))

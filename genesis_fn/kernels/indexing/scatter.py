@@ -34,6 +34,7 @@ OPERATIONS = ("add", "mul", "min", "max", "set")
 BASES = ("zeros", "operand", "output")
 ATOMIC_INTEGERS = ("i32", "u32", "i64", "u64")
 ATOMIC_FLOATS = ("fp32", "fp64")
+NARROW_FLOATS = ("bf16", "fp16")  # added by atomics in float32, and rounded in the end
 ATOMIC_ROWS = 1024  # into fewer rows, atomics would wait for each other
 
 
@@ -239,6 +240,18 @@ def scatter_unordered_kernel(
 
 
 @triton.jit
+def rounded_sums_kernel(
+    sums, base, out, SIZE: tl.constexpr, HAS_BASE: tl.constexpr, BLOCK: tl.constexpr
+):
+    """out = base + sums, or the sums alone, rounded once."""
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    value = tl.load(sums + at, at < SIZE, other=0)
+    if HAS_BASE:
+        value += up(tl.load(base + at, at < SIZE, other=0))
+    tl.store(out + at, cast(value, out.dtype.element_ty), at < SIZE)
+
+
+@triton.jit
 def copy_kernel(x, y, SIZE: tl.constexpr, BLOCK: tl.constexpr):
     """y = x, element by element."""
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
@@ -296,7 +309,10 @@ def _uses_atomics(spec: ScatterRows) -> bool:
         return False  # they would wait for each other, and few rows are sorted in one pass
     if spec.dtype in ATOMIC_INTEGERS:
         return spec.operation in ("add", "min", "max")  # of which every order has one result
-    return spec.operation == "add" and spec.dtype in ATOMIC_FLOATS and not spec.deterministic
+    if spec.deterministic or spec.operation != "add":
+        return False
+    # Rounding walks all rows, which few updates do not make up for.
+    return spec.dtype in ATOMIC_FLOATS or (spec.dtype in NARROW_FLOATS and spec.count >= spec.rows)
 
 
 def plan_scatter_rows(spec: ScatterRows, target: Target) -> Plan:
@@ -309,7 +325,13 @@ def plan_scatter_rows(spec: ScatterRows, target: Target) -> Plan:
     out = BufferArg(2 + has_operand, raw_dtype(spec.dtype) if copies else stored)
     updates = BufferArg(1 + has_operand, out.dtype)
     error = BufferArg(out.index + 1, "i64") if spec.site else index
-    _add_base(builder, spec, out)
+    atomic = not spec.unique and spec.columns > 0 and _uses_atomics(spec)
+    sums = out
+    if atomic and spec.dtype in NARROW_FLOATS:
+        sums = builder.workspace(spec.rows * spec.columns, "fp32")
+        builder.clear(sums)
+    else:
+        _add_base(builder, spec, out)
     if 0 in (spec.count, spec.columns):
         return builder.build()
     # With a base of zeros a sum need not read it.
@@ -320,25 +342,33 @@ def plan_scatter_rows(spec: ScatterRows, target: Target) -> Plan:
         "CLIP": spec.mode == "clip",
         "SITE": spec.site,
     }
-    atomic = _uses_atomics(spec)
     if spec.unique or atomic:
         column_block = min(next_power_of_two(spec.columns), 1024)
         row_block = max(1, min(next_power_of_two(spec.count), 2048 // column_block))
         builder.launch(
             scatter_unordered_kernel,
             (cdiv(spec.count, row_block), cdiv(spec.columns, column_block)),
-            {"index": index, "updates": updates, "out": out, "error": error},
+            {"index": index, "updates": updates, "out": sums, "error": error},
             checks
             | {
                 "COLUMNS": spec.columns,
                 "OPERATION": spec.operation,
                 "KEEP": keep,
-                "ATOMIC": not spec.unique,
+                "ATOMIC": atomic,
                 "ROW_BLOCK": row_block,
                 "COLUMN_BLOCK": column_block,
             },
             num_warps=max(1, min(8, row_block * column_block // 256)),
         )
+        if sums is not out:
+            size = spec.rows * spec.columns
+            base = {"zeros": sums, "operand": BufferArg(0, out.dtype), "output": out}[spec.base]
+            builder.launch(
+                rounded_sums_kernel,
+                (cdiv(size, 2048),),
+                {"sums": sums, "base": base, "out": out},
+                {"SIZE": size, "HAS_BASE": spec.base != "zeros", "BLOCK": 2048},
+            )
         return builder.build()
     # An update of one column is sorted with its row, instead of being read by its number later.
     carried = spec.columns == 1 and ITEMSIZE[spec.dtype] <= 4
@@ -354,7 +384,7 @@ def plan_scatter_rows(spec: ScatterRows, target: Target) -> Plan:
         num_warps=max(1, min(8, block // 128)),
     )
     if not (sorts or spec.sorted):
-        # Stable: equal rows keep the order of their updates, which fixes the order of sums and makes
+        # Stable: equal rows keep the order of their updates, which fixes the order of sums and has
         # the last of a "set" win. Rows are at most `rows`: passes for the bits of that only.
         ordered = builder.workspace(spec.count, "i64")
         bits = (32, 32 + max(1, spec.rows.bit_length()))

@@ -236,9 +236,7 @@ def walk_runs_kernel(
     broken = written & (whole == 0)
     begun = written & whole & goes_on
     mine = place + tl.where(begun, 1, 0)
-    tl.store(
-        pieces + mine.to(tl.int64) * COLUMNS + column, value, (broken | begun) & inside
-    )
+    tl.store(pieces + mine.to(tl.int64) * COLUMNS + column, value, (broken | begun) & inside)
     if tl.program_id(1) == 0:  # programs for other columns of the chunk have the same keys
         tl.store(piece_keys + place, tl.where(broken, run, left), first < COUNT)
         tl.store(piece_keys + place + 1, tl.where(begun, run, NOTHING), first < COUNT)
