@@ -18,13 +18,14 @@ from genesis_fn.kernels.rows.scan import Scan, add_scan
 from genesis_fn.kernels.sort.sort_keys import key_constants, ordered
 
 RADIX_BLOCK = 1024  # the tile of a radix pass, of one warp, which needs no barrier
+WIDE_RADIX_BLOCK = 512  # of 64-bit keys: their registers would leave room for few warps
 DIGIT_BITS = 8  # of a pass at most
 LEAST_DIGIT_BITS = 5  # a counter for each lane of a warp
 
 
-def _ranks_text(bits: int) -> str:
-    """PTX that ranks 32 x 32 digits of so many bits: $0.. become how many equal to each of $32..
-    come before it.
+def _ranks_text(rows: int, bits: int) -> str:
+    """PTX that ranks `rows` x 32 digits of so many bits: the first operands become how many equal
+    to each of the others come before it.
 
     Counters are in shared memory. A vote for each bit tells each lane which lanes have its digit;
     the first of these advances the counter.
@@ -41,18 +42,18 @@ def _ranks_text(bits: int) -> str:
         *(f"st.shared.u32 [lane + {128 * i}], zero;" for i in range(1 << bits - 5)),
         "bar.warp.sync 0xffffffff;",
     ]
-    for i in range(32):
+    for i in range(rows):
         lines.append("mov.u32 peers, 0xffffffff;")
         for bit in range(bits):
             lines += [
-                f"and.b32 vote, ${32 + i}, {1 << bit};",
+                f"and.b32 vote, ${rows + i}, {1 << bit};",
                 "setp.ne.u32 one, vote, 0;",
                 "vote.sync.ballot.b32 vote, one, 0xffffffff;",
                 "@!one not.b32 vote, vote;",
                 "and.b32 peers, peers, vote;",
             ]
         lines += [
-            f"mad.lo.u32 place, ${32 + i}, 4, table;",
+            f"mad.lo.u32 place, ${rows + i}, 4, table;",
             "ld.shared.u32 base, [place];",
             "and.b32 lane, peers, under;",
             "setp.eq.u32 leads, lane, 0;",
@@ -67,18 +68,29 @@ def _ranks_text(bits: int) -> str:
     return "{\n" + "\n".join(lines) + "\n}"
 
 
-def _places_text() -> str:
-    lines = ["mov.u32 $0, %laneid;", *(f"add.u32 ${i}, $0, {32 * i};" for i in range(1, 32))]
+def _places_text(rows: int) -> str:
+    lines = ["mov.u32 $0, %laneid;", *(f"add.u32 ${i}, $0, {32 * i};" for i in range(1, rows))]
     return "\n".join(lines)
 
 
-RANKS_OF_5_BITS = tl.constexpr(_ranks_text(5))
-RANKS_OF_6_BITS = tl.constexpr(_ranks_text(6))
-RANKS_OF_7_BITS = tl.constexpr(_ranks_text(7))
-RANKS_OF_8_BITS = tl.constexpr(_ranks_text(8))
-PLACES = tl.constexpr(_places_text())
-# Early outputs: they must not share registers with inputs that are still to be read.
-OPERANDS = tl.constexpr(",".join(["=&r"] * 32 + ["r"] * 32))
+def _operands_text(rows: int) -> str:
+    # Early outputs: they must not share registers with inputs that are still to be read.
+    return ",".join(["=&r"] * rows + ["r"] * rows)
+
+
+# By rows of a tile and bits of a digit.
+RANKS_16_5 = tl.constexpr(_ranks_text(16, 5))
+RANKS_16_6 = tl.constexpr(_ranks_text(16, 6))
+RANKS_16_7 = tl.constexpr(_ranks_text(16, 7))
+RANKS_16_8 = tl.constexpr(_ranks_text(16, 8))
+RANKS_32_5 = tl.constexpr(_ranks_text(32, 5))
+RANKS_32_6 = tl.constexpr(_ranks_text(32, 6))
+RANKS_32_7 = tl.constexpr(_ranks_text(32, 7))
+RANKS_32_8 = tl.constexpr(_ranks_text(32, 8))
+PLACES_16 = tl.constexpr(_places_text(16))
+OPERANDS_16 = tl.constexpr(_operands_text(16))
+PLACES_32 = tl.constexpr(_places_text(32))
+OPERANDS_32 = tl.constexpr(_operands_text(32))
 
 
 @triton.jit
@@ -100,25 +112,40 @@ def digit_of(
 
 
 @triton.jit
-def lane_places(lane):
-    """The position of each element of a tile of 1024 that one warp holds: coalesced, a lane has
-    every 32nd."""
-    return tl.inline_asm_elementwise(PLACES, OPERANDS, [lane], tl.int32, True, 32)
+def lane_places(lane, BLOCK: tl.constexpr):
+    """The position of each element of a tile that one warp holds: coalesced, a lane has every
+    32nd."""
+    if BLOCK == 512:
+        return tl.inline_asm_elementwise(PLACES_16, OPERANDS_16, [lane], tl.int32, True, 16)
+    else:
+        return tl.inline_asm_elementwise(PLACES_32, OPERANDS_32, [lane], tl.int32, True, 32)
 
 
 @triton.jit
-def ranks_in_warp(digit, DIGITS: tl.constexpr):
+def ranks_in_warp(digit, BLOCK: tl.constexpr, DIGITS: tl.constexpr):
     """The number of earlier elements of a tile in the order of `lane_places` that have the same
     digit: the rank that makes the sort stable."""
-    if DIGITS == 32:
-        return tl.inline_asm_elementwise(RANKS_OF_5_BITS, OPERANDS, [digit], tl.int32, False, 32)
-    elif DIGITS == 64:
-        return tl.inline_asm_elementwise(RANKS_OF_6_BITS, OPERANDS, [digit], tl.int32, False, 32)
-    elif DIGITS == 128:
-        return tl.inline_asm_elementwise(RANKS_OF_7_BITS, OPERANDS, [digit], tl.int32, False, 32)
+    if BLOCK == 512:
+        if DIGITS == 32:
+            return tl.inline_asm_elementwise(RANKS_16_5, OPERANDS_16, [digit], tl.int32, False, 16)
+        elif DIGITS == 64:
+            return tl.inline_asm_elementwise(RANKS_16_6, OPERANDS_16, [digit], tl.int32, False, 16)
+        elif DIGITS == 128:
+            return tl.inline_asm_elementwise(RANKS_16_7, OPERANDS_16, [digit], tl.int32, False, 16)
+        else:
+            tl.static_assert(DIGITS == 256)
+            return tl.inline_asm_elementwise(RANKS_16_8, OPERANDS_16, [digit], tl.int32, False, 16)
     else:
-        tl.static_assert(DIGITS == 256)
-        return tl.inline_asm_elementwise(RANKS_OF_8_BITS, OPERANDS, [digit], tl.int32, False, 32)
+        tl.static_assert(BLOCK == 1024, "a warp's votes rank 16 or 32 x 32 digits")
+        if DIGITS == 32:
+            return tl.inline_asm_elementwise(RANKS_32_5, OPERANDS_32, [digit], tl.int32, False, 32)
+        elif DIGITS == 64:
+            return tl.inline_asm_elementwise(RANKS_32_6, OPERANDS_32, [digit], tl.int32, False, 32)
+        elif DIGITS == 128:
+            return tl.inline_asm_elementwise(RANKS_32_7, OPERANDS_32, [digit], tl.int32, False, 32)
+        else:
+            tl.static_assert(DIGITS == 256)
+            return tl.inline_asm_elementwise(RANKS_32_8, OPERANDS_32, [digit], tl.int32, False, 32)
 
 
 @triton.jit
@@ -192,12 +219,11 @@ def radix_move_kernel(
     lane = tl.arange(0, BLOCK)
     # Lanes past the end have the largest digit and position: they come last and are not stored.
     if VOTES:
-        tl.static_assert(BLOCK == 1024, "a warp's votes rank 32 x 32 digits")
-        source = lane_places(lane)
+        source = lane_places(lane, BLOCK)
         bits = tl.load(keys + first + source, source < length, other=0)
         digit = digit_of(bits, shift, KIND, INF, DESCENDING, DIGITS)
         digit = tl.where(source < length, digit, DIGITS - 1)
-        rank = ranks_in_warp(digit, DIGITS)
+        rank = ranks_in_warp(digit, BLOCK, DIGITS)
     else:
         bits = tl.load(keys + first + lane, lane < length, other=0)
         digit = digit_of(bits, shift, KIND, INF, DESCENDING, DIGITS)
@@ -257,7 +283,8 @@ def add_radix_sort(
             {"LENGTH": length, "BLOCK": 1024},
         )
         keys = started
-    tiles = cdiv(length, RADIX_BLOCK)
+    block = WIDE_RADIX_BLOCK if ITEMSIZE[dtype] == 8 else RADIX_BLOCK
+    tiles = cdiv(length, block)
     counts = builder.workspace(rows * digits * tiles, "i32")
     sums = builder.workspace(rows * digits * tiles, "i32")
     # The keys of a pass are written to one of two buffers in turn; the first pass reads the operand
@@ -271,7 +298,7 @@ def add_radix_sort(
         "DIGITS": digits,
         **kind,
         "DESCENDING": descending,
-        "BLOCK": RADIX_BLOCK,
+        "BLOCK": block,
     }
     for i in range(passes):
         last = i == passes - 1
