@@ -18,7 +18,6 @@ from genesis_fn.kernels.rows.scan import Scan, add_scan
 from genesis_fn.kernels.sort.sort_keys import key_constants, ordered
 
 RADIX_BLOCK = 1024  # the tile of a radix pass, of one warp, which needs no barrier
-WIDE_RADIX_BLOCK = 512  # of 64-bit keys: their registers would leave room for few warps
 DIGIT_BITS = 8  # of a pass at most
 LEAST_DIGIT_BITS = 5  # a counter for each lane of a warp
 
@@ -283,7 +282,8 @@ def add_radix_sort(
             {"LENGTH": length, "BLOCK": 1024},
         )
         keys = started
-    block = WIDE_RADIX_BLOCK if ITEMSIZE[dtype] == 8 else RADIX_BLOCK
+    # The registers of 1024 keys of 64 bits would leave room for few warps.
+    block = RADIX_BLOCK // 2 if ITEMSIZE[dtype] == 8 else RADIX_BLOCK
     tiles = cdiv(length, block)
     counts = builder.workspace(rows * digits * tiles, "i32")
     sums = builder.workspace(rows * digits * tiles, "i32")
