@@ -218,11 +218,11 @@ def scatter_unordered_kernel(
     i = tl.load(index + position, exists, other=-1)
     row = row_of(i, exists, error, ROWS, CLIP, SITE)
     exists = exists & (row >= 0) & (row < ROWS)
-    column = (tl.program_id(1) * COLUMN_BLOCK + tl.arange(0, COLUMN_BLOCK))[None, :]
+    column = tl.program_id(1) * COLUMN_BLOCK + tl.arange(0, COLUMN_BLOCK)[None, :]
     mask = exists[:, None] & (column < COLUMNS)
-    source = updates + (position.to(tl.int64) * COLUMNS)[:, None] + column
-    value = up(tl.load(source, mask, other=0))
-    at = out + (row.to(tl.int64) * COLUMNS)[:, None] + column
+    source = tl.program_id(0).to(tl.int64) * ROW_BLOCK + tl.arange(0, ROW_BLOCK)[:, None]
+    value = up(tl.load(updates + source * COLUMNS + column, mask, other=0))
+    at = out + row[:, None].to(tl.int64) * COLUMNS + column
     if ATOMIC:
         # Nothing is read back, so these are reductions, of 16 bytes each where rows allow it.
         if OPERATION == "add":

@@ -150,8 +150,8 @@ def walk_runs_kernel(
     # the pieces that another launch left: `updates` has them in the same order. A chunk leaves at
     # most two: of a run that began before it, and, in the odd place, of one that begins in it.
     ACC: tl.constexpr = pieces.dtype.element_ty
-    chunk = (tl.program_id(0) * CHUNK_BLOCK + tl.arange(0, CHUNK_BLOCK))[:, None]
-    column = (tl.program_id(1) * COLUMN_BLOCK + tl.arange(0, COLUMN_BLOCK))[None, :]
+    chunk = tl.program_id(0) * CHUNK_BLOCK + tl.arange(0, CHUNK_BLOCK)[:, None]
+    column = tl.program_id(1) * COLUMN_BLOCK + tl.arange(0, COLUMN_BLOCK)[None, :]
     inside = column < COLUMNS
     first = chunk * CHUNK
     place = 2 * chunk
