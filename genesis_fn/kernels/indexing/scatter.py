@@ -236,6 +236,8 @@ def scatter_unordered_kernel(
         if KEEP:
             there = up(tl.load(at, mask, other=0)).to(value.dtype)
             value = merge(there, value, OPERATION)
+        elif OPERATION == "add":
+            value += tl.zeros_like(value)  # 0 + -0 is 0
         tl.store(at, cast(value, out.dtype.element_ty), mask)
 
 

@@ -81,6 +81,8 @@ def read_entry(
     else:
         value = tl.load(updates + source.to(tl.int64) * COLUMNS + column, wanted, other=0)
     value = up(value).to(ACC)
+    if OPERATION == "add" and not PIECES:
+        value += tl.zeros_like(value)  # 0 + -0 is 0, as where the sum began with a zero in memory
     if KEEP:
         at = out + key.to(tl.int64) * COLUMNS + column
         there = up(tl.load(at, wanted & begins, other=0)).to(ACC)

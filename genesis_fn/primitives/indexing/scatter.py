@@ -295,6 +295,16 @@ scatter_p = Primitive(
 PRIM["scatter"] = scatter_p
 
 
+def adds_rows(operand: Aval, indices: Aval, updates: Aval, params: dict[Any, Any]) -> bool:
+    """Whether a scatter is `segment_sum` but for what it adds to: sums of whole rows along axis
+    0."""
+    numbers = params["dimension_numbers"]
+    sizes = window_sizes(operand, updates, numbers)
+    return params["kind"] == "add" and _reads_rows(
+        operand, indices.shape[:-1], inverse(numbers), sizes
+    )
+
+
 def _reads_rows(
     operand: Aval, batch: Sequence[int], numbers: GatherDimensionNumbers, sizes: Sequence[int]
 ) -> bool:
