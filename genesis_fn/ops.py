@@ -61,9 +61,25 @@ def _combine(
     )
 
 
-def _added(data: ArrayLike, ids: ArrayLike, count: int | None, **how: bool | None) -> Array:
+def _added(
+    data: ArrayLike,
+    ids: ArrayLike,
+    count: int | None,
+    indices_are_sorted: bool,
+    unique_indices: bool,
+    deterministic: bool | None,
+) -> Array:
     ids, count = _segments(ids, count)
-    return strong(scatters.segment_sum(as_array(data), ids, count, mode="drop", **how))
+    summed = scatters.segment_sum(
+        as_array(data),
+        ids,
+        count,
+        indices_are_sorted=indices_are_sorted,
+        unique_indices=unique_indices,
+        deterministic=deterministic,
+        mode="drop",
+    )
+    return strong(summed)
 
 
 def segment_sum(
@@ -84,12 +100,7 @@ def segment_sum(
     None is as the setting `deterministic` says.
     """
     return _added(
-        data,
-        segment_ids,
-        num_segments,
-        indices_are_sorted=indices_are_sorted,
-        unique_indices=unique_indices,
-        deterministic=deterministic,
+        data, segment_ids, num_segments, indices_are_sorted, unique_indices, deterministic
     )
 
 

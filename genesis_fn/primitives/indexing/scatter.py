@@ -301,7 +301,7 @@ def adds_rows(operand: Aval, indices: Aval, updates: Aval, params: dict[Any, Any
     numbers = params["dimension_numbers"]
     sizes = window_sizes(operand, updates, numbers)
     return params["kind"] == "add" and _reads_rows(
-        operand, indices.shape[:-1], inverse(numbers), sizes
+        operand, indices.shape[:-1], GatherDimensionNumbers(*inverse(numbers)), sizes
     )
 
 
