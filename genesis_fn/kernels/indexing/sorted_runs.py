@@ -70,7 +70,7 @@ def read_entry(
     begins = position % 2 == 1 if PIECES else key != before
     wanted = (key >= 0) & (key < ROWS) & (column < COLUMNS)
     if CARRIED:
-        # The only element of the update is in the place of its number.
+        # The only element of the update is in the slot of its number.
         TYPE: tl.constexpr = updates.dtype.element_ty
         if TYPE.primitive_bitwidth == 32:
             value = source.to(TYPE, bitcast=True)
@@ -108,7 +108,7 @@ def advanced(
     begins,
     pieces,
     out,
-    place,
+    slot,
     column,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
@@ -121,7 +121,7 @@ def advanced(
     written = ends & (run >= 0) & (run < ROWS)
     write_row(out, run, value, written & whole & inside, column, COLUMNS)
     broken = written & (whole == 0)
-    tl.store(pieces + place.to(tl.int64) * COLUMNS + column, value, broken & inside)
+    tl.store(pieces + slot.to(tl.int64) * COLUMNS + column, value, broken & inside)
     joined = tl.where(key == NOTHING, value, merge(value, row, OPERATION))
     value = tl.where(ends, row, joined)
     left = tl.where(broken, run, left)
@@ -150,13 +150,13 @@ def walk_runs_kernel(
     """Runs that lie in a chunk into `out`; what a chunk has of the others into `pieces`."""
     # `entries` are `row << 32 | number of the update`, ascending, or with PIECES the rows alone, of
     # the pieces that another launch left: `updates` has them in the same order. A chunk leaves at
-    # most two: of a run that began before it, and, in the odd place, of one that begins in it.
+    # most two: of a run that began before it, and, in the odd slot, of one that begins in it.
     ACC: tl.constexpr = pieces.dtype.element_ty
     chunk = tl.program_id(0) * CHUNK_BLOCK + tl.arange(0, CHUNK_BLOCK)[:, None]
     column = tl.program_id(1) * COLUMN_BLOCK + tl.arange(0, COLUMN_BLOCK)[None, :]
     inside = column < COLUMNS
     first = chunk * CHUNK
-    place = 2 * chunk
+    slot = 2 * chunk
     run = tl.full((CHUNK_BLOCK, 1), NOTHING, tl.int32)
     left = run
     whole = run != run
@@ -201,35 +201,35 @@ def walk_runs_kernel(
         key = k7
         run, value, whole, left = advanced(
             run, value, whole, left, k0, v0, b0,
-            pieces, out, place, column, ROWS, COLUMNS, OPERATION,
+            pieces, out, slot, column, ROWS, COLUMNS, OPERATION,
         )  # fmt: skip
         run, value, whole, left = advanced(
             run, value, whole, left, k1, v1, b1,
-            pieces, out, place, column, ROWS, COLUMNS, OPERATION,
+            pieces, out, slot, column, ROWS, COLUMNS, OPERATION,
         )  # fmt: skip
         run, value, whole, left = advanced(
             run, value, whole, left, k2, v2, b2,
-            pieces, out, place, column, ROWS, COLUMNS, OPERATION,
+            pieces, out, slot, column, ROWS, COLUMNS, OPERATION,
         )  # fmt: skip
         run, value, whole, left = advanced(
             run, value, whole, left, k3, v3, b3,
-            pieces, out, place, column, ROWS, COLUMNS, OPERATION,
+            pieces, out, slot, column, ROWS, COLUMNS, OPERATION,
         )  # fmt: skip
         run, value, whole, left = advanced(
             run, value, whole, left, k4, v4, b4,
-            pieces, out, place, column, ROWS, COLUMNS, OPERATION,
+            pieces, out, slot, column, ROWS, COLUMNS, OPERATION,
         )  # fmt: skip
         run, value, whole, left = advanced(
             run, value, whole, left, k5, v5, b5,
-            pieces, out, place, column, ROWS, COLUMNS, OPERATION,
+            pieces, out, slot, column, ROWS, COLUMNS, OPERATION,
         )  # fmt: skip
         run, value, whole, left = advanced(
             run, value, whole, left, k6, v6, b6,
-            pieces, out, place, column, ROWS, COLUMNS, OPERATION,
+            pieces, out, slot, column, ROWS, COLUMNS, OPERATION,
         )  # fmt: skip
         run, value, whole, left = advanced(
             run, value, whole, left, k7, v7, b7,
-            pieces, out, place, column, ROWS, COLUMNS, OPERATION,
+            pieces, out, slot, column, ROWS, COLUMNS, OPERATION,
         )  # fmt: skip
     after, _ = key_at(entries, first + CHUNK, COUNT, PIECES)
     goes_on = after == run
@@ -237,11 +237,11 @@ def walk_runs_kernel(
     write_row(out, run, value, written & whole & (goes_on == 0) & inside, column, COLUMNS)
     broken = written & (whole == 0)
     begun = written & whole & goes_on
-    mine = place + tl.where(begun, 1, 0)
+    mine = slot + tl.where(begun, 1, 0)
     tl.store(pieces + mine.to(tl.int64) * COLUMNS + column, value, (broken | begun) & inside)
     if tl.program_id(1) == 0:  # programs for other columns of the chunk have the same keys
-        tl.store(piece_keys + place, tl.where(broken, run, left), first < COUNT)
-        tl.store(piece_keys + place + 1, tl.where(begun, run, NOTHING), first < COUNT)
+        tl.store(piece_keys + slot, tl.where(broken, run, left), first < COUNT)
+        tl.store(piece_keys + slot + 1, tl.where(begun, run, NOTHING), first < COUNT)
 
 
 def _tile(columns: int, itemsize: int) -> tuple[int, int, int]:
