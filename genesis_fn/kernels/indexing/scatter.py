@@ -32,6 +32,7 @@ from genesis_fn.kernels.sort.radix_sort import add_radix_sort
 
 OPERATIONS = ("add", "mul", "min", "max", "set")
 BASES = ("zeros", "operand", "output")
+MOST_UPDATES = 1 << 30  # positions in their list, and twice the number of its chunks, are int32
 ATOMIC_INTEGERS = ("i32", "u32", "i64", "u64")
 ATOMIC_FLOATS = ("fp32", "fp64")
 NARROW_FLOATS = ("bf16", "fp16")  # added by atomics in float32, and rounded in the end
@@ -96,6 +97,8 @@ class ScatterRows:
             raise ValueError(f"a scatter's mode is 'clip' or 'drop', not {self.mode!r}")
         if self.rows >= INT32_MAX:
             raise ValueError(f"a scatter into {self.rows} rows is longer than 2^31 - 2")
+        if self.count > MOST_UPDATES:
+            raise ValueError(f"a scatter of {self.count} updates has more than {MOST_UPDATES}")
 
     @property
     def accumulator(self) -> str:
