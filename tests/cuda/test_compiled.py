@@ -23,6 +23,7 @@ from genesis_fn.compiler.target import H200
 from genesis_fn.core import dtypes
 from genesis_fn.kernels.indexing.scatter import ScatterRows, plan_scatter_rows
 from genesis_fn.kernels.plan import BufferArg, Launch
+from genesis_fn.kernels.sort import block_sort
 from genesis_fn.kernels.sort.sort import Sort, plan_sort
 from tests.kernels.planned import plans_of
 from tests.support import compiled, ptx
@@ -63,11 +64,12 @@ def test_lanes_count_the_digits_before_them() -> None:
     [(3, True), (1, True), (64, False)],
     ids=["rows", "one", "atomics"],
 )
-def test_sums_of_rows(columns: int, deterministic: bool) -> None:
+def test_sums_of_rows(columns: int, deterministic: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Sorted by digits narrower than 8 bits, in tiles of 64-bit keys, or added 16 bytes at once."""
-    rows, count = 1100, 2100 if deterministic else 300
+    monkeypatch.setattr(block_sort, "BLOCK", 64)
+    rows, count = 1100, 700 if deterministic else 200
     index = rng.integers(0, rows, count).astype(np.int32)
-    index[50:200] = 9
+    index[50:150] = 9
     updates = rng.standard_normal((count, columns)).astype(np.float32)
     spec = ScatterRows(rows, columns, count, "fp32", deterministic=deterministic)
     out = np.full((rows, columns), np.nan, np.float32)

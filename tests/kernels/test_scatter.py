@@ -100,8 +100,8 @@ def test_operations_on_repeated_indices(operation, base):
 
 @pytest.mark.parametrize("operation", list(COMBINE))
 def test_one_index_for_all_updates(operation):
-    index = torch.full((300,), 2, dtype=torch.int32)
-    check(ScatterRows(4, 3, 300, "fp64", operation, "operand"), index)
+    index = torch.full((100,), 2, dtype=torch.int32)
+    check(ScatterRows(4, 3, 100, "fp64", operation, "operand"), index)
 
 
 @pytest.mark.parametrize(
@@ -174,12 +174,12 @@ def in_pieces(places: np.ndarray, values: np.ndarray, chunk: int) -> np.ndarray:
 @pytest.mark.parametrize(
     ("kind", "columns", "count", "base"),
     [
-        ("random", 1, 700, "zeros"),
-        ("random", 3, 500, "operand"),
+        ("random", 1, 400, "zeros"),
+        ("random", 3, 300, "operand"),
         ("random", 40, 90, "zeros"),
-        ("sorted", 2, 500, "zeros"),
-        ("skewed", 1, 700, "operand"),
-        ("skewed", 2, 500, "zeros"),
+        ("sorted", 2, 300, "zeros"),
+        ("skewed", 1, 400, "operand"),
+        ("skewed", 2, 300, "zeros"),
         ("one", 1, 700, "operand"),
         ("one", 2, 500, "zeros"),
     ],
