@@ -56,6 +56,7 @@ from genesis_fn.core.configuration.settings import (
     default_device as default_device,
     default_matmul_precision as default_matmul_precision,
     default_prng_impl as default_prng_impl,
+    deterministic as deterministic,
     disable_jit as disable_jit,
     enable_checks as enable_checks,
     enable_x64 as enable_x64,

@@ -34,7 +34,7 @@ from ml_dtypes import bfloat16
 import genesis_fn as gf
 import genesis_fn.numpy as jnp
 from benchmarks.results_file import surroundings
-from genesis_fn import lax, nn
+from genesis_fn import lax, nn, ops
 from genesis_fn.backends.cuda.lowerings import plan_for
 from genesis_fn.backends.cuda.run.runtime import device_runtime
 from genesis_fn.compiler.fusion.matmul_grouping import group_matmuls
@@ -324,6 +324,13 @@ def scatter(check: Callable) -> None:
     check(lambda x: x[rows], table)
     check(lambda x, y: x.at[rows].add(y), array(300, 40), array(100, 40))
     check(lambda x, y: x.at[rows].max(y), array(300, 40), array(100, 40))
+    many = integers(1500, 3000)
+    for deterministic in (True, False):
+        for dtype in (np.float32, bfloat16):
+            with gf.deterministic(deterministic):
+                given = (array(1500, 9, dtype=dtype), array(3000, 9, dtype=dtype))
+                check(lambda x, y: x.at[many].add(y), *given)
+    check(lambda x: ops.segment_sum(x, many, 1500), array(3000))
     places = _random.permutation(300)[:100].astype(np.int32)
     for change in ("set", "add"):
         check(

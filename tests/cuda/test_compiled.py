@@ -21,7 +21,9 @@ import genesis_fn.numpy as gnp
 from genesis_fn import lax
 from genesis_fn.compiler.target import H200
 from genesis_fn.core import dtypes
+from genesis_fn.kernels.indexing.scatter import ScatterRows, plan_scatter_rows
 from genesis_fn.kernels.plan import BufferArg, Launch
+from genesis_fn.kernels.sort import block_sort
 from genesis_fn.kernels.sort.sort import Sort, plan_sort
 from tests.kernels.planned import plans_of
 from tests.support import compiled, ptx
@@ -54,6 +56,27 @@ def test_lanes_count_the_digits_before_them() -> None:
     compiled.run_plan(plan, [x, places, values, order])
     np.testing.assert_array_equal(order, np.argsort(x, 1, kind="stable"))
     np.testing.assert_array_equal(values, np.sort(x, 1))
+
+
+@only_compiled
+@pytest.mark.parametrize(
+    ("columns", "deterministic"),
+    [(3, True), (1, True), (64, False)],
+    ids=["rows", "one", "atomics"],
+)
+def test_sums_of_rows(columns: int, deterministic: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sorted by digits narrower than 8 bits, in tiles of 64-bit keys, or added 16 bytes at once."""
+    monkeypatch.setattr(block_sort, "BLOCK", 64)
+    rows, count = 1100, 700 if deterministic else 200
+    index = rng.integers(0, rows, count).astype(np.int32)
+    index[50:150] = 9
+    updates = rng.standard_normal((count, columns)).astype(np.float32)
+    spec = ScatterRows(rows, columns, count, "fp32", deterministic=deterministic)
+    out = np.full((rows, columns), np.nan, np.float32)
+    compiled.run_plan(plan_scatter_rows(spec, H200), [index, updates, out])
+    want = np.zeros(out.shape)
+    np.add.at(want, index, updates.astype(np.float64))
+    np.testing.assert_allclose(out, want, rtol=0, atol=1e-4)
 
 
 @only_compiled

@@ -234,6 +234,7 @@ def indexing() -> dict[str, list[Case]]:
     batched = GatherDimensionNumbers((2,), (1,), (1,), (0,), (0,))
     off = np.array([[3, 1], [0, 9], [-1, 0], [1, 2]], np.int32)
     fixed = {"unique_indices": False, "indices_are_sorted": False}
+    ordered = {"deterministic": True}
     batch = np.array([[[0], [3]], [[1], [1]], [[2], [0]], [[3], [3]], [[0], [2]]], np.int32)
     for mode in ("clip", "fill"):
         for kind in (F32, BOOL, U8, BF16, I64, F8E4):
@@ -295,6 +296,7 @@ def indexing() -> dict[str, list[Case]]:
                         "dimension_numbers": ScatterDimensionNumbers(*pairs),
                         "mode": "fill",
                         **fixed,
+                        **ordered,
                     },
                 )
             )
@@ -306,6 +308,7 @@ def indexing() -> dict[str, list[Case]]:
                 "dimension_numbers": ScatterDimensionNumbers(*window),
                 "mode": "clip",
                 **fixed,
+                **ordered,
             },
         )
     )
@@ -317,6 +320,7 @@ def indexing() -> dict[str, list[Case]]:
                 "dimension_numbers": ScatterDimensionNumbers(*batched),
                 "mode": "check",
                 **fixed,
+                **ordered,
             },
         )
     )
@@ -337,7 +341,7 @@ def indexing() -> dict[str, list[Case]]:
         "segment_sum": [
             (
                 [values((4, 3), k), np.array([1, 0, 1, 5], i)],
-                {"num_segments": 4, "indices_are_sorted": False, "mode": "fill"},
+                {"num_segments": 4, "mode": "fill", **fixed, **ordered},
             )
             for k, i in ((F32, I32), (BF16, I64), (I32, U8), (U64, I32), (BOOL, I32))
         ],

@@ -97,6 +97,12 @@ def cases() -> dict[str, Plan]:
     plans["top k of many rows"] = _once(plan_top_k(TopK(64, 151936, 50, "bf16"), H200))
     plans["gather"] = plan_gather_rows(GatherRows(151936, 1024, 16384, "bf16", site=1), H200)
     plans["embedding gradient"] = plan_scatter_rows(ScatterRows(151936, 1024, 2048, "fp32"), H200)
+    # Once what every pass and level repeats.
+    plans["segment sum"] = _once(plan_scatter_rows(ScatterRows(1 << 18, 64, 1 << 21, "fp32"), H200))
+    plans["bincount"] = _once(plan_scatter_rows(ScatterRows(1 << 10, 1, 1 << 20, "bf16"), H200))
+    plans["segment sum by atomics"] = plan_scatter_rows(
+        ScatterRows(1 << 18, 64, 1 << 21, "bf16", deterministic=False), H200
+    )
     plans["scatter max"] = plan_scatter_rows(
         ScatterRows(1000, 64, 1000, "bf16", "max", "operand", site=1), H200
     )

@@ -16,6 +16,7 @@ from genesis_fn.compiler.target import OF_ARCHITECTURE, Target
 from genesis_fn.kernels.attention.decode import decode_plan
 from genesis_fn.kernels.attention.select import plan_attention, plan_attention_backward
 from genesis_fn.kernels.attention.spec import AttentionSpec
+from genesis_fn.kernels.indexing.scatter import ScatterRows, plan_scatter_rows
 from genesis_fn.kernels.matmul.grouped import plan_grouped_matmul
 from genesis_fn.kernels.matmul.matmul import Hooks, MatmulSpec, plan_matmul
 from genesis_fn.kernels.matmul.ragged import RaggedSpec, plan_ragged_contraction, plan_ragged_dot
@@ -56,6 +57,9 @@ def plans(target: Target) -> dict[str, Plan]:
         wide = replace(experts, lhs_dtype=dtype, rhs_dtype=dtype, out_dtype=dtype)
         chosen[f"ragged dot, {dtype}"] = plan_ragged_dot(wide, target)
         chosen[f"ragged contraction, {dtype}"] = plan_ragged_contraction(wide, target)
+    for deterministic in (True, False):
+        sums = ScatterRows(4096, 64, 1 << 12, "fp32", deterministic=deterministic)
+        chosen[f"segment sum, {deterministic=}"] = plan_scatter_rows(sums, target)
     chosen["sort"] = plan_sort(Sort(1, 1 << 16, ("fp32", "i32")), target)
     chosen["top k"] = plan_top_k(TopK(64, 151936, 50, "bf16"), target)
     chosen["norm"] = plan_norm_forward(Norm(4096, 1024, "bf16", 1e-6, "bf16"), target)

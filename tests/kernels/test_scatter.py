@@ -6,16 +6,19 @@ import os
 
 os.environ.setdefault("TRITON_INTERPRET", "1")
 
+import numpy as np
 import pytest
 import torch
 
 from genesis_fn.backends.cuda.run.error_word import decode
+from genesis_fn.kernels.indexing import sorted_runs
 from genesis_fn.kernels.indexing.scatter import (
     GatherRows,
     ScatterRows,
     plan_gather_rows,
     plan_scatter_rows,
 )
+from genesis_fn.kernels.plan import Launch
 from genesis_fn.kernels.sort import block_sort
 from tests.kernels.run import TARGET, run_plan
 
@@ -97,8 +100,8 @@ def test_operations_on_repeated_indices(operation, base):
 
 @pytest.mark.parametrize("operation", list(COMBINE))
 def test_one_index_for_all_updates(operation):
-    index = torch.full((300,), 2, dtype=torch.int32)
-    check(ScatterRows(4, 3, 300, "fp64", operation, "operand"), index)
+    index = torch.full((100,), 2, dtype=torch.int32)
+    check(ScatterRows(4, 3, 100, "fp64", operation, "operand"), index)
 
 
 @pytest.mark.parametrize(
@@ -141,10 +144,172 @@ def test_nothing_to_scatter():
     assert torch.equal(out, torch.zeros(3, 4))
 
 
-def test_out_of_range_updates_are_reported():
+@pytest.mark.parametrize("how", [{}, {"unique": True}, {"sorted": True}])
+def test_out_of_range_updates_are_reported(how):
     error, out = torch.zeros(1, dtype=torch.int64), torch.empty(3, 2)
-    spec = ScatterRows(3, 2, 4, "fp32", site=12)
-    index = torch.tensor([0, 2, 3, 1], dtype=torch.int32)
+    spec = ScatterRows(3, 2, 4, "fp32", site=12, **how)
+    index = torch.tensor([0, 1, 2, 3] if how else [0, 2, 3, 1], dtype=torch.int32)
     run_plan(plan_scatter_rows(spec, TARGET), [index, torch.ones(4, 2)], [out, error])
     assert decode(error.item()) == (12, 3)
     assert torch.equal(out, torch.ones(3, 2))
+
+
+# ---- the order of sums ----
+
+
+def in_pieces(places: np.ndarray, values: np.ndarray, chunk: int) -> np.ndarray:
+    """The sum of a run in the order that `sorted_runs` promises: `values` at `places` of a list are
+    added one after another in each chunk of it, and so are the pieces, at the even place of their
+    chunk, or at the odd one where the run begins in it."""
+    while True:
+        chunks, starts = np.unique(places // chunk, return_index=True)
+        values = np.stack([np.add.accumulate(part, 0)[-1] for part in np.split(values, starts[1:])])
+        if len(chunks) == 1:
+            return values[0]
+        places = 2 * chunks
+        places[0] += 1
+        chunk = sorted_runs.PIECES_CHUNK
+
+
+@pytest.mark.parametrize(
+    ("kind", "columns", "count", "base"),
+    [
+        ("random", 1, 400, "zeros"),
+        ("random", 3, 300, "operand"),
+        ("random", 40, 90, "zeros"),
+        ("sorted", 2, 300, "zeros"),
+        ("skewed", 1, 400, "operand"),
+        ("skewed", 2, 300, "zeros"),
+        ("one", 1, 700, "operand"),
+        ("one", 2, 500, "zeros"),
+    ],
+)
+def test_a_sum_has_the_order_that_the_indices_give(kind, columns, count, base):
+    draw = np.random.default_rng(columns)
+    rows = 50
+    index = {
+        "random": draw.integers(0, rows, count),
+        "sorted": np.sort(draw.integers(0, rows, count)),
+        "skewed": np.minimum(draw.zipf(1.3, count) - 1, rows - 1),
+        "one": np.full(count, 7),
+    }[kind].astype(np.int32)
+    updates = (draw.standard_normal((count, columns)) * 100).astype(np.float32)
+    start = (draw.standard_normal((rows, columns)) * 100).astype(np.float32)
+    out = np.full((rows, columns), np.nan, np.float32)
+    spec = ScatterRows(rows, columns, count, "fp32", base=base, sorted=kind == "sorted")
+    given = [start, index, updates] if base == "operand" else [index, updates]
+    run_plan(
+        plan_scatter_rows(spec, TARGET), list(map(torch.from_numpy, given)), [torch.from_numpy(out)]
+    )
+    want = start.copy() if base == "operand" else np.zeros_like(out)
+    order = np.argsort(index, kind="stable")
+    for row in np.unique(index):
+        places = np.flatnonzero(index[order] == row)
+        values = updates[order[places]]
+        values[0] += want[row]
+        want[row] = in_pieces(places, values, sorted_runs.LEAST_CHUNK)
+    np.testing.assert_array_equal(out, want)
+
+
+def test_few_updates_are_added_one_after_another():
+    draw = np.random.default_rng(3)
+    index = draw.integers(0, 3, sorted_runs.LEAST_CHUNK).astype(np.int32)
+    updates = draw.standard_normal((len(index), 5)).astype(np.float32)
+    out = draw.standard_normal((3, 5)).astype(np.float32)
+    want = out.copy()
+    np.add.at(want, index, updates)
+    spec = ScatterRows(3, 5, len(index), "fp32", base="output")
+    run_plan(
+        plan_scatter_rows(spec, TARGET),
+        [torch.from_numpy(index), torch.from_numpy(updates)],
+        [torch.from_numpy(out)],
+    )
+    np.testing.assert_array_equal(out, want)
+
+
+@pytest.mark.parametrize("count", [900, 150_000])
+def test_no_program_walks_a_long_run_alone(count):
+    """All updates may go into one row: what a program reads has a bound all the same."""
+    steps = plan_scatter_rows(ScatterRows(4000, 64, count, "fp32"), TARGET).steps
+    walks = [
+        step
+        for step in steps
+        if isinstance(step, Launch) and step.kernel is sorted_runs.walk_runs_kernel
+    ]
+    assert [w.constants["CHUNK"] <= sorted_runs.LARGEST_CHUNK for w in walks] == [True] * len(walks)
+    assert walks[0].constants["COUNT"] == count and walks[-1].grid == (1, 1, 1)
+
+
+# ---- what is added in any order ----
+
+
+@pytest.mark.parametrize("base", ["zeros", "operand", "output"])
+@pytest.mark.parametrize(
+    ("dtype", "columns", "count"), [("fp32", 12, 300), ("fp64", 1, 90), ("bf16", 2, 1200)]
+)
+def test_sums_by_atomics(dtype, columns, count, base):
+    torch.manual_seed(1)
+    rows = 1200
+    spec = ScatterRows(rows, columns, count, dtype, base=base, deterministic=False)
+    index = torch.randint(-2, rows + 2, (count,), dtype=torch.int32)
+    updates = torch.randn(count, columns).to(TORCH[dtype])
+    start = torch.randn(rows, columns).to(TORCH[dtype])
+    out = start.clone() if base == "output" else torch.empty_like(start)
+    plan = plan_scatter_rows(spec, TARGET)
+    assert not any(
+        isinstance(s, Launch) and s.kernel is sorted_runs.walk_runs_kernel for s in plan.steps
+    )
+    run_plan(plan, [start, index, updates] if base == "operand" else [index, updates], [out])
+    want = reference(spec, torch.zeros_like(start) if base == "zeros" else start, index, updates)
+    # One rounding of bfloat16, and one of float32 for each of the few updates of a row.
+    bound = {"bf16": 2.0**-8, "fp32": 2.0**-20, "fp64": 0.0}[dtype]
+    torch.testing.assert_close(out.double(), want, rtol=bound, atol=bound)
+
+
+@pytest.mark.parametrize("operation", ["add", "min", "max"])
+@pytest.mark.parametrize("dtype", ["i32", "i64"])
+def test_integers_have_one_result_in_every_order(dtype, operation):
+    spec = ScatterRows(1100, 3, 500, dtype, operation, "operand")
+    names = [s.kernel.__name__ for s in plan_scatter_rows(spec, TARGET).steps]
+    assert names == ["copy_kernel", "scatter_unordered_kernel"]
+    check(spec, torch.randint(-1, 300, (500,), dtype=torch.int32))
+
+
+def test_few_rows_are_no_place_for_atomics():
+    spec = ScatterRows(8, 4, 100, "i32")
+    assert "walk_runs_kernel" in [
+        s.kernel.__name__ for s in plan_scatter_rows(spec, TARGET).steps if isinstance(s, Launch)
+    ]
+    check(spec, torch.randint(0, 8, (100,), dtype=torch.int32))
+
+
+# ---- promises, and updates of one element ----
+
+
+@pytest.mark.parametrize("mode", ["drop", "clip"])
+@pytest.mark.parametrize("operation", ["add", "set"])
+def test_sorted_indices_need_no_sort(operation, mode):
+    index = torch.sort(torch.randint(-4, 24, (120,), dtype=torch.int32)).values
+    spec = ScatterRows(20, 3, 120, "fp32", operation, "operand", mode=mode, sorted=True)
+    names = [s.kernel.__name__ for s in plan_scatter_rows(spec, TARGET).steps]
+    assert set(names) == {"copy_kernel", "scatter_entries_kernel", "walk_runs_kernel"}
+    check(spec, index)
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16", "u8", "fp64"])
+@pytest.mark.parametrize("many", [False, True])
+def test_updates_of_one_element_are_sorted_with_their_rows(dtype, many, monkeypatch):
+    if many:
+        monkeypatch.setattr(block_sort, "BLOCK", 64)
+    operation = "max" if dtype == "u8" else "add"
+    spec = ScatterRows(40, 1, 150, dtype, operation, "operand")
+    check(spec, torch.randint(-3, 43, (150,), dtype=torch.int32))
+
+
+def test_a_negative_zero_added_to_zeros_is_zero():
+    out = torch.ones(2, 3)
+    index = torch.tensor([1], dtype=torch.int32)
+    for unique in (False, True):
+        spec = ScatterRows(2, 3, 1, "fp32", unique=unique)
+        run_plan(plan_scatter_rows(spec, TARGET), [index, torch.full((1, 3), -0.0)], [out])
+        assert not torch.signbit(out).any()

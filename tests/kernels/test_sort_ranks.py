@@ -7,7 +7,7 @@ import re
 import numpy as np
 import pytest
 
-from genesis_fn.kernels.sort.radix_sort import PLACES, RANKS
+from genesis_fn.kernels.sort import radix_sort
 
 LANES = np.arange(32)
 
@@ -73,19 +73,23 @@ class Warp:
         self.values[operands[0]] = np.where(active, value, held)
 
 
-@pytest.mark.parametrize("spread", [1, 3, 256])
-def test_ranks_count_the_equal_digits_before(spread):
-    digits = np.random.default_rng(spread).integers(0, spread, (32, 32)) * (255 // spread)
-    warp = Warp({f"${32 + i}": digits[i] for i in range(32)})
-    warp.run(RANKS.value)
+@pytest.mark.parametrize("rows", [16, 32])
+@pytest.mark.parametrize(("bits", "spread"), [(5, 32), (6, 7), (7, 128), (8, 1), (8, 3), (8, 256)])
+def test_ranks_count_the_equal_digits_before(bits, spread, rows):
+    largest = (1 << bits) - 1
+    digits = np.random.default_rng(spread).integers(0, spread, (rows, 32)) * (largest // spread)
+    digits[0, 0] = largest
+    warp = Warp({f"${rows + i}": digits[i] for i in range(rows)})
+    warp.run(getattr(radix_sort, f"RANKS_{rows}_{bits}").value)
     row = digits.ravel()
     want = [(row[:i] == row[i]).sum() for i in range(row.size)]
-    got = np.stack([warp.values[f"${i}"] for i in range(32)])
+    got = np.stack([warp.values[f"${i}"] for i in range(rows)])
     np.testing.assert_array_equal(got.ravel(), want)
 
 
-def test_places_are_side_by_side():
+@pytest.mark.parametrize("rows", [16, 32])
+def test_places_are_side_by_side(rows):
     warp = Warp({})
-    warp.run(PLACES.value)
-    got = np.stack([warp.values[f"${i}"] for i in range(32)])
-    np.testing.assert_array_equal(got, np.arange(1024).reshape(32, 32))
+    warp.run(getattr(radix_sort, f"PLACES_{rows}").value)
+    got = np.stack([warp.values[f"${i}"] for i in range(rows)])
+    np.testing.assert_array_equal(got, np.arange(32 * rows).reshape(rows, 32))

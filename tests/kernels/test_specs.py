@@ -54,6 +54,7 @@ CASES: list[tuple[Callable[[], Any], str]] = [
     (lambda: ScatterRows(2, 3, 4, "fp32", base="ones"), "a scatter's base is one of"),
     (lambda: ScatterRows(2, 3, 4, "fp32", mode="fill"), "'clip' or 'drop', not 'fill'"),
     (lambda: ScatterRows(2**31, 3, 4, "fp32"), "is longer than 2^31 - 2"),
+    (lambda: ScatterRows(2, 3, 2**30 + 1, "fp32"), "of 1073741825 updates has more than"),
     (lambda: Sort(2, 3, ("fp32",), 2), "1 operands cannot have 2 keys"),
     (lambda: Sort(2, 2**31, ("fp32",)), "is longer than 2^31 - 1"),
     (lambda: Concatenate((), 0, "fp32"), "at least one array"),

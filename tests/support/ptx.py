@@ -414,10 +414,11 @@ class Blocks:
     def atomic(self, name: list[str], operands: list[str]) -> None:
         kind = name[-1]
         result, place, value = ("_", *operands) if name[0] == "red" else operands[:3]
-        size = int(kind[1:]) // 8
+        registers = [x.strip() for x in value.strip("{} ").split(",")]
+        size = int(kind[1:]) // 8 * len(registers)
         address = self.address(place)
-        value = self.read(value, kind)[self.active]
-        old = np.zeros(self.count, TYPES[kind])
+        value = np.stack([self.read(r, kind)[self.active] for r in registers], 1)
+        old = np.zeros((self.count, len(registers)), TYPES[kind])
         for i, (n, v) in enumerate(zip(np.flatnonzero(self.active), value, strict=True)):
             if "shared" in name:
                 array, at = self.shared, self.held(address, size)[i]
@@ -425,10 +426,11 @@ class Blocks:
                 ((_, array, positions),) = self.memory.places(address[i : i + 1], size)
                 at = positions[0]
             now = array[at].view(TYPES[kind])
-            old[n] = now[0]
+            old[n] = now
             function = {"add": np.add, "max": np.maximum, "min": np.minimum, "or": np.bitwise_or}
             array[at] = function[next(p for p in name if p in function)](now, v).view(np.uint8)
-        self.write(result, old)
+        for j, register in enumerate(result.strip("{} ").split(",")):
+            self.write(register.strip(), old[:, j])
 
     def among_lanes(self, name: list[str], operands: list[str]) -> None:
         if name[0] == "shfl":

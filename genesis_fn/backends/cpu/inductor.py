@@ -142,9 +142,7 @@ def _with_static_segment_sums(jaxpr: Jaxpr) -> Jaxpr:
     )
 
 
-def _with_spare_segment(
-    data: Aval, ids: Aval, *, num_segments: int, indices_are_sorted: bool, mode: str
-) -> Jaxpr:
+def _with_spare_segment(data: Aval, ids: Aval, *, num_segments: int, **_: Any) -> Jaxpr:
     def f(x: Any, ids: Any) -> list[Any]:
         outside = ops.bitwise_or(ops.lt(ids, 0), ops.ge(ids, num_segments))
         ids = ops.select(outside, num_segments, ids)

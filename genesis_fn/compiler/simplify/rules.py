@@ -21,6 +21,7 @@ from genesis_fn.core.primitive import Primitive
 from genesis_fn.primitives import elementwise as ew
 from genesis_fn.primitives.dot_general import dot_general_p, free_dims
 from genesis_fn.primitives.factories import full_p
+from genesis_fn.primitives.indexing.scatter import adds_rows, scatter_p, segment_sum_p
 from genesis_fn.primitives.ragged_dot import ragged_dot_p
 from genesis_fn.primitives.shape import (
     broadcast_in_dim_p,
@@ -392,6 +393,22 @@ def _split(
     r: Rewriter, e: Eqn, prim: Primitive, ins: list[Any], params: dict[Any, Any]
 ) -> list[Any] | None:
     return list(ins) if len(params["sizes"]) == 1 else None
+
+
+@rule(scatter_p)
+def _sum_of_rows(
+    r: Rewriter, e: Eqn, prim: Primitive, ins: list[Any], params: dict[Any, Any]
+) -> list[Any] | None:
+    """Rows added to zeros are a sum over segments, which reads no zeros."""
+    (x, indices, updates), value = ins, r.const.get(ins[0])
+    if not (isinstance(value, (int, float)) and value == 0 and math.copysign(1, value) > 0):
+        return None
+    if not adds_rows(x.aval, indices.aval, updates.aval, params):
+        return None
+    (ids,) = r.apply(reshape_p, [indices], {"shape": indices.aval.shape[:-1]}, e)
+    same = ("indices_are_sorted", "unique_indices", "deterministic", "mode")
+    changed = {"num_segments": x.aval.shape[0]} | {name: params[name] for name in same}
+    return list(r.make(segment_sum_p, [updates, ids], changed, e))
 
 
 @rule(Reduce)

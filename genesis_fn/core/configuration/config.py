@@ -21,6 +21,9 @@ class Config:
     Attributes:
         matmul_precision: how float32 products are computed: "default" (TF32 on a GPU), "tf32",
             "tf32x3" (three TF32 products, close to float32), "highest" (float32).
+        deterministic: add what a scatter or a sum over segments adds in one order, so that every
+            run gives the same bits; without it floats are added by atomics on a GPU, which is
+            faster.
         numpy_dtype_promotion: "strict" refuses operands of different dtypes.
         numpy_rank_promotion: "warn" or "raise" where operands differ in their number of
             dimensions.
@@ -42,6 +45,7 @@ class Config:
     """
 
     matmul_precision: str = "default"
+    deterministic: bool = True
     numpy_dtype_promotion: str = "standard"
     numpy_rank_promotion: str = "allow"
     random_impl: str = "philox"

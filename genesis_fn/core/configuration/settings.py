@@ -219,6 +219,23 @@ check_keys: SettingContext[bool] = _context(
 default_matmul_precision: SettingContext[str | None] = _context(
     "default_matmul_precision", "Within the block, float32 products have this precision."
 )
+deterministic: SettingContext[bool] = _context(
+    "deterministic",
+    """Within the block, scatters and sums over segments add in one order, or may not.
+
+    Args:
+        new_val: whether every run must give the same bits. False has a GPU add floats by atomics,
+            in the order in which they arrive: faster, and different in the last bits.
+
+    Returns:
+        A context manager, which is a decorator too.
+
+    >>> with gf.deterministic(False):
+    ...     jnp.zeros(2).at[jnp.array([1, 1])].add(1.5).tolist()
+    [0.0, 3.0]
+    """,
+    True,
+)
 numpy_dtype_promotion: SettingContext[str] = _context(
     "numpy_dtype_promotion", 'Within the block, "strict" refuses mixed dtypes.', "strict"
 )

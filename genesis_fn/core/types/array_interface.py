@@ -535,6 +535,7 @@ class IndexedUpdate:
         mode: IndexMode = None,
         indices_are_sorted: bool = False,
         unique_indices: bool = False,
+        deterministic: bool | None = None,
         out_sharding: None = None,
         wrap_negative_indices: bool = True,
     ) -> Array:
@@ -548,6 +549,7 @@ class IndexedUpdate:
         mode: IndexMode = None,
         indices_are_sorted: bool = False,
         unique_indices: bool = False,
+        deterministic: bool | None = None,
         out_sharding: None = None,
         wrap_negative_indices: bool = True,
     ) -> Array:
@@ -561,6 +563,7 @@ class IndexedUpdate:
         mode: IndexMode = None,
         indices_are_sorted: bool = False,
         unique_indices: bool = False,
+        deterministic: bool | None = None,
         out_sharding: None = None,
         wrap_negative_indices: bool = True,
     ) -> Array:

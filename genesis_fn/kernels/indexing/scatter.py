@@ -1,9 +1,10 @@
-"""Gathering rows by index, and scattering rows into an array without float atomics.
+"""Gathering rows by index, and scattering rows into an array.
 
-A scatter sorts its indices (stably, so equal ones keep their order), then walks the sorted list in
-chunks: a run of one index inside a chunk is combined in registers and written once; runs that cross
-chunks leave partial results, which a second kernel combines in order. The result depends on the
-operands alone. An embedding's gradient is such a sum, into zeros.
+A scatter sorts its indices (stably, so equal ones keep their order), and combines the updates of
+each row in the order that `sorted_runs` says: the result depends on the operands alone. An
+embedding's gradient is such a sum, into zeros. What has one result in every order (sums and
+extremes of integers), or may have any (sums that need not be deterministic), is combined in memory
+by atomics, and where no index occurs twice nothing is combined at all.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ import triton
 import triton.language as tl
 
 from genesis_fn.compiler.target import Target
-from genesis_fn.kernels.language.element_types import FLOATING
+from genesis_fn.kernels.indexing.sorted_runs import add_sorted_runs, merge
+from genesis_fn.kernels.language.element_types import FLOATING, ITEMSIZE
 from genesis_fn.kernels.language.error_word import flag_error
 from genesis_fn.kernels.language.language import cast, up
 from genesis_fn.kernels.plan import BufferArg, Plan
@@ -25,14 +27,16 @@ from genesis_fn.kernels.plan_builder import (
     next_power_of_two,
     raw_dtype,
 )
-from genesis_fn.kernels.rows.scan import combine, reduced
 from genesis_fn.kernels.sort import block_sort
-from genesis_fn.kernels.sort.block_sort import add_block_sort
 from genesis_fn.kernels.sort.radix_sort import add_radix_sort
 
 OPERATIONS = ("add", "mul", "min", "max", "set")
 BASES = ("zeros", "operand", "output")
-CHUNK = 16  # sorted updates that a program walks
+MOST_UPDATES = 1 << 30  # positions in their list, and twice the number of its chunks, are int32
+ATOMIC_INTEGERS = ("i32", "u32", "i64", "u64")
+ATOMIC_FLOATS = ("fp32", "fp64")
+NARROW_FLOATS = ("bf16", "fp16")  # added by atomics in float32, and rounded in the end
+ATOMIC_ROWS = 1024  # into fewer rows, atomics would wait for each other
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +69,8 @@ class ScatterRows:
     Rows have `columns` elements; out has `rows` of them, updates `count`. The base is "zeros", an
     "operand", or what the "output" buffer holds. An index out of range is dropped or clipped, as
     `mode` says, and raises the error word if `site` > 0. `unique` promises that no index occurs
-    twice. Sums of narrow floats are kept in float32.
+    twice, `sorted` that they ascend. Sums of narrow floats are kept in float32. Without
+    `deterministic` a sum of floats may be taken in another order in every run.
     """
 
     rows: int
@@ -77,6 +82,8 @@ class ScatterRows:
     index_dtype: str = "i32"
     mode: str = "drop"
     unique: bool = False
+    sorted: bool = False
+    deterministic: bool = True
     site: int = 0
 
     def __post_init__(self) -> None:
@@ -90,6 +97,8 @@ class ScatterRows:
             raise ValueError(f"a scatter's mode is 'clip' or 'drop', not {self.mode!r}")
         if self.rows >= INT32_MAX:
             raise ValueError(f"a scatter into {self.rows} rows is longer than 2^31 - 2")
+        if self.count > MOST_UPDATES:
+            raise ValueError(f"a scatter of {self.count} updates has more than {MOST_UPDATES}")
 
     @property
     def accumulator(self) -> str:
@@ -137,195 +146,121 @@ def gather_rows_kernel(
 
 
 @triton.jit
-def scatter_keys_kernel(
+def row_of(index, inside, error, ROWS: tl.constexpr, CLIP: tl.constexpr, SITE: tl.constexpr):
+    """The row that each index names; -1 or ROWS for those that go nowhere, below or above."""
+    index = index.to(tl.int64)  # narrow indices have no room for ROWS
+    in_range(index, inside, error, ROWS, SITE)
+    least: tl.constexpr = 0 if CLIP else -1
+    most: tl.constexpr = ROWS - 1 if CLIP else ROWS
+    return tl.minimum(tl.maximum(index, least), most).to(tl.int32)
+
+
+@triton.jit
+def scatter_entries_kernel(
     index,
-    keys,
+    updates,
+    entries,
     error,
     ROWS: tl.constexpr,
     COUNT: tl.constexpr,
     CLIP: tl.constexpr,
     SITE: tl.constexpr,
+    SORTED: tl.constexpr,
+    SORTS: tl.constexpr,
+    CARRIED: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """keys = the row that each update goes to, ROWS for those that go nowhere."""
+    """entries = row << 32 | number of the update, or with CARRIED its bits, as it has one column.
+
+    With SORTS one program has all of them, and puts them in order.
+    """
     position = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = position < COUNT
     i = tl.load(index + position, inside, other=0)
-    good = in_range(i, inside, error, ROWS, SITE)
-    if CLIP:
-        i = tl.minimum(tl.maximum(i, 0), ROWS - 1)
+    row = row_of(i, inside, error, ROWS, CLIP, SITE)
+    if not SORTED:
+        # Keys of a sort are not negative.
+        row = tl.where(row < 0, ROWS, row)
+    low = position
+    if CARRIED:
+        low = tl.load(updates + position, inside, other=0).to(tl.int32)
+    if SORTS:
+        # Behind the last entry none is looked at.
+        named = tl.where(inside, (row.to(tl.int64) << 32) | position, 0x7FFFFFFFFFFFFFFF)
+        named = tl.sort(named)
+        if CARRIED:
+            source = (named & 0xFFFFFFFF).to(tl.int32)
+            low = tl.load(updates + source, inside, other=0).to(tl.int32)
+            named = (named & -0x100000000) | (low.to(tl.int64) & 0xFFFFFFFF)
+        tl.store(entries + position, named, inside)
     else:
-        i = tl.where(good, i, ROWS)
-    tl.store(keys + position, i.to(tl.int32), inside)
+        packed = (row.to(tl.int64) << 32) | (low.to(tl.int64) & 0xFFFFFFFF)
+        tl.store(entries + position, packed, inside)
 
 
 @triton.jit
-def merge(a, b, OPERATION: tl.constexpr):
-    """a OPERATION b, where b comes later."""
-    if OPERATION == "set":
-        return b
-    else:
-        return combine(a, b, OPERATION)
-
-
-@triton.jit
-def write_row(
-    out,
-    key,
-    value,
-    column,
-    inside,
-    COLUMNS: tl.constexpr,
-    OPERATION: tl.constexpr,
-    KEEP: tl.constexpr,
-):
-    """out[key] = value, merged with what is there if KEEP."""
-    at = out + key.to(tl.int64) * COLUMNS + column
-    if KEEP:
-        there = up(tl.load(at, inside, other=0.0)).to(value.dtype)
-        value = merge(there, value, OPERATION)
-    tl.store(at, cast(value, out.dtype.element_ty), inside)
-
-
-@triton.jit
-def scatter_unique_kernel(
+def scatter_unordered_kernel(
+    index,
     updates,
-    keys,
     out,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    OPERATION: tl.constexpr,
-    KEEP: tl.constexpr,
-    COLUMN_BLOCK: tl.constexpr,
-):
-    """Updates with distinct keys into their rows of `out`; keys of ROWS and above are dropped."""
-    row = tl.program_id(0)
-    key = tl.load(keys + row)
-    if key < ROWS:
-        column = tl.program_id(1) * COLUMN_BLOCK + tl.arange(0, COLUMN_BLOCK)
-        inside = column < COLUMNS
-        value = up(tl.load(updates + row.to(tl.int64) * COLUMNS + column, inside, other=0.0))
-        write_row(out, key, value, column, inside, COLUMNS, OPERATION, KEEP)
-
-
-@triton.jit
-def scatter_chunk_kernel(
-    updates,
-    keys,
-    order,
-    out,
-    partials,
+    error,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     COUNT: tl.constexpr,
+    CLIP: tl.constexpr,
+    SITE: tl.constexpr,
     OPERATION: tl.constexpr,
     KEEP: tl.constexpr,
-    CHUNK: tl.constexpr,
+    ATOMIC: tl.constexpr,
+    ROW_BLOCK: tl.constexpr,
     COLUMN_BLOCK: tl.constexpr,
 ):
-    """Runs of equal keys of a chunk into `out`, or into `partials` where a run leaves it."""
-    # Each update's key is keys[order[i]]; the keys ascend along i.
-    ACC: tl.constexpr = partials.dtype.element_ty
-    chunk = tl.program_id(0)
-    column = tl.program_id(1) * COLUMN_BLOCK + tl.arange(0, COLUMN_BLOCK)
-    inside = column < COLUMNS
-    first = chunk * CHUNK
-    last = tl.minimum(first + CHUNK, COUNT)
-    source = tl.load(order + first)
-    key = tl.load(keys + source)
-    # Does the first run begin in an earlier chunk? (`first < 0` is a false that is no constant, as
-    # a variable that a branch assigns must be.)
-    continues = first < 0
-    if first > 0:
-        continues = tl.load(keys + tl.load(order + first - 1)) == key
-    value = up(tl.load(updates + source.to(tl.int64) * COLUMNS + column, inside, other=0.0)).to(ACC)
-    # Two slots a chunk: what its first run continues from before, and what its last run begins.
-    partial = partials + chunk.to(tl.int64) * 2 * COLUMNS + column
-    for i in range(first + 1, last):
-        source = tl.load(order + i)
-        next_key = tl.load(keys + source)
-        row = up(tl.load(updates + source.to(tl.int64) * COLUMNS + column, inside, other=0.0)).to(
-            ACC
-        )
-        if next_key != key:
-            if continues:
-                tl.store(partial, value, inside)
-            else:
-                write_row(out, key, value, column, inside, COLUMNS, OPERATION, KEEP)
-            continues = first < 0
-            value = row
+    """Updates into their rows of `out`, in any order: by atomics, or no two into one row."""
+    position = tl.program_id(0) * ROW_BLOCK + tl.arange(0, ROW_BLOCK)
+    exists = position < COUNT
+    i = tl.load(index + position, exists, other=-1)
+    row = row_of(i, exists, error, ROWS, CLIP, SITE)
+    exists = exists & (row >= 0) & (row < ROWS)
+    column = tl.program_id(1) * COLUMN_BLOCK + tl.arange(0, COLUMN_BLOCK)[None, :]
+    mask = exists[:, None] & (column < COLUMNS)
+    source = tl.program_id(0).to(tl.int64) * ROW_BLOCK + tl.arange(0, ROW_BLOCK)[:, None]
+    value = up(tl.load(updates + source * COLUMNS + column, mask, other=0))
+    at = out + row[:, None].to(tl.int64) * COLUMNS + column
+    if ATOMIC:
+        # Nothing is read back, so these are reductions, of 16 bytes each where rows allow it.
+        if OPERATION == "add":
+            tl.atomic_add(at, value, mask, sem="relaxed")
+        elif OPERATION == "max":
+            tl.atomic_max(at, value, mask, sem="relaxed")
         else:
-            value = merge(value, row, OPERATION)
-        key = next_key
-    goes_on = first < 0
-    if last < COUNT:
-        goes_on = tl.load(keys + tl.load(order + last)) == key
-    if continues:
-        tl.store(partial, value, inside)
-    elif goes_on:
-        tl.store(partial + COLUMNS, value, inside)
-    elif key < ROWS:
-        write_row(out, key, value, column, inside, COLUMNS, OPERATION, KEEP)
+            tl.static_assert(OPERATION == "min")
+            tl.atomic_min(at, value, mask, sem="relaxed")
+    else:
+        if KEEP:
+            there = up(tl.load(at, mask, other=0)).to(value.dtype)
+            value = merge(there, value, OPERATION)
+        elif OPERATION == "add":
+            value += tl.zeros_like(value)  # 0 + -0 is 0
+        tl.store(at, cast(value, out.dtype.element_ty), mask)
 
 
 @triton.jit
-def scatter_join_kernel(
-    keys,
-    order,
-    out,
-    partials,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    COUNT: tl.constexpr,
-    OPERATION: tl.constexpr,
-    KEEP: tl.constexpr,
-    CHUNK: tl.constexpr,
-    SPAN: tl.constexpr,
-    COLUMN_BLOCK: tl.constexpr,
+def rounded_sums_kernel(
+    sums, base, out, SIZE: tl.constexpr, HAS_BASE: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """The run that begins in a chunk and goes on, with what the following chunks left of it."""
-    # Exactly one program has the beginning of a run, so each row of `out` has one writer.
-    chunk = tl.program_id(0)
-    first = chunk * CHUNK
-    following = first + CHUNK
-    key = tl.load(keys + tl.load(order + following - 1))
-    goes_on = tl.load(keys + tl.load(order + following)) == key
-    starts_before = first < 0
-    if first > 0:
-        starts_before = tl.load(keys + tl.load(order + first - 1)) == key
-    if goes_on & (starts_before == 0) & (key < ROWS):
-        column = tl.program_id(1) * COLUMN_BLOCK + tl.arange(0, COLUMN_BLOCK)
-        inside = column < COLUMNS
-        at = partials + chunk.to(tl.int64) * 2 * COLUMNS + COLUMNS + column
-        value = tl.load(at, inside, other=0)
-        # SPAN chunks at a time, until one begins with another key: a run may be as long as the
-        # list.
-        lane = tl.arange(0, SPAN)
-        here = chunk + 1
-        more = here == here
-        while more:
-            start = (here + lane) * CHUNK
-            exists = start < COUNT
-            head = tl.load(keys + tl.load(order + start, exists, other=0), exists, other=ROWS + 1)
-            same = exists & (head == key)
-            count = tl.sum(same.to(tl.int32), 0)
-            base = (here + lane).to(tl.int64) * 2 * COLUMNS
-            mask = same[:, None] & inside[None, :]
-            rows = tl.load(partials + base[:, None] + column[None, :], mask, other=0)
-            if OPERATION == "set":
-                latest = (lane == count - 1)[:, None] & mask
-                found = tl.sum(tl.where(latest, rows, tl.zeros_like(rows)), 0).to(value.dtype)
-                value = tl.where(count > 0, found, value)
-            else:
-                if OPERATION == "mul":
-                    rows = tl.where(mask, rows, tl.full(rows.shape, 1, rows.dtype))
-                elif OPERATION != "add":
-                    # Lanes of other runs repeat the value so far.
-                    rows = tl.where(mask, rows, value[None, :])
-                value = combine(value, reduced(rows, 0, OPERATION), OPERATION)
-            here += SPAN
-            more = count == SPAN
-        write_row(out, key, value, column, inside, COLUMNS, OPERATION, KEEP)
+    """out = base + sums, or the sums alone, rounded once."""
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    value = tl.load(sums + at, at < SIZE, other=0)
+    if HAS_BASE:
+        value += up(tl.load(base + at, at < SIZE, other=0))
+    tl.store(out + at, cast(value, out.dtype.element_ty), at < SIZE)
+
+
+@triton.jit
+def copy_kernel(x, y, SIZE: tl.constexpr, BLOCK: tl.constexpr):
+    """y = x, element by element."""
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(y + at, tl.load(x + at, at < SIZE, other=0), at < SIZE)
 
 
 def plan_gather_rows(spec: GatherRows, target: Target) -> Plan:
@@ -360,13 +295,6 @@ def plan_gather_rows(spec: GatherRows, target: Target) -> Plan:
     return builder.build()
 
 
-@triton.jit
-def copy_kernel(x, y, SIZE: tl.constexpr, BLOCK: tl.constexpr):
-    """y = x, element by element."""
-    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    tl.store(y + at, tl.load(x + at, at < SIZE, other=0), at < SIZE)
-
-
 def _add_base(builder: PlanBuilder, spec: ScatterRows, out: BufferArg) -> None:
     if spec.base == "zeros":
         builder.clear(out)
@@ -380,6 +308,18 @@ def _add_base(builder: PlanBuilder, spec: ScatterRows, out: BufferArg) -> None:
         )
 
 
+def _uses_atomics(spec: ScatterRows) -> bool:
+    """Whether updates are combined in memory, in no order."""
+    if spec.rows < ATOMIC_ROWS:
+        return False  # they would wait for each other, and few rows are sorted in one pass
+    if spec.dtype in ATOMIC_INTEGERS:
+        return spec.operation in ("add", "min", "max")  # of which every order has one result
+    if spec.deterministic or spec.operation != "add":
+        return False
+    # Rounding walks all rows, which few updates do not make up for.
+    return spec.dtype in ATOMIC_FLOATS or (spec.dtype in NARROW_FLOATS and spec.count >= spec.rows)
+
+
 def plan_scatter_rows(spec: ScatterRows, target: Target) -> Plan:
     """[operand,] index [count], updates [count, columns] -> out [rows, columns][, error word]."""
     has_operand = spec.base == "operand"
@@ -389,72 +329,83 @@ def plan_scatter_rows(spec: ScatterRows, target: Target) -> Plan:
     stored = {"i1": "i8"}.get(spec.dtype, spec.dtype)
     out = BufferArg(2 + has_operand, raw_dtype(spec.dtype) if copies else stored)
     updates = BufferArg(1 + has_operand, out.dtype)
-    _add_base(builder, spec, out)
+    error = BufferArg(out.index + 1, "i64") if spec.site else index
+    atomic = not spec.unique and spec.columns > 0 and _uses_atomics(spec)
+    sums = out
+    if atomic and spec.dtype in NARROW_FLOATS:
+        sums = builder.workspace(spec.rows * spec.columns, "fp32")
+        builder.clear(sums)
+    else:
+        _add_base(builder, spec, out)
     if 0 in (spec.count, spec.columns):
         return builder.build()
-    keys = builder.workspace(spec.count, "i32")
-    builder.launch(
-        scatter_keys_kernel,
-        (cdiv(spec.count, 1024),),
-        {
-            "index": index,
-            "keys": keys,
-            "error": BufferArg(out.index + 1, "i64") if spec.site else keys,
-        },
-        {
-            "ROWS": spec.rows,
-            "COUNT": spec.count,
-            "CLIP": spec.mode == "clip",
-            "SITE": spec.site,
-            "BLOCK": 1024,
-        },
-    )
-    column_block = min(next_power_of_two(spec.columns), 1024)
-    columns = cdiv(spec.columns, column_block)
-    warps = max(1, min(4, column_block // 128))
     # With a base of zeros a sum need not read it.
     keep = not copies and not (spec.base == "zeros" and spec.operation == "add")
-    constants = {
+    checks = {
         "ROWS": spec.rows,
-        "COLUMNS": spec.columns,
-        "OPERATION": spec.operation,
-        "KEEP": keep,
-        "COLUMN_BLOCK": column_block,
+        "COUNT": spec.count,
+        "CLIP": spec.mode == "clip",
+        "SITE": spec.site,
     }
-    if spec.unique:
+    if spec.unique or atomic:
+        column_block = min(next_power_of_two(spec.columns), 1024)
+        row_block = max(1, min(next_power_of_two(spec.count), 2048 // column_block))
         builder.launch(
-            scatter_unique_kernel,
-            (spec.count, columns),
-            {"updates": updates, "keys": keys, "out": out},
-            constants,
-            num_warps=warps,
+            scatter_unordered_kernel,
+            (cdiv(spec.count, row_block), cdiv(spec.columns, column_block)),
+            {"index": index, "updates": updates, "out": sums, "error": error},
+            checks
+            | {
+                "COLUMNS": spec.columns,
+                "OPERATION": spec.operation,
+                "KEEP": keep,
+                "ATOMIC": atomic,
+                "ROW_BLOCK": row_block,
+                "COLUMN_BLOCK": column_block,
+            },
+            num_warps=max(1, min(8, row_block * column_block // 256)),
         )
+        if sums is not out:
+            size = spec.rows * spec.columns
+            base = {"zeros": sums, "operand": BufferArg(0, out.dtype), "output": out}[spec.base]
+            builder.launch(
+                rounded_sums_kernel,
+                (cdiv(size, 2048),),
+                {"sums": sums, "base": base, "out": out},
+                {"SIZE": size, "HAS_BASE": spec.base != "zeros", "BLOCK": 2048},
+            )
         return builder.build()
-    # Stable sorts: equal indices keep the order of their updates, which fixes the order of sums and
-    # makes the last of a "set" win.
-    order = builder.workspace(spec.count, "i32")
-    if spec.count <= block_sort.BLOCK:
-        add_block_sort(builder, 1, spec.count, (keys, "i32"), order=order)
-    else:
-        # Keys are at most `rows`: a pass of the radix sort for each of their digits only.
-        bits = max(1, spec.rows.bit_length())
-        add_radix_sort(builder, target, 1, spec.count, (keys, "i32"), order, bits=bits)
-    chunks = cdiv(spec.count, CHUNK)
-    partials = builder.workspace(2 * chunks * spec.columns, spec.accumulator)
-    arguments = {"keys": keys, "order": order, "out": out, "partials": partials}
-    constants |= {"COUNT": spec.count, "CHUNK": CHUNK}
+    # An update of one column is sorted with its row, instead of being read by its number later.
+    carried = spec.columns == 1 and ITEMSIZE[spec.dtype] <= 4
+    entries = builder.workspace(spec.count, "i64")
+    raw = BufferArg(updates.index, raw_dtype(spec.dtype))
+    sorts = not spec.sorted and spec.count <= block_sort.BLOCK
+    block = max(2, next_power_of_two(spec.count)) if sorts else 1024
     builder.launch(
-        scatter_chunk_kernel,
-        (chunks, columns),
-        {"updates": updates} | arguments,
-        constants,
-        num_warps=warps,
+        scatter_entries_kernel,
+        (cdiv(spec.count, block),),
+        {"index": index, "updates": raw, "entries": entries, "error": error},
+        checks | {"SORTED": spec.sorted, "SORTS": sorts, "CARRIED": carried, "BLOCK": block},
+        num_warps=max(1, min(8, block // 128)),
     )
-    builder.launch(
-        scatter_join_kernel,
-        (chunks - 1, columns),
-        arguments,
-        constants | {"SPAN": 8},
-        num_warps=warps,
+    if not (sorts or spec.sorted):
+        # Stable: equal rows keep the order of their updates, which fixes the order of sums and has
+        # the last of a "set" win. Rows are at most `rows`: passes for the bits of that only.
+        ordered = builder.workspace(spec.count, "i64")
+        bits = (32, 32 + max(1, spec.rows.bit_length()))
+        add_radix_sort(
+            builder, target, 1, spec.count, (entries, "i64"), None, values=ordered, bits=bits
+        )
+        entries = ordered
+    add_sorted_runs(
+        builder,
+        (spec.rows, spec.columns, spec.count),
+        entries,
+        updates,
+        out,
+        spec.accumulator,
+        operation=spec.operation,
+        keep=keep,
+        carried=carried,
     )
     return builder.build()

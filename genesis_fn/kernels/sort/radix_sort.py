@@ -18,17 +18,19 @@ from genesis_fn.kernels.rows.scan import Scan, add_scan
 from genesis_fn.kernels.sort.sort_keys import key_constants, ordered
 
 RADIX_BLOCK = 1024  # the tile of a radix pass, of one warp, which needs no barrier
-DIGIT_BITS = 8
+DIGIT_BITS = 8  # of a pass at most
+LEAST_DIGIT_BITS = 5  # a counter for each lane of a warp
 
 
-def _ranks_text() -> str:
-    """PTX that ranks 32 x 32 digits: $0.. become how many equal to each of $32.. come before it.
+def _ranks_text(rows: int, bits: int) -> str:
+    """PTX that ranks `rows` x 32 digits of so many bits: the first operands become how many equal
+    to each of the others come before it.
 
-    Counters are in shared memory. Eight votes tell each lane which lanes have its digit; the first
-    of these advances the counter.
+    Counters are in shared memory. A vote for each bit tells each lane which lanes have its digit;
+    the first of these advances the counter.
     """
     lines = [
-        ".shared .align 4 .b32 digits[256];",
+        f".shared .align 4 .b32 digits[{1 << bits}];",
         ".reg .b32 table, lane, under, peers, vote, place, base, zero;",
         ".reg .pred one, leads;",
         "mov.u32 under, %lanemask_lt;",
@@ -36,21 +38,21 @@ def _ranks_text() -> str:
         "mov.u32 lane, %laneid;",
         "mov.u32 table, digits;",
         "mad.lo.u32 lane, lane, 4, table;",
-        *(f"st.shared.u32 [lane + {128 * i}], zero;" for i in range(8)),
+        *(f"st.shared.u32 [lane + {128 * i}], zero;" for i in range(1 << bits - 5)),
         "bar.warp.sync 0xffffffff;",
     ]
-    for i in range(32):
+    for i in range(rows):
         lines.append("mov.u32 peers, 0xffffffff;")
-        for bit in range(DIGIT_BITS):
+        for bit in range(bits):
             lines += [
-                f"and.b32 vote, ${32 + i}, {1 << bit};",
+                f"and.b32 vote, ${rows + i}, {1 << bit};",
                 "setp.ne.u32 one, vote, 0;",
                 "vote.sync.ballot.b32 vote, one, 0xffffffff;",
                 "@!one not.b32 vote, vote;",
                 "and.b32 peers, peers, vote;",
             ]
         lines += [
-            f"mad.lo.u32 place, ${32 + i}, 4, table;",
+            f"mad.lo.u32 place, ${rows + i}, 4, table;",
             "ld.shared.u32 base, [place];",
             "and.b32 lane, peers, under;",
             "setp.eq.u32 leads, lane, 0;",
@@ -65,15 +67,29 @@ def _ranks_text() -> str:
     return "{\n" + "\n".join(lines) + "\n}"
 
 
-def _places_text() -> str:
-    lines = ["mov.u32 $0, %laneid;", *(f"add.u32 ${i}, $0, {32 * i};" for i in range(1, 32))]
+def _places_text(rows: int) -> str:
+    lines = ["mov.u32 $0, %laneid;", *(f"add.u32 ${i}, $0, {32 * i};" for i in range(1, rows))]
     return "\n".join(lines)
 
 
-RANKS = tl.constexpr(_ranks_text())
-PLACES = tl.constexpr(_places_text())
-# Early outputs: they must not share registers with inputs that are still to be read.
-OPERANDS = tl.constexpr(",".join(["=&r"] * 32 + ["r"] * 32))
+def _operands_text(rows: int) -> str:
+    # Early outputs: they must not share registers with inputs that are still to be read.
+    return ",".join(["=&r"] * rows + ["r"] * rows)
+
+
+# By rows of a tile and bits of a digit.
+RANKS_16_5 = tl.constexpr(_ranks_text(16, 5))
+RANKS_16_6 = tl.constexpr(_ranks_text(16, 6))
+RANKS_16_7 = tl.constexpr(_ranks_text(16, 7))
+RANKS_16_8 = tl.constexpr(_ranks_text(16, 8))
+RANKS_32_5 = tl.constexpr(_ranks_text(32, 5))
+RANKS_32_6 = tl.constexpr(_ranks_text(32, 6))
+RANKS_32_7 = tl.constexpr(_ranks_text(32, 7))
+RANKS_32_8 = tl.constexpr(_ranks_text(32, 8))
+PLACES_16 = tl.constexpr(_places_text(16))
+OPERANDS_16 = tl.constexpr(_operands_text(16))
+PLACES_32 = tl.constexpr(_places_text(32))
+OPERANDS_32 = tl.constexpr(_operands_text(32))
 
 
 @triton.jit
@@ -95,17 +111,40 @@ def digit_of(
 
 
 @triton.jit
-def lane_places(lane):
-    """The position of each element of a tile of 1024 that one warp holds: coalesced, a lane has
-    every 32nd."""
-    return tl.inline_asm_elementwise(PLACES, OPERANDS, [lane], tl.int32, True, 32)
+def lane_places(lane, BLOCK: tl.constexpr):
+    """The position of each element of a tile that one warp holds: coalesced, a lane has every
+    32nd."""
+    if BLOCK == 512:
+        return tl.inline_asm_elementwise(PLACES_16, OPERANDS_16, [lane], tl.int32, True, 16)
+    else:
+        return tl.inline_asm_elementwise(PLACES_32, OPERANDS_32, [lane], tl.int32, True, 32)
 
 
 @triton.jit
-def ranks_in_warp(digit):
+def ranks_in_warp(digit, BLOCK: tl.constexpr, DIGITS: tl.constexpr):
     """The number of earlier elements of a tile in the order of `lane_places` that have the same
     digit: the rank that makes the sort stable."""
-    return tl.inline_asm_elementwise(RANKS, OPERANDS, [digit], tl.int32, False, 32)
+    if BLOCK == 512:
+        if DIGITS == 32:
+            return tl.inline_asm_elementwise(RANKS_16_5, OPERANDS_16, [digit], tl.int32, False, 16)
+        elif DIGITS == 64:
+            return tl.inline_asm_elementwise(RANKS_16_6, OPERANDS_16, [digit], tl.int32, False, 16)
+        elif DIGITS == 128:
+            return tl.inline_asm_elementwise(RANKS_16_7, OPERANDS_16, [digit], tl.int32, False, 16)
+        else:
+            tl.static_assert(DIGITS == 256)
+            return tl.inline_asm_elementwise(RANKS_16_8, OPERANDS_16, [digit], tl.int32, False, 16)
+    else:
+        tl.static_assert(BLOCK == 1024, "a warp's votes rank 16 or 32 x 32 digits")
+        if DIGITS == 32:
+            return tl.inline_asm_elementwise(RANKS_32_5, OPERANDS_32, [digit], tl.int32, False, 32)
+        elif DIGITS == 64:
+            return tl.inline_asm_elementwise(RANKS_32_6, OPERANDS_32, [digit], tl.int32, False, 32)
+        elif DIGITS == 128:
+            return tl.inline_asm_elementwise(RANKS_32_7, OPERANDS_32, [digit], tl.int32, False, 32)
+        else:
+            tl.static_assert(DIGITS == 256)
+            return tl.inline_asm_elementwise(RANKS_32_8, OPERANDS_32, [digit], tl.int32, False, 32)
 
 
 @triton.jit
@@ -179,12 +218,11 @@ def radix_move_kernel(
     lane = tl.arange(0, BLOCK)
     # Lanes past the end have the largest digit and position: they come last and are not stored.
     if VOTES:
-        tl.static_assert(BLOCK == 1024, "a warp's votes rank 32 x 32 digits")
-        source = lane_places(lane)
+        source = lane_places(lane, BLOCK)
         bits = tl.load(keys + first + source, source < length, other=0)
         digit = digit_of(bits, shift, KIND, INF, DESCENDING, DIGITS)
         digit = tl.where(source < length, digit, DIGITS - 1)
-        rank = ranks_in_warp(digit)
+        rank = ranks_in_warp(digit, BLOCK, DIGITS)
     else:
         bits = tl.load(keys + first + lane, lane < length, other=0)
         digit = digit_of(bits, shift, KIND, INF, DESCENDING, DIGITS)
@@ -218,16 +256,21 @@ def add_radix_sort(
     values: BufferArg | None = None,
     descending: bool = False,
     before: BufferArg | None = None,
-    bits: int | None = None,
+    bits: tuple[int, int] | None = None,
 ) -> None:
     """Append the stable sort of keys taken in the order `before`: the permutation goes to `order`
     (i32 or i64), the keys to `values`, either of which may be left out.
 
-    With `bits`, the keys are non-negative and only their low `bits` bits are looked at.
+    With `bits`, a number of the first bit and one behind the last, the keys are non-negative
+    integers and only these bits of them are looked at.
     """
     keys, dtype = key
     raw = raw_dtype(dtype)
-    total, digits = rows * length, 1 << DIGIT_BITS
+    first, end = bits or (0, 8 * ITEMSIZE[dtype])
+    passes = cdiv(end - first, DIGIT_BITS)
+    # As wide as the passes need: narrower digits take fewer votes, and a smaller table of counts.
+    width = max(cdiv(end - first, passes), LEAST_DIGIT_BITS)
+    total, digits = rows * length, 1 << width
     keys = BufferArg(keys.index, raw, keys.offset)
     kind = key_constants(dtype) if bits is None else {"KIND": "plain", "INF": 0}
     if before is not None:
@@ -239,8 +282,9 @@ def add_radix_sort(
             {"LENGTH": length, "BLOCK": 1024},
         )
         keys = started
-    passes = cdiv(8 * ITEMSIZE[dtype] if bits is None else bits, DIGIT_BITS)
-    tiles = cdiv(length, RADIX_BLOCK)
+    # The registers of 1024 keys of 64 bits would leave room for few warps.
+    block = RADIX_BLOCK // 2 if ITEMSIZE[dtype] == 8 else RADIX_BLOCK
+    tiles = cdiv(length, block)
     counts = builder.workspace(rows * digits * tiles, "i32")
     sums = builder.workspace(rows * digits * tiles, "i32")
     # The keys of a pass are written to one of two buffers in turn; the first pass reads the operand
@@ -254,12 +298,12 @@ def add_radix_sort(
         "DIGITS": digits,
         **kind,
         "DESCENDING": descending,
-        "BLOCK": RADIX_BLOCK,
+        "BLOCK": block,
     }
     for i in range(passes):
         last = i == passes - 1
         # At run time: one compiled kernel serves all passes.
-        shift = Scalar(i * DIGIT_BITS)
+        shift = Scalar(first + i * width)
         builder.launch(
             radix_count_kernel,
             (tiles * rows,),

@@ -86,6 +86,12 @@ class UpdateOptions(TypedDict, total=False):
     wrap_negative_indices: bool
 
 
+class SumOptions(UpdateOptions, total=False):
+    """Keyword arguments of the methods that add."""
+
+    deterministic: bool | None
+
+
 class Update:
     """`x.at[index]`. Every method takes `mode=` ("check", "drop", "fill", "clip",
     "promise_in_bounds"), `indices_are_sorted=` and `unique_indices=`."""
@@ -121,12 +127,16 @@ class Update:
         """x with x[index] = values. Of duplicate indices the last wins."""
         return _updated(self.array, self.index, values, "set", **options)
 
-    def add(self, values: ArrayLike, **options: Unpack[UpdateOptions]) -> Array:
-        """x with x[index] += values, duplicates included."""
+    def add(self, values: ArrayLike, **options: Unpack[SumOptions]) -> Array:
+        """x with x[index] += values, duplicates included.
+
+        `deterministic=False` allows another order of the sums in every run; None is as the setting
+        `deterministic` says.
+        """
         return _updated(self.array, self.index, values, "add", **options)
 
-    def subtract(self, values: ArrayLike, **options: Unpack[UpdateOptions]) -> Array:
-        """x with x[index] -= values, duplicates included."""
+    def subtract(self, values: ArrayLike, **options: Unpack[SumOptions]) -> Array:
+        """x with x[index] -= values, duplicates included; `deterministic` as in `add`."""
         changes = _cast(values, self.array)
         negated = -changes if type(changes) in SCALARS else p.neg(changes)
         return self.add(negated, **options)
@@ -233,7 +243,7 @@ def _cast(values: Any, x: Any) -> Any:
     )
 
 
-def _updated(x: Any, index: Any, values: Any, kind: str, **options: Unpack[UpdateOptions]) -> Array:
+def _updated(x: Any, index: Any, values: Any, kind: str, **options: Unpack[SumOptions]) -> Array:
     """`x` updated: weak if `x` is, whatever the values are."""
     x = value(x)
     return with_weak(_changed(x, index, values, kind, **options), x.weak)
@@ -248,6 +258,7 @@ def _changed(
     mode: Any = None,
     indices_are_sorted: bool = False,
     unique_indices: bool = False,
+    deterministic: bool | None = None,
     out_sharding: None = None,
     wrap_negative_indices: bool = True,
 ) -> Array:
@@ -265,6 +276,7 @@ def _changed(
             mode=mode,
             indices_are_sorted=indices_are_sorted,
             unique_indices=unique_indices,
+            deterministic=deterministic,
         )
         return reshape(changed, x.aval.shape)
     values = _cast(values, x)
@@ -312,6 +324,7 @@ def _changed(
             mode=how,
             indices_are_sorted=indices_are_sorted,
             unique_indices=unique_indices,
+            deterministic=deterministic,
         )
     except errors.IndexOutOfRange as error:
         raise explained(error, x, plan) from None

@@ -4,6 +4,9 @@ transposes.
 
 Where windows overlap, a set keeps the last in row-major order of the batch dimensions; the others
 combine all. Sums and products of 16-bit floats are taken in float32 and rounded once.
+
+A sum is deterministic, or, with the parameter `deterministic=False`, may be taken in another order
+in every run. What adds on behalf of a derivative does as the setting says where it is taken.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from typing import Any
 
 from genesis_fn.core import dtypes, errors
 from genesis_fn.core.aval import Aval
+from genesis_fn.core.configuration import config
 from genesis_fn.core.primitive import Primitive, bind, is_linear, typeof
 from genesis_fn.core.types.annotations import Array
 from genesis_fn.primitives.elementwise import convert, div, eq, neg, select
@@ -40,6 +44,12 @@ from genesis_fn.primitives.indexing.gather_dims import (
 )
 from genesis_fn.primitives.shape import broadcast_in_dim, expand_dims, iota, reshape
 
+
+def _in_fixed_order(deterministic: bool | None) -> bool:
+    """Whether sums have one order: what is asked for, or for None the setting."""
+    return config.current().deterministic if deterministic is None else bool(deterministic)
+
+
 # ---- scatter ----
 
 
@@ -52,6 +62,7 @@ def _scatter_shape(
     dimension_numbers: ScatterDimensionNumbers,
     unique_indices: bool,
     indices_are_sorted: bool,
+    deterministic: bool,
     mode: str,
 ) -> Aval:
     name = "scatter" if kind == "set" else f"scatter_{kind}"
@@ -284,6 +295,16 @@ scatter_p = Primitive(
 PRIM["scatter"] = scatter_p
 
 
+def adds_rows(operand: Aval, indices: Aval, updates: Aval, params: dict[Any, Any]) -> bool:
+    """Whether a scatter is `segment_sum` but for what it adds to: sums of whole rows along axis
+    0."""
+    numbers = params["dimension_numbers"]
+    sizes = window_sizes(operand, updates, numbers)
+    return params["kind"] == "add" and _reads_rows(
+        operand, indices.shape[:-1], GatherDimensionNumbers(*inverse(numbers)), sizes
+    )
+
+
 def _reads_rows(
     operand: Aval, batch: Sequence[int], numbers: GatherDimensionNumbers, sizes: Sequence[int]
 ) -> bool:
@@ -302,6 +323,7 @@ def _gather_transpose(ct: Any, operand: Any, indices: Any, **params: Any) -> lis
             reshape(indices, batch),
             operand.aval.shape[0],
             indices_are_sorted=params["indices_are_sorted"],
+            unique_indices=params["unique_indices"],
             mode=params["mode"],
         )
         return [rows, None]
@@ -315,6 +337,7 @@ def _gather_transpose(ct: Any, operand: Any, indices: Any, **params: Any) -> lis
             dimension_numbers=inverse(numbers),
             unique_indices=params["unique_indices"],
             indices_are_sorted=params["indices_are_sorted"],
+            deterministic=_in_fixed_order(None),
             mode=params["mode"],
         ),
         None,
@@ -333,6 +356,7 @@ def _scatter_function(kind: str, doc: str) -> Callable[..., Any]:
         *,
         indices_are_sorted: bool = False,
         unique_indices: bool = False,
+        deterministic: bool | None = None,
         mode: str | GatherScatterMode | None = None,
     ) -> Any:
         return bind(
@@ -344,6 +368,7 @@ def _scatter_function(kind: str, doc: str) -> Callable[..., Any]:
             dimension_numbers=canonical(dimension_numbers),
             unique_indices=bool(unique_indices),
             indices_are_sorted=bool(indices_are_sorted),
+            deterministic=_in_fixed_order(deterministic),
             mode=mode_name(mode),
         )
 
@@ -354,6 +379,8 @@ def _scatter_function(kind: str, doc: str) -> Callable[..., Any]:
         "    see ScatterDimensionNumbers.\n"
         "    `mode` says what an index out of bounds does; None drops its window.\n"
         "    `unique_indices` promises that no two windows overlap.\n"
+        "    `deterministic` is of sums, None as the setting says: False allows another order in\n"
+        "    every run.\n"
     )
     return call
 
@@ -375,6 +402,7 @@ def scatter_sub(
     *,
     indices_are_sorted: bool = False,
     unique_indices: bool = False,
+    deterministic: bool | None = None,
     mode: str | GatherScatterMode | None = None,
 ) -> Array:
     """Return `operand` with the windows `updates` subtracted; arguments as in `scatter_add`."""
@@ -385,6 +413,7 @@ def scatter_sub(
         dimension_numbers,
         indices_are_sorted=indices_are_sorted,
         unique_indices=unique_indices,
+        deterministic=deterministic,
         mode=mode,
     )
 
@@ -393,7 +422,14 @@ def scatter_sub(
 
 
 def _segment_shape(
-    data: Aval, segment_ids: Aval, *, num_segments: int, indices_are_sorted: bool, mode: str
+    data: Aval,
+    segment_ids: Aval,
+    *,
+    num_segments: int,
+    indices_are_sorted: bool,
+    unique_indices: bool,
+    deterministic: bool,
+    mode: str,
 ) -> Aval:
     if not dtypes.is_integer(segment_ids.dtype):
         raise errors.DTypeError(f"segment_sum: segment ids must be integers, got {segment_ids}")
@@ -418,13 +454,13 @@ def _segment_batch(
     *,
     num_segments: int,
     indices_are_sorted: bool,
-    mode: str,
+    **params: Any,
 ) -> Any:
     (data, ids), (data_dim, ids_dim) = xs, dims
     if ids_dim is None:
         data = move_batch(data, data_dim, len(typeof(ids).shape), size)
         return segment_sum(
-            data, ids, num_segments, indices_are_sorted=indices_are_sorted, mode=mode
+            data, ids, num_segments, indices_are_sorted=indices_are_sorted, **params
         ), 1
     data, ids = move_batch(data, data_dim, 0, size), move_batch(ids, ids_dim, 0, size)
     kind, count = typeof(data), len(typeof(ids).shape)
@@ -432,7 +468,7 @@ def _segment_batch(
     if not num_segments:
         return zeros(result), 0
     numbers = ScatterDimensionNumbers(tuple(range(count, kind.ndim)), (1,), (1,), (0,), (0,))
-    return scatter_add(zeros(result), expand_dims(ids, (-1,)), data, numbers, mode=mode), 0
+    return scatter_add(zeros(result), expand_dims(ids, (-1,)), data, numbers, **params), 0
 
 
 def _segment_transpose(ct: Any, data: Any, segment_ids: Any, **params: Any) -> list[Any]:
@@ -460,12 +496,15 @@ def segment_sum(
     num_segments: int,
     *,
     indices_are_sorted: bool = False,
+    unique_indices: bool = False,
+    deterministic: bool | None = None,
     mode: str | GatherScatterMode | None = None,
 ) -> Array:
     """Sum data[i] over all i with segment_ids[i] == s, for each s < num_segments.
 
     `segment_ids` may have several dimensions, the first ones of `data`. 16-bit floats are added in
-    float32. Modes as in `scatter`: None drops what belongs to no segment.
+    float32. Modes as in `scatter`: None drops what belongs to no segment. `deterministic=False`
+    allows another order of the sums in every run; None is as the setting says.
     """
     return bind(
         segment_sum_p,
@@ -473,6 +512,8 @@ def segment_sum(
         segment_ids,
         num_segments=int(num_segments),
         indices_are_sorted=bool(indices_are_sorted),
+        unique_indices=bool(unique_indices),
+        deterministic=_in_fixed_order(deterministic),
         mode=mode_name(mode),
     )
 

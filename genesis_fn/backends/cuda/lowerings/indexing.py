@@ -2,8 +2,8 @@
 
 Whole rows along axis 0 use the row kernels. Any other gather is one kernel with the shapes in its
 text, and so is a scatter that sets few elements and none of them twice. Any other scatter computes
-the row that each update goes to and becomes a scatter of rows, so that it is deterministic as well.
-A checked index out of range is reported, and clamped.
+the row that each update goes to and becomes a scatter of rows, as deterministic as that. A checked
+index out of range is reported, and clamped.
 """
 
 from __future__ import annotations
@@ -286,6 +286,9 @@ def _scatter(call: Call) -> Lowered:
         index_dtype="i32",
         mode="drop",
         unique=call.params["unique_indices"],
+        # A row for each index: sorted indices have the updates of a row beside each other.
+        sorted=call.params["indices_are_sorted"] and count * indices.shape[-1] == indices.size,
+        deterministic=call.params["deterministic"],
     )
     if operand.dtype == dtypes.BOOL:
         spec, held, out = _boolean(spec, held, out)
@@ -372,6 +375,9 @@ def _segment_sum(call: Call) -> Lowered:
         NAMES[data.dtype],
         index_dtype=index.dtype,
         mode="clip" if mode == "clip" else "drop",
+        unique=call.params["unique_indices"],
+        sorted=call.params["indices_are_sorted"],
+        deterministic=call.params["deterministic"],
         site=site,
     )
     held, out = call.read(0), call.write()

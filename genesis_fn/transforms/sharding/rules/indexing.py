@@ -210,7 +210,12 @@ def _part_of_segments(
         ]
         own = count // parts(mesh, axes)
         here = _shifted(ids, axes, own)
-        changed = {"num_segments": own, "indices_are_sorted": False, "mode": "fill"}
+        changed = {
+            "num_segments": own,
+            "indices_are_sorted": False,
+            "unique_indices": False,
+            "mode": "fill",
+        }
         part = bind(segment_sum_p, data, here, **{**e.params, **changed})
         return Placed(part, (axes, *result.layout[1:]), result.aval, result.due)
 
