@@ -91,7 +91,7 @@ CORPUS = {
     "adamw": (adamw, [((1024, 3072), F32)] * 3 + [((1024, 3072), BF16)]),
     "large": (lambda x: gnp.sum(x * 2, -1), [((16384, 151936), BF16)]),
     "bias gradient": (gradient(lambda x, b: gnp.tanh(x + b)), [((4096, 512), F16), ((512,), F16)]),
-    "complex": (lambda z, w: gnp.abs(gnp.exp(z * w)) * z + w, [((2048, 2048), C64)] * 2),
+    "complex": (lambda z, w: gnp.abs(z * w) * gnp.conj(z) + w, [((2048, 2048), C64)] * 2),
     "integers": (
         lambda x: (x // 3, x % 7, x << 2, x > 0), [((999,), I32)],
     ),

@@ -119,7 +119,7 @@ def takes_complex() -> list[str]:
 
 # Whose shape rules check no dtype; the CPU refuses complex operands.
 NOT_COMPLEX = {"polygamma", "window_offset", "random_wrap", "reduce_precision"}
-_MOST = 8  # cases of one primitive
+_MOST = 4  # cases of one primitive
 TOLERANCE = {"linear_recurrence": 10, "pow": 4, "acosh": 4}
 
 
