@@ -21,6 +21,7 @@ import genesis_fn.numpy as gnp
 from genesis_fn import lax
 from genesis_fn.backends.cuda.codegen import generate
 from genesis_fn.backends.cuda.lower.fused_matmul import plan_few_rows
+from genesis_fn.compiler.complex_parts.represent import represented
 from genesis_fn.compiler.fusion.fuse import fuse_jaxpr
 from genesis_fn.compiler.memory.rematerialise import rematerialise_jaxpr
 from genesis_fn.compiler.simplify.simplify import simplify_jaxpr
@@ -34,7 +35,7 @@ from tests.kernels.compile_only import compile_launch
 from tests.kernels.planned import has_expression
 from tests.primitives.specials import BINARY, UNARY
 
-BF16, F32, F16, I32 = dtypes.BF16, dtypes.F32, dtypes.F16, dtypes.I32
+BF16, F32, F16, I32, C64 = dtypes.BF16, dtypes.F32, dtypes.F16, dtypes.I32, dtypes.C64
 
 
 def rms_norm(x, w):
@@ -90,6 +91,7 @@ CORPUS = {
     "adamw": (adamw, [((1024, 3072), F32)] * 3 + [((1024, 3072), BF16)]),
     "large": (lambda x: gnp.sum(x * 2, -1), [((16384, 151936), BF16)]),
     "bias gradient": (gradient(lambda x, b: gnp.tanh(x + b)), [((4096, 512), F16), ((512,), F16)]),
+    "complex": (lambda z, w: gnp.abs(z * w) * gnp.conj(z) + w, [((2048, 2048), C64)] * 2),
     "integers": (
         lambda x: (x // 3, x % 7, x << 2, x > 0), [((999,), I32)],
     ),
@@ -114,7 +116,8 @@ def main(architecture: int, *kinds_of_all: str) -> None:
     programs = {f"every {k}": every(np.dtype(k)) for k in kinds_of_all} or CORPUS
     for name, (f, kinds) in programs.items():
         jaxpr, _ = stage(lambda *xs: g.tree.leaves(f(*xs)), [aval(s, d) for s, d in kinds])
-        for group in fuse_jaxpr(rematerialise_jaxpr(simplify_jaxpr(jaxpr)), target).groups:
+        program = rematerialise_jaxpr(simplify_jaxpr(represented(jaxpr)))
+        for group in fuse_jaxpr(program, target).groups:
             if group.matmul is not None:
                 plan, _ = plan_few_rows(group.matmul, group.writes[0], False, target)
             elif group.kernel is not None:

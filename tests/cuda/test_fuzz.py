@@ -32,7 +32,7 @@ def of_complex_numbers(count: int) -> list[int]:
     return found
 
 
-@pytest.mark.parametrize("seed", [*range(FIRST, FIRST + COUNT), *of_complex_numbers(COUNT // 2)])
+@pytest.mark.parametrize("seed", [*range(FIRST, FIRST + COUNT), *of_complex_numbers(COUNT // 3)])
 def test_fused_is_unfused_is_cpu(seed):
     case = Case(seed, DEPTH)
     f = case.function(OURS)

@@ -50,11 +50,35 @@ class CudaBackend(Backend):
         parts of complex numbers are compiled, as a program."""
         runtime = device_runtime(device.index)
         direct = has_lowering(prim) or not any(jaxprs_in(params))
-        if direct and not prim.collective and not on_parts(prim, avals, params):
+        if on_parts(prim, avals, params):
+            return self._on_parts(prim, avals, params, device)
+        if direct and not prim.collective:
             run = eager.eager_function(runtime, device, prim, avals, params)
             if run is not None:
                 return run
         return compiled_alone(lambda program: self.compile(program, device), prim, avals, params)
+
+    def _on_parts(
+        self, prim: Primitive, avals: Sequence[Any], params: dict[str, Any], device: Device
+    ) -> Callable[..., Any]:
+        """A function that runs an operation on complex arrays: as a program, unless it only moves
+        elements."""
+        run = eager.moving_function(device_runtime(device.index), device, prim, avals, params)
+        if run is not None:
+            return run
+        program = eager.with_numbers_as_arrays(prim, avals, params)
+        if program is None:
+            compile = lambda program: self.compile(program, device)
+            return compiled_alone(compile, prim, avals, params)
+        executable = self.compile(program, device)
+        kinds = program.in_avals
+
+        def array(x: Any, kind: Aval) -> ArrayImpl:
+            if type(x) is ArrayImpl:
+                return x
+            return ArrayImpl(self.from_numpy(np.asarray(x), kind, device), sig(kind, device))
+
+        return lambda *args: executable(*map(array, args, kinds))[0]
 
     def compile(
         self,

@@ -22,13 +22,17 @@ from genesis_fn.backends.cuda.lowerings import HostCall, Views, check_error, che
 from genesis_fn.backends.cuda.memory.pool import Buffer
 from genesis_fn.backends.cuda.memory.staging import PendingRead
 from genesis_fn.backends.cuda.run.runtime import Runtime
+from genesis_fn.core import dtypes
 from genesis_fn.core.array import ArrayImpl
 from genesis_fn.core.aval import Aval, Signature, sig
+from genesis_fn.core.backend.lowering import Elementwise, View
 from genesis_fn.core.device import Device
 from genesis_fn.core.diagnostics.source_info import SourceLocation, where
 from genesis_fn.core.errors import at_line
+from genesis_fn.core.jaxpr import Eqn, Jaxpr, Var
 from genesis_fn.core.primitive import SCALARS, Primitive
 from genesis_fn.kernels.plan import Launch, LibraryCall, Memset, Plan
+from genesis_fn.primitives.shape import broadcast_in_dim_p
 from genesis_fn.transforms.custom.fused_functions import fused_p
 
 _REMEMBERED = 64  # combinations of scalar values that each function keeps launches for
@@ -141,6 +145,55 @@ def _specialised(
             return _one_launch(runner, outs[0].nbytes, sigs[0], arrays, len(avals))
         run = _plan_function(runner, sigs, arrays, prim, avals, params, shared)
     return run if prim.multi else lambda *args: run(*args)[0]
+
+
+def moving_function(
+    runtime: Runtime, device: Device, prim: Primitive, avals: Sequence[Any], params: dict[str, Any]
+) -> Callable[..., Any] | None:
+    """A function that moves or shares the elements of complex arrays of one dtype as integers of
+    their width; None if `prim` does more, or is a copy of complex128, which no integer is as wide
+    as."""
+    if type(prim.lowering) is not View or any([type(a) is not Aval for a in avals]):
+        return None
+    if len({a.dtype for a in avals}) > 1:
+        return None
+    as_words = tuple([a.update(dtype=dtypes.I64) for a in avals])
+    found = prim.abstract(tuple(avals), params)
+    sigs = [sig(a, device) for a in (found if prim.multi else [found])]
+    lowered = plan_for(prim, as_words, params, runtime.driver.info.target)
+    words = avals[0].dtype.itemsize // dtypes.I64.itemsize
+    if type(lowered) is Views:
+        sources = tuple([(k, first * words) for k, first in lowered.sources])
+        share = _view_function(Views(sources), sigs, range(len(avals)))
+        return share if prim.multi else lambda *args: share(*args)[0]
+    if words > 1:
+        return None
+    move = eager_function(runtime, device, prim, as_words, params)
+    assert move is not None
+    if not prim.multi:
+        return lambda *args: ArrayImpl(move(*args).data, sigs[0])
+    return lambda *args: [ArrayImpl(y.data, s) for y, s in zip(move(*args), sigs, strict=True)]
+
+
+def with_numbers_as_arrays(
+    prim: Primitive, avals: Sequence[Any], params: dict[str, Any]
+) -> Jaxpr | None:
+    """The program of one elementwise operation that takes arrays of one number for its numbers, so
+    that it is compiled once for all of them; None if there are none."""
+    numbers = [type(a) is not Aval for a in avals]
+    if type(prim.lowering) is not Elementwise or not any(numbers):
+        return None
+    like = next(a for a in reversed(avals) if type(a) is Aval)
+    given = [Var(like.update(()) if n else a) for a, n in zip(avals, numbers, strict=True)]
+    ins, eqns = list(given), []
+    for k, n in enumerate(numbers):
+        if n:
+            ins[k] = Var(like)
+            spread = {"shape": like.shape, "dims": ()}
+            eqns.append(Eqn(broadcast_in_dim_p, [given[k]], spread, [ins[k]], where()))
+    out = Var(prim.abstract(tuple([v.aval for v in ins]), params))
+    eqns.append(Eqn(prim, ins, params, [out], where()))
+    return Jaxpr(given, eqns, [out], name=prim.name)
 
 
 def _shared_results(prim: Primitive, params: dict[str, Any]) -> list[tuple[str, int] | None]:

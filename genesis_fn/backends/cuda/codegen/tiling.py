@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from genesis_fn.backends.cuda.codegen.loops import Loops
@@ -58,6 +59,10 @@ def choose_tiling(loops: Loops, target: Target) -> Tiling:
         return Tiling("tiled", grid, 32, 32, columns)
     # Two programs for each processor at least, if there are elements enough.
     block = 2048 if len({i.meta[0] for i in loops.instrs if i.op == "load"}) > 2 else 1024
+    # Parts of complex numbers come in twos: as many registers for half as many elements.
+    offsets = [i.meta[1] for i in loops.instrs if i.op == "load"] + [s[1] for s in loops.stores]
+    if any([e.terms and math.gcd(*e.terms.values()) == 2 for e in offsets]):
+        block //= 2
     while block > 128 and cdiv(n, block) < 2 * target.processors:
         block //= 2
     block = min(block, next_power_of_two(n))
