@@ -55,15 +55,16 @@ def product(x, y, COMPLEX: tl.constexpr):
 
 
 @triton.jit
-def less_product(x, y, z, there, COMPLEX: tl.constexpr):
-    """The parts of x - y * z where `there`, else of x."""
+def add_product(x, y, z, COMPLEX: tl.constexpr):
+    """The parts of x + y * z. Fused, since Triton's passes take a time that is quadratic in the
+    number of operations."""
     if COMPLEX:
         return (
-            tl.where(there, x[0] - y[0] * z[0] + y[1] * z[1], x[0]),
-            tl.where(there, x[1] - y[0] * z[1] - y[1] * z[0], x[1]),
+            tl.fma(y[0], z[0], tl.fma(-y[1], z[1], x[0])),
+            tl.fma(y[0], z[1], tl.fma(y[1], z[0], x[1])),
         )
     else:
-        return (tl.where(there, x[0] - y[0] * z[0], x[0]),)
+        return (tl.fma(y[0], z[0], x[0]),)
 
 
 @triton.jit
@@ -83,7 +84,8 @@ def eliminate(
     """P A = L U of rows in lanes, and L^-1 P B of RIGHT numbers for each row.
 
     Also the position that each row ends in, the pivots, the row that ends in each position, and
-    whether a pivot was zero.
+    whether a pivot was zero. Rows that are done are added zeros, and become NaN where the row of a
+    later pivot has an infinity.
     """
     PARTS: tl.constexpr = 2 if COMPLEX else 1
     position = row
@@ -112,20 +114,21 @@ def eliminate(
         below = position > k
         scaled = product(column, reciprocal(pivot, zero, COMPLEX), COMPLEX)
         multiplier = ()
+        less = ()
         for part in tl.static_range(PARTS):
             multiplier = multiplier + (tl.where(below, scaled[part], column[part]),)
-        # Rows above may meet an infinity here, and must not become NaN.
+            less = less + (tl.where(below, -scaled[part], 0.0),)
         updated = columns[: k * PARTS] + multiplier
         for j in tl.static_range(k + 1, N):
             entry = columns[j * PARTS : (j + 1) * PARTS]
             above = element_at(entry, first + chosen, COMPLEX)
-            updated = updated + less_product(entry, multiplier, above, below, COMPLEX)
+            updated = updated + add_product(entry, less, above, COMPLEX)
         columns = updated
         solved = ()
         for j in tl.static_range(RIGHT // PARTS):
             entry = sides[j * PARTS : (j + 1) * PARTS]
             above = element_at(entry, first + chosen, COMPLEX)
-            solved = solved + less_product(entry, multiplier, above, below, COMPLEX)
+            solved = solved + add_product(entry, less, above, COMPLEX)
         sides = solved
     return columns, sides, position, pivots, order, singular
 

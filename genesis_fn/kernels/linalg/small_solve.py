@@ -9,10 +9,10 @@ import triton.language as tl
 
 from genesis_fn.compiler.target import Target
 from genesis_fn.kernels.linalg.small_lu import (
+    add_product,
     element_at,
     eliminate,
     is_zero,
-    less_product,
     product,
     reciprocal,
 )
@@ -27,8 +27,8 @@ from genesis_fn.kernels.linalg.small_rows import (
 from genesis_fn.kernels.plan import BufferArg, Plan, Scalar
 from genesis_fn.kernels.plan_builder import PlanBuilder, cdiv, next_power_of_two
 
-MOST_SIDES = 16
-"""Right sides stand in registers, beside the rows of the matrix."""
+MOST_SIDES = 8
+"""Numbers of a row of right sides, which stand in registers beside the row of the matrix."""
 
 
 @triton.jit
@@ -63,9 +63,7 @@ def small_solve_kernel(
         start = (matrix * N + row) * NUMBERS
         columns = read_rows(a, start, inside, NUMBERS, WIDTH, GROUP, GROUP)
     to = matrix * N * RIGHT
-    given = read_rows(
-        b, to + row * RIGHT, inside, RIGHT, SIDES_WIDTH, SIDES_GROUP, SIDES_GROUP
-    )
+    given = read_rows(b, to + row * RIGHT, inside, RIGHT, SIDES_WIDTH, SIDES_GROUP, SIDES_GROUP)
     columns, sides, position, _, order, singular = eliminate(
         columns[:NUMBERS], given[:RIGHT], row, first, N, ROWS, RIGHT, COMPLEX
     )
@@ -74,11 +72,14 @@ def small_solve_kernel(
         holder = first + at_lane(order, first + k)
         pivot = element_at(column, holder, COMPLEX)
         inverse = reciprocal(pivot, is_zero(pivot, COMPLEX), COMPLEX)
+        less = ()
+        for part in tl.static_range(PARTS):
+            less = less + (tl.where(position < k, -column[part], 0.0),)
         solved = ()
         for j in tl.static_range(SIDES):
             side = sides[j * PARTS : (j + 1) * PARTS]
             value = product(element_at(side, holder, COMPLEX), inverse, COMPLEX)
-            rest = less_product(side, column, value, position < k, COMPLEX)
+            rest = add_product(side, less, value, COMPLEX)
             for part in tl.static_range(PARTS):
                 solved = solved + (tl.where(position == k, value[part], rest[part]),)
         sides = solved
@@ -101,8 +102,8 @@ class SmallSolve:
     transposed: bool = False
 
     def __post_init__(self) -> None:
-        if self.n > LANES or self.columns > MOST_SIDES:
-            raise ValueError(f"{self}: at most {LANES} rows and {MOST_SIDES} right sides")
+        if self.n > LANES or self.columns * (1 + self.is_complex) > MOST_SIDES:
+            raise ValueError(f"{self}: at most {LANES} rows, and {MOST_SIDES} numbers on the right")
 
 
 def plan_small_solve(spec: SmallSolve, target: Target) -> Plan:

@@ -36,7 +36,6 @@ from genesis_fn.kernels.linalg.pivots import Exchanges, plan_permutation
 from genesis_fn.kernels.linalg.reflectors import MOST_ROWS, Reflectors, plan_reflectors
 from genesis_fn.kernels.linalg.small_cholesky import SmallCholesky, plan_small_cholesky
 from genesis_fn.kernels.linalg.small_lu import SmallLu, plan_small_lu
-from genesis_fn.kernels.linalg.small_rows import LANES
 from genesis_fn.kernels.linalg.small_solve import MOST_SIDES, SmallSolve, plan_small_solve
 from genesis_fn.kernels.linalg.vectors import (
     Signs,
@@ -59,19 +58,16 @@ from genesis_fn.primitives.linalg import (
 )
 
 _BATCHED = 64  # batched routines are faster from one matrix for each so many rows on (measured)
-# The most rows of several matrices that kernels factor in registers, 0 for none: a routine would
-# read and write them several times, with the transposes around it.
-_IN_REGISTERS = LANES
+# The most numbers of a row, two of a complex element, with which kernels factor several matrices in
+# registers; 0 for none. They read and write a matrix once, where a routine has transposes around
+# it; twice the numbers take four times the instructions, and longer to compile.
+_IN_REGISTERS = 32
 _FEW_COLUMNS = 64  # fewer right sides are solved from the left, in a copy (measured)
 _MOST_SCRATCH = 256 << 20  # bytes that batched eigenproblems may ask for at a time
 
 
 def _is_batched(count: int, rows: int) -> bool:
     return count > 1 and count * _BATCHED > rows
-
-
-def _fits_registers(count: int, rows: int) -> bool:
-    return count > 1 and rows <= _IN_REGISTERS
 
 
 @dataclass(frozen=True)
@@ -97,6 +93,10 @@ class _Solver:
     def parts(self) -> int:
         """The numbers that an element consists of."""
         return self.bytes // ITEMSIZE[self.real]
+
+    def fits_registers(self, n: int) -> bool:
+        """Whether kernels factor matrices [n, n]."""
+        return self.count > 1 and n * self.parts <= _IN_REGISTERS
 
     def matrices(self, elements: int) -> BufferArg:
         """A workspace for a matrix of so many elements each."""
@@ -189,7 +189,7 @@ def _solver(call: Call, matrices: Aval) -> _Solver:
 def _cholesky(call: Call) -> Lowered:
     x = call.operands[0]
     s, n = _solver(call, x), x.shape[-1]
-    if _fits_registers(s.count, n):
+    if s.fits_registers(n):
         small = SmallCholesky(s.count, n, s.real, s.parts == 2)
         s.include(plan_small_cholesky(small, call.target), s.operand(0), s.result())
         return s.builder.build()
@@ -260,7 +260,7 @@ def _solve(call: Call) -> Lowered:
     a, b = call.operands
     s = _solver(call, a)
     n, columns = b.shape[-2:]
-    if _fits_registers(s.count, n) and columns <= MOST_SIDES:
+    if s.fits_registers(n) and columns * s.parts <= MOST_SIDES:
         transposed = call.params["transpose_a"]
         small = SmallSolve(s.count, n, columns, s.real, s.parts == 2, transposed)
         buffers = s.operand(0), s.operand(1), s.result()
@@ -300,7 +300,7 @@ def _lu(call: Call) -> Lowered:
     x = call.operands[0]
     s = _solver(call, x)
     m, n = x.shape[-2:]
-    if m == n and _fits_registers(s.count, n):
+    if m == n and s.fits_registers(n):
         small = SmallLu(s.count, n, s.real, s.parts == 2)
         buffers = s.operand(0), s.result(), s.result(1, "i32"), s.result(2, "i32")
         s.include(plan_small_lu(small, call.target), *buffers)
