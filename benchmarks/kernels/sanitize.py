@@ -42,9 +42,11 @@ from genesis_fn.compiler.simplify.simplify import simplify_jaxpr
 from genesis_fn.compiler.target import Target
 from genesis_fn.core.backend.lowering import Elementwise
 from genesis_fn.core.jaxpr import Eqn, Jaxpr, Var
+from genesis_fn.core.primitive import bind
 from genesis_fn.kernels.plan import Launch, Plan
 from genesis_fn.lax.fused.norms import layer_norm, rms_norm
 from genesis_fn.optim import losses
+from genesis_fn.primitives.linalg import solve_p
 from genesis_fn.primitives.random_bits import random_bits as random_bits_of
 from genesis_fn.transforms.custom.fused_functions import fused_p
 from tests.cuda.programs import on_cpu, traced
@@ -374,14 +376,22 @@ def generated(check: Callable) -> None:
 
 
 def linear_algebra(check: Callable) -> None:
-    def positive(n: int) -> np.ndarray:
-        x = array(3, n, n)
+    def positive(n: int, count: int = 3) -> np.ndarray:
+        x = array(count, n, n)
         return x @ x.swapaxes(-1, -2) + n * np.eye(n, dtype=np.float32)
 
     size = lambda x: jnp.sum(jnp.abs(x) ** 2, -1)  # of rows: signs, phases and order are free
     check(lax.linalg.cholesky, positive(37))
     check(jnp.linalg.solve, positive(37), array(3, 37, 5))
     check(lax.linalg.lu, positive(37))
+    # In registers: several matrices of a warp, the last ones missing, or one.
+    kinds = (np.float32, np.float64, np.complex64)
+    for n, count, kind in (*((5, 9, k) for k in kinds), (19, 3, np.float32)):
+        small, side = positive(n, count).astype(kind), array(count, n, 2).astype(kind)
+        check(lax.linalg.cholesky, small)
+        check(jnp.linalg.solve, small, side)
+        check(lambda x, y: bind(solve_p, x, y, transpose_a=True), small, side)
+        check(lax.linalg.lu, small)
     check(lambda x: jnp.abs(jnp.linalg.qr(x)[0]), array(3, 37, 21))
     check(lambda x: jnp.abs(jnp.linalg.qr(x)[0]), array(3, 37, 21) + 1j * array(3, 37, 21))
     check(lambda x: jnp.abs(lax.linalg.svd(x, full_matrices=False)[0]), array(3, 37, 21))

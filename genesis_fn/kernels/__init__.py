@@ -24,6 +24,18 @@ if _typing.TYPE_CHECKING:
         plan_gather_rows as plan_gather_rows,
         plan_scatter_rows as plan_scatter_rows,
     )
+    from genesis_fn.kernels.linalg.small_cholesky import (
+        SmallCholesky as SmallCholesky,
+        plan_small_cholesky as plan_small_cholesky,
+    )
+    from genesis_fn.kernels.linalg.small_lu import (
+        SmallLu as SmallLu,
+        plan_small_lu as plan_small_lu,
+    )
+    from genesis_fn.kernels.linalg.small_solve import (
+        SmallSolve as SmallSolve,
+        plan_small_solve as plan_small_solve,
+    )
     from genesis_fn.kernels.matmul.conv import (
         Convolution as Convolution,
         plan_convolution as plan_convolution,
@@ -83,6 +95,12 @@ _HOME = {
     "ScatterRows": "indexing.scatter",
     "plan_gather_rows": "indexing.scatter",
     "plan_scatter_rows": "indexing.scatter",
+    "SmallCholesky": "linalg.small_cholesky",
+    "plan_small_cholesky": "linalg.small_cholesky",
+    "SmallLu": "linalg.small_lu",
+    "plan_small_lu": "linalg.small_lu",
+    "SmallSolve": "linalg.small_solve",
+    "plan_small_solve": "linalg.small_solve",
     "Convolution": "matmul.conv",
     "plan_convolution": "matmul.conv",
     "plan_grouped_matmul": "matmul.grouped",

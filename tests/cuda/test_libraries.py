@@ -14,22 +14,27 @@ from typing import Any
 
 import numpy as np
 import pytest
+import scipy.linalg
+import torch
 
 import genesis_fn as gf
 import genesis_fn.numpy as jnp
 from genesis_fn import lax
 from genesis_fn.backends.cuda import libraries
 from genesis_fn.backends.cuda.libraries import on_host
-from genesis_fn.backends.cuda.lowerings import HostCall, plan_for
+from genesis_fn.backends.cuda.lowerings import HostCall, linalg as lowerings_linalg, plan_for
 from genesis_fn.backends.cuda.run.graph import HostStep, has_host
 from genesis_fn.backends.cuda.run.runtime import device_runtime
 from genesis_fn.compiler.target import H200
+from genesis_fn.core import dtypes
 from genesis_fn.core.aval import aval
 from genesis_fn.core.dtypes import F32, F64
 from genesis_fn.core.errors import BackendError
 from genesis_fn.core.primitive import bind
 from genesis_fn.kernels import routines
+from genesis_fn.kernels.plan import LibraryCall, Plan
 from genesis_fn.primitives import fft as transforms, linalg
+from tests.kernels.run import run_plan
 
 KINDS = ("float32", "float64", "complex64", "complex128")
 LEADS = ((), (3,))
@@ -213,6 +218,39 @@ def test_transforms(kind, shape, count):
         if last:
             n = (*lengths[:-1], last)
             close(on_gpu(fft("irfft", n), x)[0], np.fft.irfftn(x, n, axes=axes), kind)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_many_small_matrices_by_routines(kind, monkeypatch):
+    """As larger ones are: those that no kernel of ours takes."""
+    monkeypatch.setattr(lowerings_linalg, "_IN_REGISTERS", 0)
+    x, b = positive((3,), 4, kind), normal((3, 4, 2), kind, 5)
+    close(by_plan(linalg.cholesky_p, [x])[0], np.tril(np.linalg.cholesky(x)), kind)
+    for transposed in (False, True):
+        (found,) = by_plan(linalg.solve_p, [x, b], transpose_a=transposed)
+        close(found, np.linalg.solve(np.swapaxes(x, -1, -2) if transposed else x, b), kind)
+    factors, pivots, order = by_plan(linalg.lu_p, [x])
+    for m in range(3):
+        want, swaps = scipy.linalg.lu_factor(x[m])
+        close(factors[m], want, kind)
+        assert pivots[m].tolist() == swaps.tolist()
+    close(
+        (np.tril(factors, -1) + np.eye(4)) @ np.triu(factors),
+        np.take_along_axis(x, order[..., None], -2),
+        kind,
+    )
+
+
+def by_plan(prim: Any, xs: list[np.ndarray], **params: Any) -> list[np.ndarray]:
+    """The results of a primitive by the plan that is made of it now."""
+    kinds = tuple([aval(x.shape, dtypes.NAMES[x.dtype.name]) for x in xs])
+    plan = plan_for(prim, kinds, params, replace(TARGET, libraries=True))
+    assert type(plan) is Plan and any(isinstance(s, LibraryCall) for s in plan.steps)
+    made = prim.abstract(kinds, params)
+    outs = [np.zeros(y.shape, y.dtype) for y in (made if prim.multi else [made])]
+    tensors = [torch.from_numpy(y.reshape(-1).view(np.uint8)) for y in (*xs, *outs)]
+    run_plan(plan, tensors[: len(xs)], tensors[len(xs) :])
+    return outs
 
 
 # ---- failures ----

@@ -33,7 +33,13 @@ def cases() -> dict[str, Plan]:
 def _plans(kind: str) -> Iterator[tuple[str, Plan]]:
     many, tall = aval((64, 32, 32), DTYPES[kind]), aval((64, 128, 32), DTYPES[kind])
     plan: Callable[..., Plan] = lambda prim, *avals, **params: _planned(prim, avals, params)
-    yield "cholesky", plan(linalg.cholesky_p, many)
+    yield "cholesky", plan(linalg.cholesky_p, aval((64, 64, 64), DTYPES[kind]))
+    small, side = aval((64, 12, 12), DTYPES[kind]), aval((64, 12, 2), DTYPES[kind])
+    yield "small", plan(linalg.cholesky_p, small)
+    yield "small", plan(linalg.lu_p, small)
+    for transposed in (False, True):
+        name = "small transposed" if transposed else "small"
+        yield name, plan(linalg.solve_p, small, side, transpose_a=transposed)
     yield "lu", plan(linalg.lu_p, aval((1024, 1024), DTYPES[kind]))
     yield "qr", plan(linalg.qr_p, tall, full_matrices=False)
     yield "svd", plan(linalg.svd_p, tall, full_matrices=True, compute_uv=True)

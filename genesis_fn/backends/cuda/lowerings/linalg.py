@@ -3,7 +3,8 @@
 Memory of a row-major matrix A is, to a library, that of its transpose: what a solve needs is chosen
 so that matrices are read where they are. Decompositions work in copies, which are transposed where
 the factors would be other ones. One large matrix, or a few, are factored one by one, many small
-ones by batched routines, which take tables of addresses.
+ones by batched routines, which take tables of addresses, and the smallest by kernels of our own,
+which read and write them once.
 """
 
 from __future__ import annotations
@@ -33,6 +34,9 @@ from genesis_fn.kernels.linalg.matrices import (
 )
 from genesis_fn.kernels.linalg.pivots import Exchanges, plan_permutation
 from genesis_fn.kernels.linalg.reflectors import MOST_ROWS, Reflectors, plan_reflectors
+from genesis_fn.kernels.linalg.small_cholesky import SmallCholesky, plan_small_cholesky
+from genesis_fn.kernels.linalg.small_lu import SmallLu, plan_small_lu
+from genesis_fn.kernels.linalg.small_solve import MOST_SIDES, SmallSolve, plan_small_solve
 from genesis_fn.kernels.linalg.vectors import (
     Signs,
     Vectors,
@@ -54,6 +58,10 @@ from genesis_fn.primitives.linalg import (
 )
 
 _BATCHED = 64  # batched routines are faster from one matrix for each so many rows on (measured)
+# The most numbers of a row, two of a complex element, with which kernels factor several matrices in
+# registers; 0 for none. They read and write a matrix once, where a routine has transposes around
+# it; twice the numbers take four times the instructions, and longer to compile.
+_IN_REGISTERS = 32
 _FEW_COLUMNS = 64  # fewer right sides are solved from the left, in a copy (measured)
 _MOST_SCRATCH = 256 << 20  # bytes that batched eigenproblems may ask for at a time
 
@@ -85,6 +93,10 @@ class _Solver:
     def parts(self) -> int:
         """The numbers that an element consists of."""
         return self.bytes // ITEMSIZE[self.real]
+
+    def fits_registers(self, n: int) -> bool:
+        """Whether kernels factor matrices [n, n]."""
+        return self.count > 1 and n * self.parts <= _IN_REGISTERS
 
     def matrices(self, elements: int) -> BufferArg:
         """A workspace for a matrix of so many elements each."""
@@ -177,6 +189,10 @@ def _solver(call: Call, matrices: Aval) -> _Solver:
 def _cholesky(call: Call) -> Lowered:
     x = call.operands[0]
     s, n = _solver(call, x), x.shape[-1]
+    if s.fits_registers(n):
+        small = SmallCholesky(s.count, n, s.real, s.parts == 2)
+        s.include(plan_small_cholesky(small, call.target), s.operand(0), s.result())
+        return s.builder.build()
     # The library factors a lower triangle 2.6 times as fast as an upper one, so it pays to
     # transpose the matrix and its factor.
     held, info = s.matrices(n * n), s.info()
@@ -244,6 +260,12 @@ def _solve(call: Call) -> Lowered:
     a, b = call.operands
     s = _solver(call, a)
     n, columns = b.shape[-2:]
+    if s.fits_registers(n) and columns * s.parts <= MOST_SIDES:
+        transposed = call.params["transpose_a"]
+        small = SmallSolve(s.count, n, columns, s.real, s.parts == 2, transposed)
+        buffers = s.operand(0), s.operand(1), s.result()
+        s.include(plan_small_solve(small, call.target), *buffers)
+        return s.builder.build()
     # Of A in memory, the library factors the transpose, and solves with that one's transpose.
     held, info, out = s.matrices(n * n), s.info(), s.result()
     s.copy(s.operand(0), held, n * n)
@@ -278,6 +300,11 @@ def _lu(call: Call) -> Lowered:
     x = call.operands[0]
     s = _solver(call, x)
     m, n = x.shape[-2:]
+    if m == n and s.fits_registers(n):
+        small = SmallLu(s.count, n, s.real, s.parts == 2)
+        buffers = s.operand(0), s.result(), s.result(1, "i32"), s.result(2, "i32")
+        s.include(plan_small_lu(small, call.target), *buffers)
+        return s.builder.build()
     exchanges = min(m, n)
     held, info = s.matrices(m * n), s.info()
     s.transpose(s.operand(0), held, m, n)

@@ -1,0 +1,114 @@
+"""Stacks of small matrices in registers: a thread holds a row, as one vector for each column.
+
+A program is one warp, for as many matrices as its lanes hold rows: lane m * ROWS + i has row i of
+its m-th matrix. A column of 32 lanes is one register, so an element (i, k) is read by all lanes of
+its matrix with one shuffle, and what is known of a column is known when the kernel is compiled.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from genesis_fn.kernels.language.element_types import ITEMSIZE
+from genesis_fn.kernels.plan_builder import next_power_of_two
+
+LANES = 32
+"""Of a warp: the most rows that a matrix may have."""
+
+
+@triton.jit
+def at_lane(x, lane):
+    """x[lane] for each lane."""
+    return tl.gather(x, lane, 0)
+
+
+@triton.jit
+def over_rows(x, ROWS: tl.constexpr, LARGEST: tl.constexpr):
+    """The largest (or smallest) of each matrix's integers, in all of its lanes."""
+    rows = tl.reshape(x, (32 // ROWS, ROWS))
+    found = tl.max(rows, 1) if LARGEST else tl.min(rows, 1)
+    return tl.reshape(tl.broadcast_to(found[:, None], (32 // ROWS, ROWS)), (32,))
+
+
+@triton.jit
+def places(
+    start,
+    inside,
+    NUMBERS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    GROUP: tl.constexpr,
+    STRIDE: tl.constexpr,
+):
+    """(offsets, mask) of WIDTH numbers from `start` on, of which NUMBERS are there, in groups of
+    GROUP neighbours; groups are STRIDE apart.
+
+    As one access [groups, lanes, GROUP], which Triton lays out with rows in threads: it follows
+    each access through the whole program, so that many take long to compile.
+    """
+    group = tl.arange(0, WIDTH // GROUP)[:, None, None]
+    j = tl.arange(0, GROUP)[None, None, :]
+    mask = inside[None, :, None] & (group * GROUP + j < NUMBERS)
+    return start[None, :, None] + (group * STRIDE + j), mask
+
+
+@triton.jit
+def read_rows(
+    base,
+    start,
+    inside,
+    NUMBERS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    GROUP: tl.constexpr,
+    STRIDE: tl.constexpr,
+):
+    """WIDTH vectors, a power of two: the numbers of each lane's row, behind them zeros."""
+    offsets, mask = places(start, inside, NUMBERS, WIDTH, GROUP, STRIDE)
+    block = tl.load(base + offsets, mask, other=0.0)
+    parts = (tl.reshape(tl.permute(block, (1, 0, 2)), (32, WIDTH)),)
+    # Part r has every S-th number from the r-th on; its halves every 2 S-th.
+    for level in tl.static_range(WIDTH.bit_length() - 1):
+        even = ()
+        odd = ()
+        for r in tl.static_range(2**level):
+            left, right = tl.split(tl.reshape(parts[r], (32, WIDTH // 2 ** (level + 1), 2)))
+            even = even + (left,)
+            odd = odd + (right,)
+        parts = even + odd
+    vectors = ()
+    for j in tl.static_range(WIDTH):
+        vectors = vectors + (tl.reshape(parts[j], (32,)),)
+    return vectors
+
+
+@triton.jit
+def write_rows(
+    base, start, inside, vectors, NUMBERS: tl.constexpr, WIDTH: tl.constexpr, GROUP: tl.constexpr
+):
+    """Writes the first NUMBERS vectors to each lane's row."""
+    parts = vectors
+    for _ in tl.static_range(NUMBERS, WIDTH):
+        parts = parts + (tl.zeros((32,), base.dtype.element_ty),)
+    for level in tl.static_range(WIDTH.bit_length() - 1):
+        joined = ()
+        for r in tl.static_range(WIDTH // 2 ** (level + 1)):
+            pairs = tl.join(parts[r], parts[r + WIDTH // 2 ** (level + 1)])
+            joined = joined + (tl.reshape(pairs, (32, 2 ** (level + 1))),)
+        parts = joined
+    block = tl.permute(tl.reshape(parts[0], (32, WIDTH // GROUP, GROUP)), (1, 0, 2))
+    offsets, mask = places(start, inside, NUMBERS, WIDTH, GROUP, GROUP)
+    tl.store(base + offsets, block, mask)
+
+
+def group_of(width: int, name: str) -> int:
+    """The numbers that one access of a thread moves: 16 bytes, or all `width` of a row."""
+    return min(width, 16 // ITEMSIZE[name])
+
+
+def row_constants(n: int, name: str, is_complex: bool) -> dict[str, int]:
+    """The constants of kernels over matrices [n, n] of such numbers."""
+    rows = next_power_of_two(n)
+    width = 2 * rows if is_complex else rows
+    return {
+        "N": n, "ROWS": rows, "COMPLEX": is_complex, "WIDTH": width, "GROUP": group_of(width, name)
+    }  # fmt: skip

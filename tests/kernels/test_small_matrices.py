@@ -1,0 +1,170 @@
+"""Kernels that hold small matrices in registers, against NumPy and SciPy's LAPACK."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.linalg
+import torch
+
+from genesis_fn.kernels.linalg.small_cholesky import SmallCholesky, plan_small_cholesky
+from genesis_fn.kernels.linalg.small_lu import SmallLu, plan_small_lu
+from genesis_fn.kernels.linalg.small_solve import SmallSolve, plan_small_solve
+from genesis_fn.kernels.plan import Plan
+from tests.kernels.run import TARGET, run_plan
+
+KINDS = ("float32", "float64", "complex64", "complex128")
+# Matrices of a warp that is full, or misses some; rows in lanes that are all taken, or not.
+SHAPES = [
+    *((kind, count, n) for kind in KINDS for count, n in ((35, 1), (17, 2), (3, 5), (5, 8))),
+    ("float32", 4, 8),
+    ("float32", 2, 32), ("float64", 2, 31), ("complex64", 2, 16),
+]  # fmt: skip
+
+
+def normal(shape: tuple[int, ...], kind: str, seed: int = 0) -> np.ndarray:
+    rng = np.random.default_rng([seed, *shape])
+    x = rng.standard_normal(shape)
+    return (x + 1j * rng.standard_normal(shape) if kind[0] == "c" else x).astype(kind)
+
+
+def positive(count: int, n: int, kind: str) -> np.ndarray:
+    x = normal((count, n, n), kind)
+    return (x @ np.conj(np.swapaxes(x, -1, -2)) + n * np.eye(n)).astype(kind)
+
+
+def names(kind: str) -> tuple[str, bool]:
+    """The name of an element's parts, and whether there are two."""
+    return "fp32" if kind in ("float32", "complex64") else "fp64", kind[0] == "c"
+
+
+def results(plan: Plan, inputs: list[np.ndarray], *outs: tuple[tuple[int, ...], Any]) -> Any:
+    found = [np.full(shape, 7, kind) for shape, kind in outs]
+    raw = [torch.from_numpy(np.ascontiguousarray(x).reshape(-1).view(np.uint8)) for x in inputs]
+    filled = [torch.from_numpy(y.reshape(-1).view(np.uint8)) for y in found]
+    run_plan(plan, raw, filled)
+    return found if len(found) > 1 else found[0]
+
+
+def cholesky(x: np.ndarray) -> np.ndarray:
+    spec = SmallCholesky(len(x), x.shape[-1], *names(x.dtype.name))
+    return results(plan_small_cholesky(spec, TARGET), [x], (x.shape, x.dtype))
+
+
+def solve(a: np.ndarray, b: np.ndarray, transposed: bool = False) -> np.ndarray:
+    spec = SmallSolve(len(a), *b.shape[1:], *names(a.dtype.name), transposed)
+    return results(plan_small_solve(spec, TARGET), [a, b], (b.shape, b.dtype))
+
+
+def lu(x: np.ndarray) -> list[np.ndarray]:
+    spec = SmallLu(len(x), x.shape[-1], *names(x.dtype.name))
+    rows = (x.shape[:-1], np.int32)
+    return results(plan_small_lu(spec, TARGET), [x], (x.shape, x.dtype), rows, rows)
+
+
+def close(x: np.ndarray, y: np.ndarray) -> None:
+    bound = 2e-5 if x.dtype.name in ("float32", "complex64") else 1e-12
+    assert x.shape == y.shape
+    assert np.abs(x - y).max() <= bound * max(1.0, np.abs(y).max())
+
+
+@pytest.mark.parametrize("kind, count, n", SHAPES)
+def test_cholesky(kind, count, n):
+    """Of the lower triangle: whatever stands in the other one is not read."""
+    x = positive(count, n, kind)
+    given = np.tril(x) + np.triu(np.full_like(x, np.nan), 1)
+    found = cholesky(given.astype(kind))
+    close(found, np.linalg.cholesky(x))
+    np.testing.assert_array_equal(np.triu(found, 1), 0)
+
+
+@pytest.mark.parametrize("kind, count, n", SHAPES)
+def test_lu(kind, count, n):
+    """LAPACK's pivots, factors and what they are factors of."""
+    x = normal((count, n, n), kind, 1)
+    factors, pivots, order = lu(x)
+    lower = np.tril(factors, -1) + np.eye(n, dtype=kind)
+    close(lower @ np.triu(factors), np.take_along_axis(x, order[..., None], -2))
+    for m in range(count):
+        want, swaps = scipy.linalg.lu_factor(x[m])
+        assert pivots[m].tolist() == swaps.tolist()
+        assert np.abs(factors[m] - want).max() <= 1e4 * np.finfo(kind).eps * np.abs(want).max()
+
+
+@pytest.mark.parametrize("kind, count, n", SHAPES)
+def test_solve(kind, count, n):
+    """Of matrices whose pivots are somewhere, and their transposes."""
+    a = np.roll(positive(count, n, kind), n // 2, -1)
+    transposed = np.swapaxes(a, -1, -2)
+    for columns in (1,) if n > 16 else (1, 3):
+        b = normal((count, n, columns), kind, 2)
+        close(solve(a, b), np.linalg.solve(a, b))
+        close(solve(a, b, transposed=True), np.linalg.solve(transposed, b))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_pivots_of_equals(kind):
+    """The first of the largest by LAPACK's measure, in the order of rows after exchanges."""
+    entries = [1, -1, 1j, (1 + 1j) / 2, 0] if kind[0] == "c" else [1, -1, 0]
+    x = np.random.default_rng(3).choice(entries, (16, 4, 4)).astype(kind)
+    x += 2 * np.eye(4, k=-1).astype(kind)  # not singular in most cases
+    factors, pivots, order = lu(x)
+    for m in range(len(x)):
+        lapack = scipy.linalg.get_lapack_funcs("getrf", (x[m],))
+        want, swaps, _ = lapack(x[m])
+        assert pivots[m].tolist() == swaps.tolist()
+        close(factors[m], want)
+        rows = list(range(4))
+        for i, j in enumerate(swaps):
+            rows[i], rows[j] = rows[j], rows[i]
+        assert rows == order[m].tolist()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_failures(kind):
+    """NaN of the whole matrix that fails, and not of its neighbours in the warp."""
+    eye = np.broadcast_to(np.eye(3, dtype=kind), (4, 3, 3)).copy()
+    x = eye.copy()
+    x[1, 2, 2] = -1
+    x[2, 1, 0] = np.nan
+    x[3] = 0
+    found = cholesky(x)
+    np.testing.assert_array_equal(found[0], eye[0])
+    for m in (1, 2, 3):
+        assert np.isnan(found[m][np.tril_indices(3)]).all()
+        np.testing.assert_array_equal(np.triu(found[m], 1), 0)
+    x[1] = 1  # of rank one
+    solved = solve(x, np.ones((4, 3, 2), kind))
+    assert (solved[0] == 1).all() and np.isnan(solved[1:]).all()
+    factors, pivots, order = lu(x)
+    assert np.isnan(factors[2]).all() and np.isfinite(factors[[0, 1, 3]]).all()
+    np.testing.assert_array_equal(factors[1], [[1, 1, 1], [1, 0, 0], [1, 0, 0]])
+    np.testing.assert_array_equal(factors[3], 0)
+    np.testing.assert_array_equal(pivots[[0, 1, 3]], [[0, 1, 2]] * 3)
+    np.testing.assert_array_equal(np.sort(order), [[0, 1, 2]] * 4)
+
+
+@pytest.mark.parametrize("size", [1e-30, 1e30])
+def test_extremes(size):
+    """Squares of complex pivots, which 32 bits do not hold."""
+    a = (positive(2, 3, "complex64") * (1 + 1j) * size).astype("complex64")
+    b = normal((2, 3, 1), "complex64", 4)
+    close(solve(a, b) * size, np.linalg.solve(a.astype(complex), b) * size)
+    factors, _, _ = lu(a)
+    want = np.stack([scipy.linalg.lu_factor(x)[0] for x in a.astype(complex)])
+    close(np.tril(factors, -1), np.tril(want, -1))
+    close(np.triu(factors) / size, np.triu(want) / size)
+
+
+def test_too_large():
+    for refused in (
+        lambda: SmallCholesky(2, 33, "fp32"),
+        lambda: SmallLu(2, 33, "fp32"),
+        lambda: SmallSolve(2, 33, 1, "fp32"),
+        lambda: SmallSolve(2, 3, 9, "fp32"),
+        lambda: SmallSolve(2, 3, 5, "fp32", True),
+    ):
+        with pytest.raises(ValueError, match="at most 32 rows"):
+            refused()
