@@ -126,7 +126,12 @@ def _scattered_products(
     u = [flat(v, count) for v in updates.parts]
     start = [flat(v, kind.size) for v in operand.parts]
     each = ScatterDimensionNumbers((), (0,), (0,))
-    fixed = {"unique_indices": True, "indices_are_sorted": False, "mode": "fill"}
+    fixed = {
+        "unique_indices": True,
+        "indices_are_sorted": False,
+        "mode": "fill",
+        "deterministic": True,
+    }
     at = shape.reshape(targets, (count, 1))
 
     def more(state: tuple[Any, ...]) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -167,14 +168,14 @@ def plan_addresses(spec: Addresses, target: Target) -> Plan:
 
 
 @triton.jit
-def poison_kernel(info, out, size, BLOCK: tl.constexpr):
-    """out[m, :size] = NaN where info[m] is not zero."""
+def poison_kernel(info, out, size, VALUE: tl.constexpr, BLOCK: tl.constexpr):
+    """out[m, :size] = VALUE where info[m] is not zero."""
     across = tl.cdiv(size, BLOCK)
     matrix = (tl.program_id(0) // across).to(tl.int64)
     at = (tl.program_id(0) % across).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     if tl.load(info + matrix) != 0:
-        nan = tl.full((BLOCK,), float("nan"), out.dtype.element_ty)
-        tl.store(out + matrix * size + at, nan, at < size)
+        value = tl.full((BLOCK,), VALUE, out.dtype.element_ty)
+        tl.store(out + matrix * size + at, value, at < size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,15 +187,15 @@ class Numbers:
     name: str
 
 
-def plan_poison(spec: Numbers, target: Target) -> Plan:
-    """info (an int32 for each matrix) -> NaN for all numbers of those where it is not zero; others
-    stay."""
+def plan_poison(spec: Numbers, target: Target, value: float = math.nan) -> Plan:
+    """info (an int32 for each matrix) -> `value` for all numbers of those where it is not zero;
+    others stay."""
     builder = PlanBuilder(1, 1)
     builder.launch(
         poison_kernel,
         (spec.count * cdiv(spec.size, 4096),),
         {"info": BufferArg(0, "i32"), "out": BufferArg(1, spec.name), "size": _long(spec.size)},
-        {"BLOCK": 4096},
+        {"VALUE": value, "BLOCK": 4096},
         num_warps=8,
     )
     return builder.build()

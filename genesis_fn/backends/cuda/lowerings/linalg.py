@@ -158,19 +158,22 @@ class _Solver:
         """Append a routine."""
         self.builder.call(routine, buffers, libraries.scratch(routine, self.call.target))
 
-    def flaws(self, info: BufferArg, elements: int, infinities: bool) -> None:
-        """Append what marks in `info` the matrices of the first operand, of so many elements each,
-        that hold NaN, or infinities: what a routine does with these is its own matter."""
-        numbers = Numbers(self.count, elements * self.parts, self.real)
+    def flawed(self, elements: int, *, infinities: bool = False) -> BufferArg:
+        """Append what marks the matrices of the first operand, of so many elements each, that hold
+        NaN, or infinities, too: what a routine does with these is its own matter."""
+        info, numbers = self.info(), Numbers(self.count, elements * self.parts, self.real)
+        self.builder.clear(info)
         plan = plan_flaws(numbers, self.call.target, infinities=infinities)
         self.include(plan, self.operand(0), info)
+        return info
 
-    def flawed(self, elements: int) -> BufferArg:
-        """The same in a workspace of its own, for NaN."""
-        found = self.info()
-        self.builder.clear(found)
-        self.flaws(found, elements, infinities=False)
-        return found
+    def finite(self, matrices: BufferArg, elements: int) -> BufferArg:
+        """Append zeros for copies of operands that are not finite, of which routines fail or do
+        not end; which these are."""
+        flawed = self.flawed(elements, infinities=True)
+        numbers = Numbers(self.count, elements * self.parts, self.real)
+        self.include(plan_poison(numbers, self.call.target, 0.0), flawed, matrices)
+        return flawed
 
     def poison(self, info: BufferArg, out: BufferArg, elements: int, parts: int = 0) -> None:
         """Append NaN for the results of matrices whose routine failed."""
@@ -401,15 +404,17 @@ def _eigh(call: Call) -> Lowered:
     held, info = s.matrices(n * n), s.info()
     values = s.result(1)
     s.transpose(s.operand(0), held, n, n)
+    flawed = s.finite(held, n * n)
     sizes = [n * n * s.bytes, n * ITEMSIZE[s.real], 4]
     small = s.count > 1 and n <= r.JACOBI_EIGH
     routine = lambda batch: (r.JacobiEigh if small else r.Eigh)(s.kind, n, batch)
     for at, batch in _portions(s, routine, n):
         parts = [s.of_matrix(b, at, size) for b, size in zip((held, values, info), sizes)]
         s.run(routine(batch), *parts)
-    s.flaws(info, n * n, infinities=True)
-    s.transpose(held, s.result(), n, n, info=info)
-    s.poison(info, values, n, 1)
+    for failed in (flawed, info):
+        s.poison(failed, held, n * n)
+        s.poison(failed, values, n, 1)
+    s.transpose(held, s.result(), n, n)
     return s.builder.build()
 
 
@@ -433,6 +438,7 @@ def _eig(call: Call) -> Lowered:
     held, found, info = s.matrices(n * n), s.matrices(n * n), s.info()
     values = s.result()
     s.transpose(s.operand(0), held, n, n)
+    flawed = s.finite(held, n * n)
     for k in range(s.count):
         s.run(
             r.Eig(s.kind, n, vectors),
@@ -446,10 +452,10 @@ def _eig(call: Call) -> Lowered:
     elif vectors:
         plan = plan_complex_vectors(Vectors(s.count, n, s.real), call.target)
         s.include(plan, found, values, s.result(1))
-    s.flaws(info, n * n, infinities=True)
-    s.poison(info, values, n, 2)
-    if vectors:
-        s.poison(info, s.result(1), n * n, 2)
+    for failed in (flawed, info):
+        s.poison(failed, values, n, 2)
+        if vectors:
+            s.poison(failed, s.result(1), n * n, 2)
     return s.builder.build()
 
 
@@ -466,6 +472,7 @@ def _svd(call: Call) -> Lowered:
         s.copy(s.operand(0), held, m * n)
     else:
         s.transpose(s.operand(0), held, m, n)
+    flawed = s.finite(held, m * n)
     vectors = call.params["compute_uv"]
     left, right = s.matrices(tall * thin), s.matrices(thin * thin)
     # In float32, wider eigenvectors of A^H A are right to the last bit, and several times as fast
@@ -474,10 +481,10 @@ def _svd(call: Call) -> Lowered:
     narrow = s.real == "fp32"
     find = _add_gram_svd if narrow else _add_jacobi_svd
     find(s, (held, values, left, right, info), (tall, thin), vectors)
-    if narrow:  # which says of it that singular values are zero
-        s.builder.clear(info)
-    s.flaws(info, m * n, infinities=True)
-    s.poison(info, values, thin, 1)
+    # The narrow one's says that singular values are zero.
+    failures = [flawed] if narrow else [flawed, info]
+    for failed in failures:
+        s.poison(failed, values, thin, 1)
     if not vectors:
         return s.builder.build()
     full = call.params["full_matrices"]
@@ -506,8 +513,9 @@ def _svd(call: Call) -> Lowered:
         s.copy(right, s.result(2), thin * thin)
     else:
         s.transpose(right, s.result(1), thin, thin)
-    s.poison(info, s.result(1), m * (m if full else thin))
-    s.poison(info, s.result(2), (n if full else thin) * n)
+    for failed in failures:
+        s.poison(failed, s.result(1), m * (m if full else thin))
+        s.poison(failed, s.result(2), (n if full else thin) * n)
     return s.builder.build()
 
 
