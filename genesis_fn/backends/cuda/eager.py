@@ -22,6 +22,8 @@ from genesis_fn.backends.cuda.memory.staging import PendingRead
 from genesis_fn.backends.cuda.run.runtime import Runtime
 from genesis_fn.core.array import ArrayImpl
 from genesis_fn.core.aval import Aval, Signature, sig
+from genesis_fn.core.backend.lowering import Elementwise
+from genesis_fn.core.configuration import config
 from genesis_fn.core.device import Device
 from genesis_fn.core.diagnostics.source_info import SourceLocation, where
 from genesis_fn.core.errors import at_line
@@ -77,6 +79,27 @@ def eager_function(
 ) -> Callable[..., Any] | None:
     """A function of arrays and Python scalars that runs `prim`; None for a fused function without a
     kernel, whose reference program must be compiled."""
+    if type(prim.lowering) is not Elementwise:
+        return _at_present(runtime, device, prim, avals, params)
+    # Callers keep this function for operands of these types, whatever the settings are.
+    by_numerics: dict[config.Numerics, Callable[..., Any]] = {}
+
+    def run(*args: Any) -> Any:
+        numerics = config.current().numerics
+        function = by_numerics.get(numerics)
+        if function is None:
+            made = _at_present(runtime, device, prim, avals, params)
+            assert made is not None  # no fused function
+            function = by_numerics[numerics] = made
+        return function(*args)
+
+    return run
+
+
+def _at_present(
+    runtime: Runtime, device: Device, prim: Primitive, avals: Sequence[Any], params: dict[str, Any]
+) -> Callable[..., Any] | None:
+    """`eager_function` under the settings that are in force now."""
     avals = tuple(avals)
     # Launches contain scalars: a function with scalar operands keeps one set of launches for each
     # combination of values, by `repr`, since 0.0 and -0.0 are equal.

@@ -173,7 +173,7 @@ class Instr:
 
     * "load": (variable, offset, guards); zero where a guard does not hold
     * "index": an index expression; "const": a `Literal`
-    * "map": (primitive, parameters), an elementwise operation
+    * "map": (primitive, parameters, whether it is `precise`), an elementwise operation
     * "where": guards; the first operand where they hold, else the second
     * "round": to the dtype that the value has in memory
     * "reduce" along `r`, "column_reduce" along `p`, "combine" two elements: the `Reduce`
@@ -455,7 +455,9 @@ class KernelIR:
         if type(lowering) is Reduce:
             return self._short_reduction(v, e, at, guards)
         args = tuple([self.at(i, at, guards) if type(i) is Var else Literal(i) for i in e.ins])
-        meta = (e.prim, tuple(e.params.items()))
+        # Division and the like differ by how exactly they are computed: they are no common
+        # subexpression then.
+        meta = (e.prim, tuple(e.params.items()), e.numerics.precise)
         return self._emit("map", args, meta, v.aval.dtype, eqn=e)
 
     def _short_reduction(self, v: Var, e: Eqn, at: Index, guards: Guards) -> int:

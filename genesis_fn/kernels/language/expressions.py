@@ -6,10 +6,12 @@ Values in registers have their dtype's *register type*: narrow floats (float16, 
 are float32, booleans int1, every other dtype is itself. `loaded` and `stored` are the text of the
 two conversions at memory; `expression` is the text of one equation between register values.
 
-float32 operations are correctly rounded or libdevice's; values that came from narrow floats take
-the hardware's approximate division, exponential and logarithm, whose error their rounding hides. So
-do float32 values that are rounded to narrow floats in the end (`approximate`), but for the
-logarithm, whose approximation is poor near 1.
+float32 operations have four degrees of exactness. `precise` ones are correctly rounded (division,
+square root, reciprocal) or libdevice's; by default the three are good to 2 units in the last place,
+at a tenth of the instructions. Values that came from narrow floats take the hardware's approximate
+exponential and logarithm too, whose error their rounding hides. So do float32 values that are
+rounded to narrow floats in the end (`approximate`), but for the logarithm, whose approximation is
+poor near 1.
 """
 
 from __future__ import annotations
@@ -78,10 +80,17 @@ def literal(value: Any, dtype: DType) -> str:
     return f"tl.full((), {text}, {register(dtype)})"
 
 
+# Device functions of float32 in place of correctly rounded ones. div.full.f32 and sqrt.approx.f32
+# are good to 2 units in the last place over the whole range (PTX ISA), in 8 and 4 instructions
+# of sm_90 where the correctly rounded ones take 118 and 34, half of which is a branch.
+_CLOSE = {
+    "div": "div_close", "square_root": "tl.sqrt", "logistic": "logistic_close",
+    "integer_pow": "integer_pow_close",
+}  # fmt: skip
 # Faster device functions, whose errors the rounding to 16 bits or fewer hides.
-_FAST = {
+_FAST = _CLOSE | {
     "exp": "tl.exp", "exp2": "tl.exp2", "log": "tl.log", "rsqrt": "tl.rsqrt",
-    "square_root": "tl.sqrt", "logistic": "logistic_fast", "div": "div_fast",
+    "logistic": "logistic_fast",
 }  # fmt: skip
 _APPROXIMATE = _FAST | {"log": "log"}
 _CALLED = re.compile(r"(?:\b\w+\.)?\b[A-Za-z_]\w*(?=\()")
@@ -106,14 +115,16 @@ def expression(
     names: Sequence[str],
     operands: Sequence[Any],
     params: Mapping[str, Any],
+    precise: bool,
     approximate: bool = False,
 ) -> str:
     """The text of `prim` applied to register values, as a register value of the result's dtype.
 
     `operands` holds an Aval or a Python scalar for each operand; `names[i]` is the text of operand
     i where it is an Aval (scalars are written as literals of the arrays' dtype). A result of a
-    narrow type is not rounded to it (`rounded` does that), except by a conversion. `approximate`
-    allows float32 results that are off by a few units in the last place.
+    narrow type is not rounded to it (`rounded` does that), except by a conversion. `precise` asks
+    for correctly rounded float32 division and the like, `approximate` allows results that are off
+    by a few more units in the last place than 2.
     """
     kinds = [a.dtype for a in operands if type(a) is Aval]
     kind = kinds[-1]
@@ -129,14 +140,19 @@ def expression(
         text = triton(kind, *[f"{{{i}}}" for i in range(len(texts))], **params)
     else:
         text = f"({triton})"
-    return template(text, kind, approximate and kind == dtypes.F32).format(*texts)
+    return template(text, kind, precise, approximate).format(*texts)
 
 
 @functools.lru_cache(4096)
-def template(text: str, kind: DType, approximate: bool = False) -> str:
+def template(text: str, kind: DType, precise: bool = True, approximate: bool = False) -> str:
     """A definition's template with the device functions for operands of dtype `kind`: exact ones,
     or approximate ones where these will do."""
-    table = _FAST if kind in dtypes.NARROW else _APPROXIMATE if approximate else {}
+    if kind in dtypes.NARROW:
+        table = _FAST
+    elif kind == dtypes.F32:
+        table = _APPROXIMATE if approximate else {} if precise else _CLOSE
+    else:
+        table = {}
     return _CALLED.sub(lambda found: table.get(found.group(), found.group()), text)
 
 

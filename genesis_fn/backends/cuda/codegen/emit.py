@@ -196,7 +196,8 @@ def _map(t: KernelWriter, i: Instr) -> str:
     instrs = t.loops.instrs
     operands = [aval((), instrs[a].dtype) if type(a) is int else a.value for a in i.args]
     names = [t.value[a] if type(a) is int else "" for a in i.args]
-    return expression(i.meta[0], names, operands, dict(i.meta[1]), i.approximate)
+    prim, params, precise = i.meta
+    return expression(prim, names, operands, dict(params), precise, i.approximate)
 
 
 def _combine(t: KernelWriter, i: Instr) -> str:

@@ -115,7 +115,7 @@ def keeps_fused(target: Target) -> Callable[[Eqn], bool]:
         if known is None or known.generated:
             return False
         avals = [i.aval if type(i) is Var else i for i in e.ins]
-        return plan_for(e.prim, avals, e.params, target) is not None
+        return plan_for(e.prim, avals, e.params, target, numerics=e.numerics) is not None
 
     return keeps
 
@@ -393,7 +393,15 @@ class ProgramLowering:
         site = len(self.table.sites) + 1
         in_place = self._in_place(e)
         if lowerings.has_lowering(e.prim) or any(e_jaxprs(e)):
-            lowered = plan_for(e.prim, avals, e.params, self.table.target, site, in_place=in_place)
+            lowered = plan_for(
+                e.prim,
+                avals,
+                e.params,
+                self.table.target,
+                site,
+                in_place=in_place,
+                numerics=e.numerics,
+            )
         else:
             lowered = HostCall(e.prim, tuple(avals), dict(e.params))
         reads = [self.buffer(i) for i in e.ins if type(i) is Var]
