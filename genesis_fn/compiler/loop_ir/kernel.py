@@ -560,6 +560,26 @@ def mark_approximate(instrs: Sequence[Instr], stores: Sequence[tuple[Any, Expr, 
             exact.update(i.operands())
 
 
+def peak_live(instrs: Sequence[Instr], stores: Sequence[tuple[Any, Expr, int]]) -> int:
+    """The most values, in words of 32 bits, that are alive at once, for one element, where
+    instructions run in order and results are stored as soon as they are computed."""
+    last = {n: n for n, i in enumerate(instrs) if i.op not in ("const", "index")}
+    for n, i in enumerate(instrs):
+        last.update((a, n) for a in i.operands() if a in last)
+    # A value is alive from the instruction that makes it to the last one that uses it.
+    ends: dict[int, int] = {}
+    live = most = 0
+    for n, i in enumerate(instrs):
+        live -= ends.pop(n, 0)
+        if n in last:
+            words = max(1, i.dtype.itemsize // 4)
+            live += words
+            ends[last[n]] = ends.get(last[n], 0) + words
+            most = max(most, live)
+        live -= ends.pop(n, 0)
+    return most
+
+
 def is_reduction(e: Eqn) -> bool:
     """Whether an equation is a reduction that needs a loop."""
     if type(e.prim.lowering) is not Reduce or not e.ins[0].aval.size:

@@ -93,6 +93,17 @@ _FAST = _CLOSE | {
     "logistic": "logistic_fast",
 }  # fmt: skip
 _APPROXIMATE = _FAST | {"log": "log"}
+# Instructions of sm_90 for one element of float32, of functions that take more than a few: of
+# Triton 3.6's compiler, counted in its cubins.
+_INSTRUCTIONS = {
+    "acos": 27, "acosh": 74, "asin": 27, "asinh": 125, "atan": 24, "atan2": 224, "atanh": 46,
+    "cbrt": 16, "cos": 124, "cosh": 24, "digamma": 332, "div": 118, "div_close": 8,
+    "erf": 32, "erf_inv": 99, "erfc": 49, "exp": 11, "exp2": 5, "expm1": 30, "integer_pow": 118,
+    "integer_pow_close": 12, "lgamma": 214, "log": 30, "log1p": 35, "log2": 32, "logistic": 123,
+    "logistic_close": 20, "logistic_fast": 13, "nextafter": 30, "pow": 93, "rem": 74, "rsqrt": 5,
+    "sin": 122, "sinh": 39, "square_root": 38, "tan": 119, "tanh": 18, "tl.exp": 6, "tl.exp2": 5,
+    "tl.log": 30, "tl.rsqrt": 5, "tl.sqrt": 5,
+}  # fmt: skip
 _CALLED = re.compile(r"(?:\b\w+\.)?\b[A-Za-z_]\w*(?=\()")
 
 Writer = Callable[..., str]
@@ -156,6 +167,15 @@ def template(text: str, kind: DType, precise: bool = True, approximate: bool = F
     return _CALLED.sub(lambda found: table.get(found.group(), found.group()), text)
 
 
+def instructions(text: str, kind: DType) -> int:
+    """About how many machine instructions a GPU takes for `text`, an expression of one element of
+    dtype `kind`."""
+    # CUDA's library computes float64 in software: some four times as many.
+    weight = 4 if kind == dtypes.F64 else 1
+    found = [_INSTRUCTIONS.get(name, 1) for name in _CALLED.findall(text)]
+    return weight * max(1, sum(found))
+
+
 @writes(convert_p)
 def _convert(texts: Sequence[str], source: DType, *, dtype: DType) -> str:
     (x,) = texts
@@ -215,6 +235,6 @@ def _is_finite(texts: Sequence[str], kind: DType) -> str:
 
 
 __all__ = [
-    "MODULES", "PRELUDE", "expression", "literal",
+    "MODULES", "PRELUDE", "expression", "instructions", "literal",
     "loaded", "register", "rounded", "stored", "template", "writes",
 ]  # fmt: skip

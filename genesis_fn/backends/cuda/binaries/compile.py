@@ -170,6 +170,11 @@ def launch_key(launch: Launch, target: Target) -> str:
 def _options(launch: Launch, target: Target) -> dict[str, Any]:
     """The compiler's options for a launch, without programmatic launch where the GPU has none."""
     options = launch.options
+    # Triton has CUDA's library flush subnormal numbers to zero. Kernels given as text, which are
+    # the elementwise operations, keep them as a CPU does: that costs up to 3 instructions each.
+    # Kernels of modules flush what they exponentiate.
+    if isinstance(launch.kernel, SourceKernel):
+        options["enable_reflect_ftz"] = False
     if not target.programmatic_launch:
         options.pop("launch_pdl", None)
     return options
