@@ -424,6 +424,16 @@ log = elementwise(
     cost=8,
     transcendental=True,
 )
+log2 = elementwise(
+    "log2",
+    tangent=lambda ts, y, x: over(ts[0], mul(x, math.log(2))),
+    accepts="inexact",
+    precision="high",
+    torch=torch.log2,
+    triton="log2({0})",
+    cost=8,
+    transcendental=True,
+)
 log1p = elementwise(
     "log1p",
     tangent=lambda ts, y, x: over(ts[0], add(x, 1)),
@@ -457,7 +467,7 @@ cbrt = elementwise(
     [lambda y, x: div(1, mul(mul(y, y), 3))],
     accepts="float",
     precision="high",
-    triton="cube_root({0})",
+    triton="cbrt({0})",
     cost=8,
     transcendental=True,
 )

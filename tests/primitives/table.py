@@ -104,6 +104,7 @@ for _name, _inputs in {
     "expm1": (A,),
     "log": (POSITIVE,),
     "log1p": (POSITIVE,),
+    "log2": (POSITIVE,),
     "sqrt": (POSITIVE,),
     "rsqrt": (POSITIVE,),
     "cbrt": (POSITIVE,),

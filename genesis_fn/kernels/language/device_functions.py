@@ -11,7 +11,6 @@ import triton.language as tl
 
 from genesis_fn.kernels.language.language import (
     cast,
-    cbrt,
     copysign,
     exp,
     fmod,
@@ -321,14 +320,6 @@ def integer_pow_close(x, N: tl.constexpr, BITS: tl.constexpr, INVERT: tl.constex
 
 
 @triton.jit
-def cube_root(x):
-    """The cube root. CUDA's library gives NaN for subnormal float32, which it flushes halfway: they
-    count as zeros."""
-    y = cbrt(x)
-    return tl.where((y != y) & (x == x), x * 0, y)
-
-
-@triton.jit
 def power_of_integers(x, y):
     """x**y of integers, by squaring; for y < 0 the reciprocal cut to an integer, 0 if x is 0."""
     # Every bit of the exponent is looked at, since lanes differ in theirs.
@@ -442,7 +433,7 @@ def nextafter_narrow(x, y, narrow_type: tl.constexpr):
 
 __all__ = [
     "bit_and", "bit_or", "multiply", "recur",
-    "bits_of", "by_squaring", "clz", "count_bits", "cube_root", "digamma", "div", "div_close",
+    "bits_of", "by_squaring", "clz", "count_bits", "digamma", "div", "div_close",
     "divide_exactly", "integer_pow", "integer_pow_close", "is_finite", "logistic",
     "logistic_close", "logistic_fast", "maximum", "minimum",
     "narrow", "negate", "nextafter_narrow", "not_", "power_of_integers", "reduce_precision", "rem",

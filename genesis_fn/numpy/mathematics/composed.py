@@ -205,12 +205,6 @@ def float_power(x1: ArrayLike, x2: ArrayLike, /) -> Array:
 # ---- logarithms ----
 
 
-def log2(x: ArrayLike, /) -> Array:
-    """The logarithm to base 2, elementwise."""
-    x = log(x)
-    return strong(p.div(x, cast(math.log(2), _dtype(x))))
-
-
 def log10(x: ArrayLike, /) -> Array:
     """The logarithm to base 10, elementwise."""
     x = log(x)

@@ -1,0 +1,69 @@
+"""Runs the compiled code of float32 functions on the model of `tests/support/ptx.py`; prints the
+largest error of each as JSON.
+
+Run as a program: the compiler needs a process in which Triton does not interpret. The model has the
+hardware's approximations as correctly rounded functions, and reads no tables, as those of sin, cos
+and tan for large operands are.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any
+
+os.environ.pop("TRITON_INTERPRET", None)
+os.environ["GENESIS_DEVICE"] = "cpu"
+
+import numpy as np
+import torch
+
+from benchmarks.numerics import FUNCTIONS, errors
+from genesis_fn.backends.cuda.binaries.compile import request
+from genesis_fn.backends.cuda.binaries.triton_compile import compiled_by_triton
+from genesis_fn.backends.cuda.codegen import generate
+from genesis_fn.compiler.fusion.fuse import fuse_jaxpr
+from genesis_fn.compiler.simplify.simplify import simplify_jaxpr
+from genesis_fn.compiler.target import H200
+from genesis_fn.core import dtypes
+from genesis_fn.core.aval import aval
+from genesis_fn.kernels.plan import Launch
+from genesis_fn.transforms.staging.stage_trace import stage
+from tests.support import ptx
+
+UNMODELLED = ("sin", "cos", "tan")
+
+
+def main() -> None:
+    names = [n for n, f in FUNCTIONS.items() if f.operands == 1 and n not in UNMODELLED]
+    mantissas = np.random.default_rng(0).integers(0, 1 << 23, (512, 16), dtype=np.uint32)
+    mantissas[:, :3] = [0, 1, 0x7FFFFF]
+    x = ((np.arange(512, dtype=np.uint32)[:, None] << 23) | mantissas).ravel().view(np.float32)
+    found: dict[str, Any] = {}
+    # A few in each kernel: all in one take longer to compile than together.
+    for some in (names[:7], names[7:14], names[14:21], names[21:]):
+        jaxpr, _ = stage(
+            lambda x, some=some: [FUNCTIONS[n].ours(x) for n in some], [aval(x.shape, dtypes.F32)]
+        )
+        program = simplify_jaxpr(jaxpr)
+        for group in fuse_jaxpr(program, H200).groups:
+            assert group.kernel is not None
+            made = generate(group.kernel, H200)
+            (launch,) = made.plan.steps
+            assert type(launch) is Launch
+            code = compiled_by_triton(request(launch, H200))
+            outs = [np.zeros_like(x) for _ in made.writes]
+            bases = [(i + 1) << 40 for i in range(1 + len(outs))]
+            memory = ptx.Memory([x.copy(), *outs], bases)
+            order = [a.index for a in launch.arguments.values()]
+            ptx.run(code.asm["ptx"], memory, [bases[i] for i in order], (*launch.grid, 1, 1)[:3])
+            for v, got in zip(made.writes, outs, strict=True):
+                for name, o in zip(some, program.outs, strict=True):
+                    if o is v:
+                        f, given = FUNCTIONS[name], [torch.from_numpy(x)]
+                        found[name] = int(errors(f, torch.from_numpy(got), given).max())
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()
