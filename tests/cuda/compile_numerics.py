@@ -1,15 +1,18 @@
 """Runs the compiled code of float32 functions on the model of `tests/support/ptx.py`; prints the
 largest error of each as JSON.
 
-Run as a program: the compiler needs a process in which Triton does not interpret. The model has the
-hardware's approximations as correctly rounded functions, and reads no tables, as those of sin, cos
-and tan for large operands are.
+    PYTHONPATH=. python tests/cuda/compile_numerics.py 1024 > benchmarks/results/numerics-model.json
+
+at so many numbers of each sign and exponent. Run as a program: the compiler needs a process in
+which Triton does not interpret. The model has the hardware's approximations as correctly rounded
+functions, and reads no tables, as those of sin, cos and tan for large operands are.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import sys
 from typing import Any
 
 os.environ.pop("TRITON_INTERPRET", None)
@@ -34,9 +37,9 @@ from tests.support import ptx
 UNMODELLED = ("sin", "cos", "tan")
 
 
-def main() -> None:
+def main(each: int) -> None:
     names = [n for n, f in FUNCTIONS.items() if f.operands == 1 and n not in UNMODELLED]
-    mantissas = np.random.default_rng(0).integers(0, 1 << 23, (512, 16), dtype=np.uint32)
+    mantissas = np.random.default_rng(0).integers(0, 1 << 23, (512, each), dtype=np.uint32)
     mantissas[:, :3] = [0, 1, 0x7FFFFF]
     x = ((np.arange(512, dtype=np.uint32)[:, None] << 23) | mantissas).ravel().view(np.float32)
     found: dict[str, Any] = {}
@@ -66,4 +69,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(int(sys.argv[1]))

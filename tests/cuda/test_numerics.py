@@ -68,7 +68,7 @@ def test_compiled_code_is_within_the_bounds() -> None:
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     script = Path(__file__).with_name("compile_numerics.py")
     run = subprocess.run(
-        [sys.executable, str(script)],
+        [sys.executable, str(script), "16"],
         capture_output=True,
         text=True,
         env=environment | {"PYTHONPATH": str(ROOT), "GENESIS_DEVICE": "cpu"},

@@ -73,7 +73,8 @@ def _ruled(jaxpr: Jaxpr) -> Jaxpr:
     for e in jaxpr.eqns:
         if e.prim is custom_call_p and e.params["call"].reverse:
             fwd = functools.partial(_primal, e.params["call"])
-            program = stage_closed(fwd, [i.aval for i in e.ins], e.params["call"].name)
+            with config.computing(e.numerics):
+                program = stage_closed(fwd, [i.aval for i in e.ins], e.params["call"].name)
             e = e.replace(prim=jit_p, params={"jaxpr": program})
         elif any(True for _ in e_jaxprs(e)):
             params = {k: _mapped(_ruled, v) for k, v in e.params.items()}
