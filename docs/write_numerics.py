@@ -84,9 +84,9 @@ def numerics() -> str:
         text += f"of two at {device['pairs']:,} pairs.\n"
     else:
         text += (
-            "\nThe compiled code ran on a model of PTX (`tests/cuda/compile_numerics.py`), in which\n"
-            "the machine's approximations are rounded correctly, and which reads no tables, as sin,\n"
-            "cos and tan do; on a GPU `benchmarks/numerics.py` measures.\n"
+            "\nThe compiled code ran on a model of PTX (`tests/cuda/compile_numerics.py`), in\n"
+            "which the machine's approximations are rounded correctly, and which reads no\n"
+            "tables, as sin, cos and tan do; on a GPU `benchmarks/numerics.py` measures.\n"
         )
     return text
 
