@@ -85,8 +85,8 @@ def numerics() -> str:
     else:
         text += (
             "\nThe compiled code ran on a model of PTX (`tests/cuda/compile_numerics.py`), in\n"
-            "which the machine's approximations are rounded correctly, and which reads no\n"
-            "tables, as sin, cos and tan do; on a GPU `benchmarks/numerics.py` measures.\n"
+            "which the machine's approximations are rounded correctly; on a GPU\n"
+            "`benchmarks/numerics.py` measures.\n"
         )
     return text
 
