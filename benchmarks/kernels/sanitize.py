@@ -366,6 +366,23 @@ def generated(check: Callable) -> None:
     check(lambda x: jnp.sum(x, 0), array(1000, 33, dtype=bfloat16))
 
 
+def linear_algebra(check: Callable) -> None:
+    def positive(n: int) -> np.ndarray:
+        x = array(3, n, n)
+        return x @ x.swapaxes(-1, -2) + n * np.eye(n, dtype=np.float32)
+
+    size = lambda x: jnp.sum(jnp.abs(x) ** 2, -1)  # of rows: signs, phases and order are free
+    check(lax.linalg.cholesky, positive(37))
+    check(jnp.linalg.solve, positive(37), array(3, 37, 5))
+    check(lax.linalg.lu, positive(37))
+    check(lambda x: jnp.abs(jnp.linalg.qr(x)[0]), array(3, 37, 21))
+    check(lambda x: jnp.abs(jnp.linalg.qr(x)[0]), array(3, 37, 21) + 1j * array(3, 37, 21))
+    check(lambda x: jnp.abs(lax.linalg.svd(x, full_matrices=False)[0]), array(3, 37, 21))
+    both = array(3, 21, 37) + 1j * array(3, 21, 37)
+    check(lambda x: jnp.abs(lax.linalg.svd(x, full_matrices=False)[2]), both)
+    check(lambda x: size(jnp.linalg.eig(x)[1]), array(3, 37, 37))
+
+
 FAMILIES: dict[str, Callable[[Callable], None]] = {
     f.__name__: f
     for f in (
@@ -385,6 +402,7 @@ FAMILIES: dict[str, Callable[[Callable], None]] = {
         pooling,
         concatenate,
         random_bits,
+        linear_algebra,
         generated,
     )
 }

@@ -18,7 +18,7 @@ export GENESIS_COMPILE_WORKERS=${GENESIS_COMPILE_WORKERS:-2}
 export limit=${SECONDS_PER_JOB:-240} end=$(($(date +%s) + ${SECONDS_IN_ALL:-400}))
 families=${FAMILIES:-norm softmax cross_entropy linear_cross_entropy matmul ragged attention
     attention_decode attention_specialized scan sorting scatter convolution pooling concatenate
-    random_bits generated}
+    random_bits linear_algebra generated}
 
 job() { # TOOL FAMILY
     local log=$out/$1-$2.log command=() left=$((end - $(date +%s))) status

@@ -34,6 +34,7 @@ class Target:
     registers: int = 65536  # of 32 bits, of one processor
     conditional_nodes: bool = True
     interpreted: bool = False
+    libraries: bool = False  # whether this process may call the device's
 
     @property
     def generation(self) -> int:
@@ -78,7 +79,7 @@ class Target:
 
     def lacks(self, kind: DType) -> bool:
         """Whether kernels of this GPU cannot compute with a dtype: the host does."""
-        return kind.kind == "c" or (kind.name.startswith("float8") and not self.float8)
+        return kind.name.startswith("float8") and not self.float8
 
     def matrix_rate(self, itemsize: int) -> float:
         """Operations per second of matrix products whose operands have so many bytes each."""

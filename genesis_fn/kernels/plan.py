@@ -4,6 +4,8 @@ A kernel family exposes *planners*: functions from a spec (shapes, dtypes, stati
 target to a `Plan`, which is pure data. A backend gives the plan memory and hands its launches to a
 driver: the CUDA driver compiles and launches them (or records them into a graph), the interpreting
 driver runs the same Triton functions on host memory. Nothing here imports Triton.
+
+A step may also be a call of a library (`kernels/routines.py`), which drivers know how to make.
 """
 
 from __future__ import annotations
@@ -11,6 +13,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
+
+from genesis_fn.kernels.routines import Routine
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +119,15 @@ class Memset:
 
 
 @dataclass(frozen=True, slots=True)
+class LibraryCall:
+    """A step that calls a library: `buffers` are the arguments that `routine` names, its scratch
+    memory last."""
+
+    routine: Routine
+    buffers: tuple[BufferArg, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Workspace:
     """Scratch memory of `bytes` bytes, alive from the first step of its plan to the last."""
 
@@ -130,5 +143,5 @@ class Plan:
 
     inputs: int
     outputs: int
-    steps: tuple[Launch | Memset, ...]
+    steps: tuple[Launch | Memset | LibraryCall, ...]
     workspaces: tuple[Workspace, ...] = ()

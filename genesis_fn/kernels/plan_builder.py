@@ -12,11 +12,13 @@ from genesis_fn.kernels.plan import (
     BufferArg,
     Descriptor,
     Launch,
+    LibraryCall,
     Memset,
     Plan,
     Scalar,
     Workspace,
 )
+from genesis_fn.kernels.routines import Routine
 
 INT32_MAX = 2**31 - 1  # beyond it kernels compute offsets in 64 bits (their constant WIDE)
 
@@ -82,7 +84,7 @@ class PlanBuilder:
     def __init__(self, inputs: int, outputs: int) -> None:
         self.inputs = inputs
         self.outputs = outputs
-        self.steps: list[Launch | Memset] = []
+        self.steps: list[Launch | Memset | LibraryCall] = []
         self.workspaces: list[Workspace] = []
 
     def workspace(self, elements: int, dtype: str) -> BufferArg:
@@ -114,6 +116,10 @@ class PlanBuilder:
             Launch(kernel, (x, y, z), dict(arguments), dict(constants), num_warps, num_stages)
         )
 
+    def call(self, routine: Routine, buffers: Sequence[BufferArg], scratch: int) -> None:
+        """Append a call of a library, with `scratch` bytes of memory for it."""
+        self.steps.append(LibraryCall(routine, (*buffers, self.workspace(scratch, "u8"))))
+
     def include(self, plan: Plan, buffers: Sequence[BufferArg]) -> None:
         """Append the steps of `plan`, whose inputs and outputs become `buffers` of this one."""
         if len(buffers) != plan.inputs + plan.outputs:
@@ -129,6 +135,9 @@ class PlanBuilder:
         for step in plan.steps:
             if isinstance(step, Memset):
                 self.clear(table[step.buffer])
+            elif isinstance(step, LibraryCall):
+                moved = tuple([_renumbered(b, table) for b in step.buffers])
+                self.steps.append(replace(step, buffers=moved))
             else:
                 arguments = {k: _renumber(v, table) for k, v in step.arguments.items()}
                 self.steps.append(replace(step, arguments=arguments))
@@ -168,10 +177,14 @@ def add_row_kernel(
     )
 
 
+def _renumbered(buffer: BufferArg, table: Sequence[BufferArg]) -> BufferArg:
+    target = table[buffer.index]
+    return BufferArg(target.index, buffer.dtype, target.offset + buffer.offset)
+
+
 def _renumber(argument: Argument, table: Sequence[BufferArg]) -> Argument:
     if isinstance(argument, BufferArg):
-        target = table[argument.index]
-        return BufferArg(target.index, argument.dtype, target.offset + argument.offset)
+        return _renumbered(argument, table)
     if isinstance(argument, Descriptor):
-        return replace(argument, buffer=_renumber(argument.buffer, table))
+        return replace(argument, buffer=_renumbered(argument.buffer, table))
     return argument

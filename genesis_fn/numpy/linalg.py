@@ -50,6 +50,13 @@ from genesis_fn.transforms.custom.derivative_rules import custom_jvp
 LinAlgError = np.linalg.LinAlgError
 
 
+class EigResult(NamedTuple):
+    """Results of `eig`."""
+
+    eigenvalues: Array
+    eigenvectors: Array
+
+
 class EighResult(NamedTuple):
     """Results of `eigh`."""
 
@@ -207,6 +214,24 @@ def qr(a: ArrayLike | Sequence[Any], mode: str = "reduced") -> PyTree:
         raise ValueError(f"qr: mode {mode!r} is none of 'reduced', 'complete', 'r'")
     q, upper = linalg.qr(_matrix("qr", a), full_matrices=mode == "complete")
     return upper if mode == "r" else QRResult(q, upper)
+
+
+def eig(a: ArrayLike | Sequence[Any]) -> EigResult:
+    """(eigenvalues, eigenvectors as columns of length one) of square matrices, both complex, in no
+    particular order.
+
+    Differentiable where eigenvalues are distinct; an eigenvector's phase is free, and its
+    derivative leaves it alone. NaN for a matrix that is not finite.
+
+        eig(jnp.array([[0.0, 1.0], [-1.0, 0.0]])).eigenvalues   # [0+1j, 0-1j]
+    """
+    return EigResult(*linalg.eig(_matrix("eig", a, True)))
+
+
+def eigvals(a: ArrayLike | Sequence[Any]) -> Array:
+    """The eigenvalues of square matrices, complex, in no particular order."""
+    (values,) = linalg.eig(_matrix("eigvals", a, True), compute_vectors=False)
+    return values
 
 
 def eigh(
@@ -493,10 +518,12 @@ def lstsq(
     limit = _tolerance(s, a.aval.shape) if rcond is None else maximum(rcond, 0.0)
     keep = greater(s, multiply(s[0] if s.size else 0.0, limit))
     inverse = where(keep, divide(1, where(keep, s, 1)), 0)
-    projected = multiply(p.convert(inverse, a.dtype)[:, None], matmul(conj(u.T), rhs))
-    x = matmul(conj(vh.T), projected)
+    projected = multiply(
+        p.convert(inverse, a.dtype)[:, None], matmul(conj(u.T), rhs, precision="highest")
+    )
+    x = matmul(conj(vh.T), projected, precision="highest")
     rank = r.sum(keep, dtype=dtypes.I32)
-    missed = subtract(rhs, matmul(a, x))
+    missed = subtract(rhs, matmul(a, x, precision="highest"))
     residuals = r.sum(p.square(absolute(missed)), 0)
     return (reshape(x, (x.size,)) if vector else x), residuals, rank, s
 

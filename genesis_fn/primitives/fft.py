@@ -25,7 +25,9 @@ class FftType(enum.Enum):
     IRFFT = "irfft"
 
 
-def _fft_shape(x: Aval, *, fft_type: FftType, fft_lengths: tuple[int, ...]) -> Aval:
+def _fft_shape(
+    x: Aval, *, fft_type: FftType, fft_lengths: tuple[int, ...], scaled: bool = True
+) -> Aval:
     n = len(fft_lengths)
     what = f"{fft_type.value} of {x} with lengths {list(fft_lengths)}"
     if not 1 <= n <= x.ndim or min(fft_lengths) < 1:
@@ -73,6 +75,7 @@ def _fft_flops(ins: Sequence[Aval], outs: Sequence[Aval], **_: Any) -> float:
     return 5 * outs[0].size * math.log2(max(n, 2))
 
 
+# A compiler may have inverses without their factor: `scaled=False`, which no user's program has.
 fft_p = linear(
     "fft",
     _fft_shape,

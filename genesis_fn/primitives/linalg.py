@@ -495,6 +495,45 @@ def eigh(x: Array, *, lower: bool = True, symmetrize_input: bool = True) -> tupl
     return with_weak(v, x.weak), with_weak(w, x.weak)
 
 
+# ---- eigenvalues of general matrices ----
+
+
+def _eig_shape(x: Aval, *, compute_vectors: bool) -> list[Aval]:
+    _matrices("eig", x, square=True)
+    kind = dtypes.complex_of(x.dtype)
+    values = x.update(x.shape[:-1], kind)
+    return [values, x.update(x.shape, kind)] if compute_vectors else [values]
+
+
+eig_p = Primitive("eig", _eig_shape, flops=_cubic(25), multi=True, precision="high")
+eig_p.batch = _batch_leading(eig_p)
+
+
+def _eig_linearize(nonzero: Any, x: Any, *, compute_vectors: bool) -> Any:
+    w, v = bind(eig_p, x, compute_vectors=True)
+
+    def tangent(t: Any) -> list[Any]:
+        inner = bind(solve_p, v, _mm(convert(t, typeof(v).dtype), v), transpose_a=False)
+        dw = _diagonal(inner)
+        if not compute_vectors:
+            return [dw]
+        dv = _mm(v, mul(_inverse_gaps(w, typeof(v).shape), inner))
+        # Vectors keep their length, and the component along themselves is a free phase.
+        along = _like(_real(_diagonal(_mm(_h(v), dv))), typeof(v).dtype)
+        return [dw, sub(dv, mul(v, _by_column(along, typeof(v).shape)))]
+
+    return ([w, v] if compute_vectors else [w]), tangent
+
+
+eig_p.linearize = _eig_linearize
+
+
+def eig(x: Array, *, compute_vectors: bool = True) -> tuple[Array, ...]:
+    """(eigenvalues, right eigenvectors as columns of length one) of x[..., n, n], both complex, in
+    no order; the eigenvalues alone without `compute_vectors`. NaN where x is not finite."""
+    return tuple(bind(eig_p, x, compute_vectors=bool(compute_vectors)))
+
+
 # ---- singular values ----
 
 

@@ -23,7 +23,16 @@ DEPTH = int(os.environ.get("FUZZ_DEPTH", 1))
 pytestmark = pytest.mark.filterwarnings("ignore::genesis_fn.errors.RecompilationWarning")
 
 
-@pytest.mark.parametrize("seed", range(FIRST, FIRST + COUNT))
+def of_complex_numbers(count: int) -> list[int]:
+    """The first seeds behind those whose programs compute with complex numbers."""
+    found, seed = [], FIRST + COUNT
+    while len(found) < count:
+        found += [seed] if "complex(" in repr(Case(seed, DEPTH)) else []
+        seed += 1
+    return found
+
+
+@pytest.mark.parametrize("seed", [*range(FIRST, FIRST + COUNT), *of_complex_numbers(COUNT // 2)])
 def test_fused_is_unfused_is_cpu(seed):
     case = Case(seed, DEPTH)
     f = case.function(OURS)

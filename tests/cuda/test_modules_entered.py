@@ -28,7 +28,8 @@ pytestmark = pytest.mark.interpreted
 MOST = 12
 # The passes of the lists, by the names that they call them by.
 PROGRAM = {
-    "physical": pipeline.physical, "contiguous_collectives": pipeline.contiguous_collectives,
+    "physical": pipeline.physical, "represented": pipeline.represented,
+    "contiguous_collectives": pipeline.contiguous_collectives,
     "simplify_jaxpr": pipeline.simplify_jaxpr, "rematerialise_jaxpr": pipeline.rematerialise_jaxpr,
     "donations": pipeline.donations,
 }  # fmt: skip

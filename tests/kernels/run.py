@@ -15,11 +15,11 @@ import torch
 from genesis_fn.backends.cuda.run.runtime import device_runtime
 from genesis_fn.compiler.target import H200
 from genesis_fn.kernels.language.language import INTERPRETED
-from genesis_fn.kernels.plan import Launch, Plan
+from genesis_fn.kernels.plan import Launch, LibraryCall, Plan
 from tests.support import compiled
 
 _GARBAGE = 0xFF
-TARGET = replace(H200, interpreted=INTERPRETED)
+TARGET = replace(H200, interpreted=INTERPRETED, libraries=True)
 """What the tests plan for."""
 
 
@@ -52,7 +52,10 @@ def run_plan(plan: Plan, inputs: Sequence[torch.Tensor], outputs: Sequence[torch
     scratch: list[Any] = []
     prepared = dict(zip(map(id, launches), driver.prepare(launches), strict=True))
     for step in plan.steps:
-        if not isinstance(step, Launch):
+        if isinstance(step, LibraryCall):
+            places = [blocks[b.index].address + b.offset for b in step.buffers]
+            driver.routine(step.routine).run(places, driver.compute)
+        elif not isinstance(step, Launch):
             driver.fill(blocks[step.buffer].address, 0, sizes[step.buffer], driver.compute)
         elif launch := prepared.get(id(step)):
             scratch.append(allocate(launch.scratch_bytes) if launch.scratch_bytes else None)

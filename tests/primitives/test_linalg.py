@@ -11,7 +11,7 @@ import pytest
 from genesis_fn.core import errors
 from genesis_fn.primitives import linalg
 from genesis_fn.primitives.dot_general import batch_matmul
-from genesis_fn.primitives.elementwise import add
+from genesis_fn.primitives.elementwise import add, imag
 from tests.primitives.check import (
     assert_same,
     check,
@@ -154,6 +154,35 @@ def test_eigh(kind):
     check(squared, jax_squared, x, examples=examples, tolerance=1e-8)
     if kind is np.float64:
         check_numeric(linalg.eigh, x)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_eig(kind):
+    """Values against LAPACK's, and what does not depend on the order and phase of vectors: powers
+    of the matrix, whose derivatives are those of products."""
+    x = random((2, 4, 4), kind)
+    w, v = (np.asarray(y) for y in linalg.eig(to_array(x)))
+    np.testing.assert_allclose(x @ v, v * w[..., None, :], atol=1e-12)
+    np.testing.assert_allclose(np.linalg.norm(v, axis=-2), 1, atol=1e-12)
+    for one, other in zip(x, w):
+        found, want = np.sort_complex(other), np.sort_complex(np.linalg.eigvals(one))
+        np.testing.assert_allclose(found, want, atol=1e-12)
+
+    def squared(x):
+        w, v = linalg.eig(x)
+        spread = linalg._by_column(w, v.aval.shape)
+        scaled = linalg.mul(v, linalg.mul(spread, spread))
+        product = linalg.solve(linalg._t(v), linalg._t(scaled))  # (V W^2 V^-1)^T
+        return linalg._t(product)
+
+    def jax_squared(x):
+        return jax.lax.convert_element_type(jax.numpy.matmul(x, x), np.complex128)
+
+    examples = [[random((2, 4, 4), kind, s)] for s in range(3)]
+    check(squared, jax_squared, x, examples=examples, tolerance=1e-8)
+    if kind is np.float64:
+        for part in (linalg.real, imag):
+            check_numeric(lambda x: part(linalg.eig(x, compute_vectors=False)[0]), x[0])
 
 
 def test_eigh_reads_one_triangle():

@@ -251,6 +251,7 @@ NUMPY |= {
 LINALG: dict[str, list[Entry]] = {
     **each("cholesky", E(DEFINITE)),
     **each("eigh", E(DEFINITE, call=lambda f, a: f(a)[0])), **each("eigvalsh", E(DEFINITE)),
+    **each("eig", E(DEFINITE, call=lambda f, a: f(a)[0])), **each("eigvals", E(DEFINITE)),
     **each("inv det cond slogdet pinv matrix_rank", E(REGULAR)),
     **each("svd", E(REGULAR, call=lambda f, a: f(a, compute_uv=False))),
     **each("svdvals", E(REGULAR)), **each("qr", E(REGULAR, call=lambda f, a: f(a, mode="r"))),

@@ -467,6 +467,19 @@ COMPLEX = {
     "where": lambda m, z, w: m.np.where(m.np.real(z) > 0, z, m.np.conj(w)),
     "sum": lambda m, z, w: z + m.np.sum(w),
     "flip": lambda m, z, w: m.np.flip(z) * 1j,
+    "sqrt": lambda m, z, w: m.np.sqrt(z * m.np.conj(z) + 1 + 0.5j) - w,
+    "log": lambda m, z, w: m.np.log(0.1 * z * z + 2) + w,
+    "tanh": lambda m, z, w: m.np.tanh(0.3 * z) * w,
+    "power": lambda m, z, w: (m.np.abs(z) + 1.5 + 0.3j) ** (0.5 - 0.2j) * w,
+    "prod": lambda m, z, w: z + 0.3 * m.np.prod(m.np.sin(w)),
+    "prefixes": lambda m, z, w: m.np.cumprod(0.8 * m.np.sin(z), -1) + w if z.ndim else z,
+    "sums": lambda m, z, w: m.np.cumsum(z, 0) - w if z.ndim else z,
+    "product": lambda m, z, w: (
+        z @ m.np.conj(m.np.swapaxes(w, -1, -2)) @ z * 0.1 if z.ndim > 1 else w
+    ),
+    "taken": lambda m, z, w: z[m.np.arange(z.shape[0]) // 2] * w if z.ndim else z,
+    "added": lambda m, z, w: z.at[m.np.array([0, -1, 0])].add(1j * w[0]) if z.ndim else z,
+    "scan": lambda m, z, w: m.scan(lambda c, x: (0.5j * c + x, c * x), w[0], z)[1] if z.ndim else z,
 }
 
 

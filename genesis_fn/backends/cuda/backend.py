@@ -20,10 +20,11 @@ from genesis_fn.backends.cuda.memory.dlpack import (
 from genesis_fn.backends.cuda.memory.pool import Buffer
 from genesis_fn.backends.cuda.memory.staging import PendingRead
 from genesis_fn.backends.cuda.run.runtime import Runtime, device_runtime
+from genesis_fn.compiler.complex_parts.represent import on_parts
 from genesis_fn.core import dtypes
 from genesis_fn.core.array import ArrayImpl
 from genesis_fn.core.aval import Aval, aval, sig
-from genesis_fn.core.backend.alone import compiled_alone
+from genesis_fn.core.backend.alone import as_set, compiled_alone
 from genesis_fn.core.backend.backend import Backend
 from genesis_fn.core.backend.executable import Executable
 from genesis_fn.core.device import Device
@@ -45,10 +46,16 @@ class CudaBackend(Backend):
     def eager(
         self, prim: Primitive, avals: Sequence[Any], params: dict[str, Any], device: Device
     ) -> Callable[..., Any]:
-        """A function that runs `prim`. Control flow, calls and collectives are compiled, as a
-        program."""
+        """A function that runs `prim`. Control flow, calls, collectives and what is done to the
+        parts of complex numbers are compiled, as a program."""
+        return as_set(prim, lambda: self._eager(prim, avals, params, device))
+
+    def _eager(
+        self, prim: Primitive, avals: Sequence[Any], params: dict[str, Any], device: Device
+    ) -> Callable[..., Any]:
         runtime = device_runtime(device.index)
-        if not prim.collective and (has_lowering(prim) or not any(jaxprs_in(params))):
+        direct = has_lowering(prim) or not any(jaxprs_in(params))
+        if direct and not prim.collective and not on_parts(prim, avals, params):
             run = eager.eager_function(runtime, device, prim, avals, params)
             if run is not None:
                 return run

@@ -10,25 +10,25 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from genesis_fn.backends.cpu.storage import host_tensor, host_view
+from genesis_fn.backends.cuda.driver.driver import PreparedLaunch
+from genesis_fn.backends.cuda.libraries import PreparedRoutine
 from genesis_fn.backends.cuda.lowerings import HostCall, Views, check_error, checks, plan_for
 from genesis_fn.backends.cuda.memory.pool import Buffer
 from genesis_fn.backends.cuda.memory.staging import PendingRead
 from genesis_fn.backends.cuda.run.runtime import Runtime
 from genesis_fn.core.array import ArrayImpl
 from genesis_fn.core.aval import Aval, Signature, sig
-from genesis_fn.core.backend.lowering import Elementwise
-from genesis_fn.core.configuration import config
 from genesis_fn.core.device import Device
 from genesis_fn.core.diagnostics.source_info import SourceLocation, where
 from genesis_fn.core.errors import at_line
 from genesis_fn.core.primitive import SCALARS, Primitive
-from genesis_fn.kernels.plan import Launch, Memset, Plan
+from genesis_fn.kernels.plan import Launch, LibraryCall, Memset, Plan
 from genesis_fn.transforms.custom.fused_functions import fused_p
 
 _REMEMBERED = 64  # combinations of scalar values that each function keeps launches for
@@ -40,17 +40,25 @@ class PlanRunner:
     def __init__(self, runtime: Runtime, plan: Plan) -> None:
         self.runtime, self.plan = runtime, plan
         launches = [s for s in plan.steps if type(s) is Launch]
-        prepared = iter(runtime.driver.prepare(launches) if launches else ())
-        self.steps = [s if isinstance(s, Memset) else next(prepared) for s in plan.steps]
-        self.scratch = max(
-            [s.scratch_bytes for s in self.steps if not isinstance(s, Memset)], default=0
-        )
+        prepared = list(runtime.driver.prepare(launches) if launches else ())
+        self.scratch = max([s.scratch_bytes for s in prepared], default=0)
+        rest = iter(prepared)
+        self.steps = [self._prepared(s, rest) for s in plan.steps]
         self.lock = threading.Lock()
+
+    def _prepared(
+        self, step: Launch | Memset | LibraryCall, launches: Iterator[PreparedLaunch]
+    ) -> PreparedLaunch | Memset | tuple[PreparedRoutine, LibraryCall]:
+        if isinstance(step, Launch):
+            return next(launches)
+        if isinstance(step, LibraryCall):
+            return self.runtime.driver.routine(step.routine), step
+        return step
 
     @property
     def is_one_launch(self) -> bool:
         """Whether the plan is a single kernel without scratch or workspaces."""
-        one = len(self.steps) == 1 and type(self.steps[0]) is not Memset
+        one = len(self.steps) == 1 and type(self.plan.steps[0]) is Launch
         return one and not self.scratch and not self.plan.workspaces
 
     def __call__(self, addresses: list[int], sizes: Sequence[int], site: object = None) -> None:
@@ -69,6 +77,10 @@ class PlanRunner:
                     b = step.buffer
                     size = sizes[b] if b < len(sizes) else held[b - len(sizes)].bytes
                     driver.fill(everything[b], 0, size, driver.compute)
+                elif isinstance(step, tuple):
+                    routine, call = step
+                    places = [everything[b.index] + b.offset for b in call.buffers]
+                    routine.run(places, driver.compute)
                 else:
                     step.bind(everything, spare.address if spare is not None else 0)
                     step.launch(driver.compute)
@@ -79,27 +91,6 @@ def eager_function(
 ) -> Callable[..., Any] | None:
     """A function of arrays and Python scalars that runs `prim`; None for a fused function without a
     kernel, whose reference program must be compiled."""
-    if type(prim.lowering) is not Elementwise:
-        return _at_present(runtime, device, prim, avals, params)
-    # Callers keep this function for operands of these types, whatever the settings are.
-    by_numerics: dict[config.Numerics, Callable[..., Any]] = {}
-
-    def run(*args: Any) -> Any:
-        numerics = config.current().numerics
-        function = by_numerics.get(numerics)
-        if function is None:
-            made = _at_present(runtime, device, prim, avals, params)
-            assert made is not None  # no fused function
-            function = by_numerics[numerics] = made
-        return function(*args)
-
-    return run
-
-
-def _at_present(
-    runtime: Runtime, device: Device, prim: Primitive, avals: Sequence[Any], params: dict[str, Any]
-) -> Callable[..., Any] | None:
-    """`eager_function` under the settings that are in force now."""
     avals = tuple(avals)
     # Launches contain scalars: a function with scalar operands keeps one set of launches for each
     # combination of values, by `repr`, since 0.0 and -0.0 are equal.
@@ -238,7 +229,7 @@ def _one_launch(
     """The function of the common case, one kernel with one result, without the overhead of the
     general one."""
     (step,) = runner.steps
-    assert not isinstance(step, Memset)
+    assert not isinstance(step, (Memset, tuple))
     runtime, lock, stream = runner.runtime, runner.lock, runner.runtime.driver.compute
     alloc, bind, launch = runtime.pool.alloc, step.bind, step.launch
     every = len(arrays) == count

@@ -1,7 +1,7 @@
 """The passes of the CUDA backend, in order: start here.
 
-    program          physical -> contiguous_collectives -> simplify           compile_jaxpr
-                     -> rematerialise -> donations
+    program          physical -> represented -> contiguous_collectives        compile_jaxpr
+                     -> simplify -> rematerialise -> donations
     body by body     absorb_casts -> group_matmuls -> fuse -> lower           schedule
                      -> fuse_horizontally -> overlap_collectives -> pack_arena
     executable       ProgramBinding, IOBuffers, CudaExecutable                compile_jaxpr
@@ -32,6 +32,7 @@ from genesis_fn.backends.cuda.run.executable import CudaExecutable, ProgramBindi
 from genesis_fn.backends.cuda.run.graph import exchanged_buffers
 from genesis_fn.backends.cuda.run.io_buffers import IOBuffers, OutputBuffer
 from genesis_fn.backends.cuda.run.runtime import device_runtime
+from genesis_fn.compiler.complex_parts.represent import represented
 from genesis_fn.compiler.fusion.fuse import fuse_jaxpr
 from genesis_fn.compiler.fusion.matmul_grouping import group_matmuls
 from genesis_fn.compiler.loop_ir.kernel import SliceStore
@@ -63,7 +64,10 @@ def compile_jaxpr(
     site = f"outputs of {jaxpr.name or 'a program'}"
 
     # Represent extended dtypes (random keys) by the words that they consist of.
-    named = physical(jaxpr)
+    keyless = physical(jaxpr)
+
+    # Represent complex numbers by their parts.
+    named = represented(keyless)
 
     # Exchange contiguous memory with other processes, of dtypes that can be added.
     named = contiguous_collectives(named)
@@ -78,7 +82,7 @@ def compile_jaxpr(
     replaced = donations(program, donated)
     unused = [
         (i, f"no output is left that is {v.aval}")
-        for i, (v, d) in enumerate(zip(program.invars, donated))
+        for i, (v, d) in enumerate(zip(jaxpr.invars, donated))
         if d and i not in replaced.values()
     ]
 
@@ -103,7 +107,7 @@ def compile_jaxpr(
     programmatic = target.programmatic_launch and config.current().programmatic_launch
     binding = ProgramBinding(runtime, table, steps, [*inputs, *outputs], site, programmatic)
     if table.error_word is not None:
-        describe = lambda site, index: check_error(table, named, site, index)
+        describe = lambda site, index: check_error(table, keyless, named, site, index)
         binding.word = runtime.errors.register(binding, describe)
     updated = [number.get(b) for b in steps.outputs]
     io = IOBuffers(runtime, site, donated, updated, list(outputs.values()), binding.capture)

@@ -36,6 +36,7 @@ from genesis_fn.compiler.loop_ir.kernel import (
     SliceStore,
     build_kernel,
     common_domain,
+    interleaved,
     is_reduction,
     iteration_domain,
     peak_live,
@@ -233,7 +234,7 @@ class _FusionState:
         return (
             iteration_domain(e.ins[0].aval.shape, reduced_axes(e))
             if is_reduction(e)
-            else iteration_domain(v.aval.shape)
+            else iteration_domain(v.aval.shape if interleaved(e) == 1 else v.aval.shape[:-1])
         )
 
     def _kernel_of(self, v: Var, e: Eqn, domain: IterationDomain) -> KernelIR:

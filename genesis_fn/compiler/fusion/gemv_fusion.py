@@ -97,6 +97,8 @@ def fits_epilogue(
     element for element."""
     if result.aval.dtype not in _DTYPES or kernel.counters:
         return False
+    if len({target for target, _, _ in kernel.stores}) < len(kernel.stores):
+        return False  # it interleaves values: an element of the product makes several of its result
     if domain.reduced > 1 or any(v.aval.size != domain.size for v in values):
         return False
     here = domain.position()

@@ -8,7 +8,6 @@ from typing import Any
 
 from genesis_fn.compiler.loop_ir.kernel import is_reduction
 from genesis_fn.compiler.target import Target
-from genesis_fn.core import dtypes
 from genesis_fn.core.backend import index as ix
 from genesis_fn.core.backend.lowering import Elementwise, Reduce, Source, View
 from genesis_fn.core.jaxpr import Eqn, Jaxpr, Var
@@ -41,8 +40,6 @@ def kind_of(e: Eqn) -> str:
     """ "view", "reduce", "map" (elementwise) or "opaque"."""
     lowering = e.prim.lowering
     if lowering is None:
-        return "opaque"
-    if any([dtypes.is_complex(v.aval.dtype) for v in (*e.ins, *e.outs) if type(v) is Var]):
         return "opaque"
     if type(lowering) is View:
         return "opaque" if lowering.joins and len(e.ins) > _MAX_SOURCES else "view"

@@ -255,22 +255,29 @@ class KernelIR:
         self._rows = parallel_index(domain.kept)
         self._whole = domain.position()
         self.root_offsets: dict[Var, Expr] = {}
-        self._values: dict[Var, int | None] = {}
+        self._values: dict[Var, list[int] | None] = {}
         self.stores: list[tuple[Var, Expr, int]] = []
 
     def store(self, v: Var, slice_store: SliceStore | None) -> None:
         """Compute a result, and write it to memory if it is stored there."""
-        value = self._root(v)
+        values = self._root(v)
         if v not in self.stored:
             return
-        target, offset = v, self.root_offsets[v]
+        target, first = v, ix.ZERO
         if slice_store is not None:
             step = self._counter(slice_store.counter, slice_store.length, slice_store.reverse)
             target = slice_store.target
-            offset = ix.add(offset, ix.scale(step, v.aval.size))
-        if self.instrs[value].after_column_reduce and v not in self.columns:
-            raise Infeasible
-        self.stores.append((target, offset, value))
+            first = ix.scale(step, v.aval.size)
+        for value, offset in zip(values, self._elements(v), strict=True):
+            if self.instrs[value].after_column_reduce and v not in self.columns:
+                raise Infeasible
+            self.stores.append((target, ix.add(offset, first), value))
+
+    def _elements(self, v: Var) -> list[Expr]:
+        """The offsets in its buffer of the elements that root `v` has at a point: one, but for
+        interleaved values."""
+        n, first = interleaved(self.producer[v]), self.root_offsets[v]
+        return [ix.shift(ix.scale(first, n), k) for k in range(n)]
 
     def shape(self) -> tuple[list[Var], Any]:
         """(the materialized values that it refers to, everything else of it as a key): kernels of
@@ -320,13 +327,17 @@ class KernelIR:
                         if n in ("p", "r")
                     ]
                 )
-                size = min(points * v.aval.dtype.itemsize, v.aval.nbytes)
+                # Every second element (a part of packed complex numbers) comes with its neighbours.
+                spread = 2 if math.gcd(*i.meta[1].terms.values()) == 2 else 1
+                size = min(points * spread * v.aval.dtype.itemsize, v.aval.nbytes)
                 read[v] = min(v.aval.nbytes, read.get(v, 0) + size)
         return read
 
     def root_offset(self, v: Var) -> Expr:
-        """The offset in its buffer at which root `v` has the point (p, r). Raises Infeasible."""
+        """The offset in its buffer at which root `v` has the point (p, r), counted in groups of
+        interleaved elements. Raises Infeasible."""
         e, domain = self.producer[v], self.domain
+        size = v.aval.size // interleaved(e)
         if v in self.columns:
             if is_reduction(e):
                 if (
@@ -334,20 +345,21 @@ class KernelIR:
                     != domain
                 ):
                     raise Infeasible
-            elif v.aval.size != domain.reduced:
+            elif size != domain.reduced:
                 raise Infeasible
             return reduction_index(domain.reduced)
         if is_reduction(e):
             if iteration_domain(e.ins[0].aval.shape, reduced_axes(e)).axes != domain.axes:
                 raise Infeasible
             return self._rows
-        if v.aval.size == self.domain.size:
+        if size == self.domain.size:
             return self._whole
-        if v.aval.size == self.domain.kept:
+        if size == self.domain.kept:
             return self._rows
         raise Infeasible
 
-    def _root(self, v: Var) -> int:
+    def _root(self, v: Var) -> list[int]:
+        """The instructions that give the elements that root `v` has at a point."""
         found = self._values.get(v)
         if found is None:
             if v in self._values:  # being computed already
@@ -355,14 +367,15 @@ class KernelIR:
             self._values[v] = None
             e = self.producer[v]
             if is_reduction(e):
-                found = self._reduce(v, e)
+                found = [self._reduce(v, e)]
             else:
-                found = self._compute(
-                    v, e, ix.unravel(self.root_offsets[v], v.aval.shape), frozenset()
-                )
+                found = [
+                    self._compute(v, e, ix.unravel(offset, v.aval.shape), frozenset())
+                    for offset in self._elements(v)
+                ]
             if v in self.stored and v.aval.dtype in dtypes.NARROW:
                 # Registers hold float32: what is stored and what is used from here on must agree.
-                found = self._emit("round", (found,), None, v.aval.dtype)
+                found = [self._emit("round", (n,), None, v.aval.dtype) for n in found]
             self._values[v] = found
         return found
 
@@ -414,9 +427,10 @@ class KernelIR:
     def _at(self, v: Var, at: Index, guards: Guards) -> int:
         if v in self.root_offsets:
             # Of another root the registers hold the element of this point and no other.
-            if ix.ravel(at, v.aval.shape) != self.root_offsets[v]:
+            elements, here = self._elements(v), ix.ravel(at, v.aval.shape)
+            if here not in elements:
                 raise Infeasible
-            return self._root(v)
+            return self._root(v)[elements.index(here)]
         if v in self.materialized:
             offset = ix.ravel(at, v.aval.shape)
             names = offset.names.union(*[g.expr.names for g in guards])
@@ -578,6 +592,13 @@ def peak_live(instrs: Sequence[Instr], stores: Sequence[tuple[Any, Expr, int]]) 
             most = max(most, live)
         live -= ends.pop(n, 0)
     return most
+
+
+def interleaved(e: Eqn) -> int:
+    """How many elements of its result an equation makes at a point: one for each operand that it
+    interleaves, else one."""
+    view = e.prim.lowering
+    return len(e.ins) if type(view) is View and view.interleaves else 1
 
 
 def is_reduction(e: Eqn) -> bool:

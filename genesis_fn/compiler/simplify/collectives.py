@@ -244,10 +244,6 @@ def _extreme(write: _Writer, e: Eqn, x: Var, axis: MeshAxis) -> Atom:
     if axis.size == 1:
         return x
     kind = x.aval.dtype
-    if dtypes.is_complex(kind):
-        raise BackendError(
-            f"{e.prim.name} of {x.aval}: complex numbers have no order, at {e.where}"
-        )
     if kind in (dtypes.I16, dtypes.U16):
         wide = write(e.prim, write.converted(x, dtypes.I32), **e.params)
         return write.converted(wide, kind)

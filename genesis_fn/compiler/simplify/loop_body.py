@@ -30,15 +30,9 @@ class LoopBody:
 
 
 def _bits_of(v: Any, target: Target) -> Any:
-    """`v`, or a variable of integers of as many bytes where kernels lack its dtype: slicing and
+    """`v`, or a variable of bytes where kernels lack its dtype, that of 8-bit floats: slicing and
     stacking only copy bits."""
-    kind = v.aval.dtype
-    if not target.lacks(kind):
-        return v
-    if not dtypes.is_complex(kind):
-        return Var(aval(v.aval.shape, dtypes.I8))
-    words = kind.itemsize // 8
-    return Var(aval((*v.aval.shape, *([words] if words > 1 else [])), dtypes.I64))
+    return Var(aval(v.aval.shape, dtypes.I8)) if target.lacks(v.aval.dtype) else v
 
 
 def _as_bits(x: Any, y: Var, where: Any) -> Eqn:

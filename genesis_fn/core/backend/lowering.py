@@ -60,14 +60,22 @@ class View:
       piece whose conditions hold; those of the last piece hold where no other's do.
     * `joins`: there are several pieces.
     * `shares`: the result may be memory of the operand.
+    * `interleaves`: elements k, k + n, ... of the result are those of operand k, of n that have one
+      shape. A kernel that writes it computes all n at each place of theirs.
     """
 
-    __slots__ = ("pieces", "joins", "shares")
+    __slots__ = ("pieces", "joins", "shares", "interleaves")
 
     def __init__(
-        self, pieces: Callable[..., Sequence[Piece]], *, joins: bool = False, shares: bool = True
+        self,
+        pieces: Callable[..., Sequence[Piece]],
+        *,
+        joins: bool = False,
+        shares: bool = True,
+        interleaves: bool = False,
     ) -> None:
         self.pieces, self.joins, self.shares = pieces, joins, shares
+        self.interleaves = interleaves
 
 
 def moved(index: Callable[..., Index], *, shares: bool = True) -> View:

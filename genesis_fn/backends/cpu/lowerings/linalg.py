@@ -59,6 +59,21 @@ def _lu(x: torch.Tensor) -> list[torch.Tensor]:
     return [factors, pivots.to(torch.int32), order.to(torch.int32)]
 
 
+def _finite(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """(matrices with zeros in place of those that are not finite, for which torch raises; which
+    these are)."""
+    failed = ~x.isfinite().all(-1).all(-1)
+    return (x.masked_fill(failed[..., None, None], 0) if failed.any() else x), failed
+
+
+def _failing(results: list[torch.Tensor], failed: torch.Tensor) -> list[torch.Tensor]:
+    """The results with NaN for those matrices."""
+    if not failed.any():
+        return results
+    extra = [(...,) + (None,) * (y.ndim - failed.ndim) for y in results]
+    return [y.masked_fill(failed[e], torch.nan) for y, e in zip(results, extra)]
+
+
 @computes(linalg.qr_p)
 def _qr(x: torch.Tensor, *, full_matrices: bool) -> list[torch.Tensor]:
     return list(torch.linalg.qr(x, "complete" if full_matrices else "reduced"))
@@ -66,13 +81,23 @@ def _qr(x: torch.Tensor, *, full_matrices: bool) -> list[torch.Tensor]:
 
 @computes(linalg.eigh_p)
 def _eigh(x: torch.Tensor) -> list[torch.Tensor]:
+    x, failed = _finite(x)
     w, v = torch.linalg.eigh(x, UPLO="L")
-    return [v, w]
+    return _failing([v, w], failed)
+
+
+@computes(linalg.eig_p)
+def _eig(x: torch.Tensor, *, compute_vectors: bool) -> list[torch.Tensor]:
+    x, failed = _finite(x)
+    if not compute_vectors:
+        return _failing([torch.linalg.eigvals(x)], failed)
+    return _failing(list(torch.linalg.eig(x)), failed)
 
 
 @computes(linalg.svd_p)
 def _svd(x: torch.Tensor, *, full_matrices: bool, compute_uv: bool) -> list[torch.Tensor]:
+    x, failed = _finite(x)
     if not compute_uv:
-        return [torch.linalg.svdvals(x)]
+        return _failing([torch.linalg.svdvals(x)], failed)
     u, s, vh = torch.linalg.svd(x, full_matrices=full_matrices)
-    return [s, u, vh]
+    return _failing([s, u, vh], failed)

@@ -41,6 +41,9 @@ class KernelWriter:
     * `value[n]`: the text of instruction n: a literal, or a name that a line has defined.
     * `masks`: the conditions under which loop variables are in bounds; none where all values are.
     * `tiled`: the expression of `p` in `i` and `j`, in a kernel that works on tiles.
+    * `partner[n]`: the load with which load n is one access of two neighbours, as the parts of
+      complex numbers are; `pairs` are such stores. A flat kernel with any of them has `p2`, the
+      values of `p` along the first of two axes.
 
     Loop variables: `p` counts rows, `r` elements of a row, `q` the rows that are loaded ahead.
     """
@@ -53,6 +56,8 @@ class KernelWriter:
         self.value: dict[int, str] = {}
         self.masks: dict[str, str] = {}
         self.tiled: Expr | None = None
+        self.partner: dict[int, int] = {}
+        self.pairs: list[tuple[Store, Store]] = []
         self._names: dict[tuple[Pointee, bool], str] = {}
 
     def line(self, text: str) -> None:
@@ -81,6 +86,9 @@ class KernelWriter:
         i = self.loops.instrs[n]
         if self.partial and i.level:
             return
+        if n in self.partner:
+            self._load_pair(n)
+            return
         text = _MAKERS[i.op](self, i)
         # Constants stand where they are used: the compiler folds them into instructions.
         if i.op == "const":
@@ -88,6 +96,48 @@ class KernelWriter:
             return
         self.value[n] = f"{self.letter}{n}"
         self.line(f"{self.value[n]} = {text}")
+
+    def _load_pair(self, n: int) -> None:
+        """Write the load of two neighbours, unless the first of them has."""
+        if n in self.value:
+            return
+        first, second = sorted((n, self.partner[n]), key=self._offset)
+        target, offset, _ = self.loops.instrs[first].meta
+        for k in (first, second):
+            self.value[k] = f"{self.letter}{k}"
+        mask = self._pair_mask()
+        condition = f", {mask}, other={_zero(target)}" if mask else ""
+        access = f"tl.load({self.pointer(target, False)} + ({_pair_address(offset)}){condition})"
+        self.line(f"{self.value[first]}, {self.value[second]} = tl.split({access})")
+
+    def _offset(self, n: int) -> int:
+        return self.loops.instrs[n].meta[1].const
+
+    def _pair_mask(self) -> str:
+        return f"p2 < {self.loops.rows}" if "p" in self.masks else ""
+
+    def pair_neighbours(self) -> bool:
+        """Find the accesses of two neighbours; whether there are any."""
+        for a, b in _paired_loads(self.loops):
+            self.partner |= {a: b, b: a}
+        self.pairs = _paired_stores(self.loops)
+        return bool(self.partner or self.pairs)
+
+    def stores(self) -> None:
+        """Write all stores."""
+        for store in self.loops.stores:
+            if not any([store in pair for pair in self.pairs]):
+                self.store(store)
+        for (target, offset, n), (_, _, m) in self.pairs:
+            both = ", ".join([self._block(k) for k in (n, m)])
+            where = self.pointer(target, True), _pair_address(offset)
+            self.put(*where, f"tl.join({both})", self._pair_mask())
+
+    def _block(self, n: int) -> str:
+        """The text of a value of a flat kernel with the axis of `p`."""
+        if "p" in self.loops.instrs[n].names:
+            return self.value[n]
+        return f"tl.broadcast_to({self.value[n]}, ({self.tiling.block},))"
 
     def store(self, store: Store) -> None:
         """Write a store."""
@@ -114,8 +164,7 @@ class KernelWriter:
         """The text of a load, in the dtype of memory, whose shape has the axes of all `names`."""
         pointer, mask = self.pointer(target, False), self.mask(names, guards)
         # Without `other`, masked elements would be undefined.
-        zero = "0.0" if dtypes.is_float(dtype_of(target)) else "0"
-        condition = f", {mask}, other={zero}" if mask else ""
+        condition = f", {mask}, other={_zero(target)}" if mask else ""
         return f"tl.load({pointer} + ({self.address(offset, names)}){condition})"
 
     # Addresses and masks.
@@ -160,6 +209,53 @@ class KernelWriter:
     def untiled(self, e: Expr) -> Expr:
         """`e` with `p` replaced by its expression in `i` and `j`, in a kernel of tiles."""
         return ix.substitute(e, "p", self.tiled) if self.tiled is not None else e
+
+
+def _zero(target: Pointee) -> str:
+    return "0.0" if dtypes.is_float(dtype_of(target)) else "0"
+
+
+# ---- pairs ----
+
+
+def _starts_pair(target: Pointee, offset: Expr) -> bool:
+    """Whether the element at an offset is the first of two neighbours, of 4 or 8 bytes each, that
+    one value of `p` has to itself."""
+    if not offset.terms or any([atom.key[:2] != ("var", "p") for atom in offset.terms]):
+        return False
+    even = not any([k % 2 for k in (*offset.terms.values(), offset.const)])
+    return even and dtype_of(target).itemsize >= 4 and not is_wide(ix.shift(offset, 1))
+
+
+def _paired_loads(loops: Loops) -> list[tuple[int, int]]:
+    """The pairs of loads of neighbours that are under no condition."""
+    found: dict[tuple[Pointee, Expr], int] = {}
+    for n in loops.of("load"):
+        target, offset, guards = loops.instrs[n].meta
+        if not guards:
+            found[target, offset] = n
+    return [
+        (n, found[target, ix.shift(offset, 1)])
+        for (target, offset), n in found.items()
+        if _starts_pair(target, offset) and (target, ix.shift(offset, 1)) in found
+    ]
+
+
+def _paired_stores(loops: Loops) -> list[tuple[Store, Store]]:
+    """The pairs of stores to neighbours."""
+    found = {(target, offset): (target, offset, n) for target, offset, n in loops.stores}
+    return [
+        (store, found[target, ix.shift(offset, 1)])
+        for (target, offset), store in found.items()
+        if _starts_pair(target, offset) and (target, ix.shift(offset, 1)) in found
+    ]
+
+
+def _pair_address(offset: Expr) -> str:
+    """The text of the offsets of two neighbours, along a second axis."""
+    # The range has its axis before anything is computed with it (docs/cuda.md, "Alignment").
+    first = ix.substitute(offset, "p", ix.var("p2", offset.hi + 2))
+    return f"{first.text()} + tl.arange(0, 2)[None, :]"
 
 
 # ---- instructions ----

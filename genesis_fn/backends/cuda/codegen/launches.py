@@ -65,12 +65,13 @@ class GeneratedKernels:
             ]
             read = needed(body.instrs, after, stop)
         offsets = [offset for target, offset, _ in body.stores if target is v]
-        loads = [
+        loads = {
             body.instrs[k].meta[1]
             for k in read
             if body.instrs[k].op == "load" and body.instrs[k].meta[0] is u
-        ]
-        return not self.uses[n].looped and all(offset == offsets[0] for offset in loads)
+        }
+        # Neighbours that are stored as one access must be loaded as one, by the same thread.
+        return not self.uses[n].looped and (not loads or loads == {*offsets})
 
 
 KernelCache: TypeAlias = dict[Any, tuple[list[Var], GeneratedKernels]]

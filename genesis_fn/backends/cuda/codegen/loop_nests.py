@@ -32,7 +32,10 @@ def write_kernel(loops: Loops, tiling: Tiling) -> tuple[SourceKernel, Mapping[st
 def _flat(t: KernelWriter) -> None:
     """Program i computes the i-th block of elements."""
     n, block = t.loops.rows, t.tiling.block
-    t.line(f"p = tl.program_id(0){_cast(n, block)} * {block} + tl.arange(0, {block})")
+    first = f"tl.program_id(0){_cast(n, block)} * {block}"
+    t.line(f"p = {first} + tl.arange(0, {block})")
+    if t.pair_neighbours():
+        t.line(f"p2 = {first} + tl.arange(0, {block})[:, None]")
     t.bounded("p", n, n % block == 0)
     _straight_line(t)
 
@@ -61,8 +64,7 @@ def _straight_line(t: KernelWriter) -> None:
     t.wide_names()
     for n in range(len(t.loops.instrs)):
         t.emit(n)
-    for store in t.loops.stores:
-        t.store(store)
+    t.stores()
 
 
 # ---- rows on chip ----

@@ -34,9 +34,11 @@ from genesis_fn.backends.cuda.driver.parameters import (
     patch_small_map,
     tensor_map_geometry,
 )
+from genesis_fn.backends.cuda.libraries import PreparedRoutine
 from genesis_fn.compiler.target import Target, rates
 from genesis_fn.core.sharding.world import world
 from genesis_fn.kernels.plan import Descriptor, Launch
+from genesis_fn.kernels.routines import Routine
 
 _SUCCESS = cu.CUresult.CUDA_SUCCESS
 _NOT_READY = cu.CUresult.CUDA_ERROR_NOT_READY
@@ -268,6 +270,7 @@ class CudaDriver:
             link=link,
             registers=self._attribute("MAX_REGISTERS_PER_MULTIPROCESSOR"),
             conditional_nodes=self.driver_version >= _CONDITIONAL_DRIVER,
+            libraries=True,
         )
 
     # Memory.
@@ -404,6 +407,12 @@ class CudaDriver:
             CudaLaunch(self, launch, one, modules[one.key])
             for launch, one in zip(launches, compiled, strict=True)
         ]
+
+    def routine(self, routine: Routine) -> PreparedRoutine:
+        from genesis_fn.backends.cuda.libraries import nvidia
+
+        self.activate()
+        return nvidia.Prepared(routine)
 
     def _load(self, compiled: Sequence[CompiledKernel]) -> dict[str, _Module]:
         wanted = {one.key: one for one in compiled}

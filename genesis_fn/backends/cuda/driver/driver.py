@@ -18,8 +18,10 @@ from typing import Any, Literal, Protocol, Self, TypeAlias
 
 from genesis_fn.backends.cuda.driver.communication import Communication
 from genesis_fn.backends.cuda.driver.errors import ForkedProcessError
+from genesis_fn.backends.cuda.libraries import PreparedRoutine
 from genesis_fn.compiler.target import Target
 from genesis_fn.kernels.plan import Launch
+from genesis_fn.kernels.routines import Routine
 
 StreamHandle: TypeAlias = Any
 EventHandle: TypeAlias = Any
@@ -191,6 +193,10 @@ class Driver(Protocol):
 
     def prepare(self, launches: Sequence[Launch]) -> Sequence[PreparedLaunch]:
         """Compiles the kernels of the launches in parallel, and loads them."""
+        ...
+
+    def routine(self, routine: Routine) -> PreparedRoutine:
+        """A library's routine, ready to run here."""
         ...
 
     # Exchanges with other processes, in stream order. All processes of a group take part, in the

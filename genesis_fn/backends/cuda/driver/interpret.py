@@ -37,12 +37,14 @@ from genesis_fn.backends.cuda.driver.communication import (
 )
 from genesis_fn.backends.cuda.driver.driver import ConditionalKind, DeviceInfo, PredicateMode
 from genesis_fn.backends.cuda.driver.errors import CudaError, DeviceMemoryExhausted
+from genesis_fn.backends.cuda.libraries import PreparedRoutine
 from genesis_fn.compiler.target import H200, Target
 from genesis_fn.core.configuration import environment
 from genesis_fn.core.sharding.world import world
 from genesis_fn.kernels.language.dtypes import DTYPES
 from genesis_fn.kernels.language.element_types import ITEMSIZE
 from genesis_fn.kernels.plan import Argument, BufferArg, Descriptor, Launch, Scalar
+from genesis_fn.kernels.routines import Routine
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -178,7 +180,7 @@ class InterpretDriver:
             name="Triton interpreter",
             total_memory=total_memory,
             granularity=granularity,
-            target=replace(target, interpreted=True),
+            target=replace(target, interpreted=True, libraries=True),
             kind=1,
             shared=world().direct,
         )
@@ -358,6 +360,11 @@ class InterpretDriver:
     def prepare(self, launches: Sequence[Launch]) -> list[_InterpretedLaunch]:
         return [_InterpretedLaunch(self, launch) for launch in launches]
 
+    def routine(self, routine: Routine) -> PreparedRoutine:
+        from genesis_fn.backends.cuda.libraries import on_host
+
+        return on_host.Prepared(routine)
+
     # Exchanges, through gloo: it moves bytes, and sums are made here.
 
     def communicator(self, groups: Sequence[tuple[int, ...]], messages: bool) -> ProcessGroup:
@@ -533,6 +540,7 @@ def _reduced(parts: Tensor, dtype: str, reduction: Reduction) -> Tensor:
 def _interpreted(kernel: Any) -> Any:
     from triton.runtime.interpreter import InterpretedFunction
 
+    _splat_booleans()
     function = kernel.function if isinstance(kernel, SourceKernel) else kernel
     if not isinstance(function, InterpretedFunction):
         raise RuntimeError(
@@ -540,3 +548,20 @@ def _interpreted(kernel: Any) -> Any:
             "imported to use the interpreting driver"
         )
     return function
+
+
+@functools.cache
+def _splat_booleans() -> None:
+    """Make blocks of comparisons of scalars blocks of booleans. In Triton's interpreter they have
+    the type of what was compared, and cannot be combined with other conditions."""
+    from triton.language import int1
+    from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
+
+    splat = InterpreterBuilder.create_splat
+
+    def create_splat(self: Any, ret_ty: Any, arg: Any) -> Any:
+        if arg.data.dtype != np.bool_:
+            return splat(self, ret_ty, arg)
+        return TensorHandle(np.full(ret_ty.shape, arg.data.reshape(-1)[0]), int1)
+
+    InterpreterBuilder.create_splat = create_splat

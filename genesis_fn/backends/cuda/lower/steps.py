@@ -28,6 +28,8 @@ from genesis_fn.backends.cuda.run.graph import (
     Switch,
     While,
 )
+from genesis_fn.compiler.complex_parts.represent import before_parts
+from genesis_fn.compiler.complex_parts.steps import called
 from genesis_fn.compiler.fusion.fuse import Fusion, FusionGroup
 from genesis_fn.compiler.fusion.gemv_fusion import is_tiled_matmul
 from genesis_fn.compiler.loop_ir.kernel import SliceStore
@@ -37,6 +39,7 @@ from genesis_fn.compiler.options import enabled
 from genesis_fn.compiler.simplify.loop_body import loop_body
 from genesis_fn.compiler.target import Target
 from genesis_fn.core import errors
+from genesis_fn.core.aval import Aval
 from genesis_fn.core.errors import BackendError
 from genesis_fn.core.jaxpr import Eqn, Jaxpr, Var, e_jaxprs
 from genesis_fn.core.primitive import Primitive
@@ -389,24 +392,18 @@ class ProgramLowering:
             item = _CONTROL[e.prim](self, e)
             self.table.summaries[at].name = e.prim.name
             return item
-        avals = [i.aval if type(i) is Var else i for i in e.ins]
+        prim, avals, params = called(e)
         site = len(self.table.sites) + 1
         in_place = self._in_place(e)
-        if lowerings.has_lowering(e.prim) or any(e_jaxprs(e)):
+        if lowerings.has_lowering(prim) or any(e_jaxprs(e)):
             lowered = plan_for(
-                e.prim,
-                avals,
-                e.params,
-                self.table.target,
-                site,
-                in_place=in_place,
-                numerics=e.numerics,
+                prim, avals, params, self.table.target, site, in_place=in_place, numerics=e.numerics
             )
         else:
-            lowered = HostCall(e.prim, tuple(avals), dict(e.params))
+            lowered = HostCall(prim, tuple(avals), dict(params))
         reads = [self.buffer(i) for i in e.ins if type(i) is Var]
         writes = [self.buffers[v] for v in e.outs]
-        name = e.params["op"].name if e.prim is fused_p else e.prim.name
+        name = params["op"].name if prim is fused_p else prim.name
         kernels = []
         if type(lowered) is Plan:
             kernels = [
@@ -425,7 +422,7 @@ class ProgramLowering:
             )
         )
         if lowered is None:
-            raise BackendError(f"{e.prim.name} has no lowering on CUDA at {e.where}")
+            raise BackendError(f"{prim.name} has no lowering on CUDA at {e.where}")
         if type(lowered) is HostCall:
             given = iter(reads)
             operands = tuple([next(given) if type(i) is Var else None for i in e.ins])
@@ -552,10 +549,12 @@ def _work_of(e: Eqn) -> int:
     fused function, those of its reference program."""
     if e.prim is fused_p:
         return int(cost(e.params["jaxpr"])["flops"])
-    if e.prim.flops is None:
+    prim, avals, params = called(e)
+    if prim.flops is None:
         return 0
-    ins = [i.aval for i in e.ins if type(i) is Var]
-    return int(e.prim.flops(ins, [o.aval for o in e.outs], **e.params))
+    ins = [a for a in avals if type(a) is Aval]
+    outs = prim.abstract(tuple(avals), dict(params))
+    return int(prim.flops(ins, outs if prim.multi else [outs], **params))
 
 
 # ---- control flow ----
@@ -615,11 +614,13 @@ _CONTROL: dict[Primitive, Callable[[ProgramLowering, Eqn], ScheduledStep]] = {
 }  # fmt: skip
 
 
-def check_error(table: BufferTable, jaxpr: Jaxpr, site: int, index: int) -> Exception:
-    """The exception for a check of the program that failed at `site` with `index`."""
+def check_error(table: BufferTable, whole: Jaxpr, jaxpr: Jaxpr, site: int, index: int) -> Exception:
+    """The exception for a check of the program that failed at `site` with `index`. `whole` is the
+    program before complex numbers became parts, which users know nothing of."""
     e = table.sites[site // lowerings.SITES - 1]
-    avals = [i.aval if type(i) is Var else i for i in e.ins]
-    error = lowerings.check_error(e.prim, avals, e.params, table.target, site, index)
+    e, label = before_parts(whole, e) or (e, jaxpr.label_of(e.ins[0]))
+    prim, avals, params = called(e)
+    error = lowerings.check_error(prim, avals, params, table.target, site, index)
     if isinstance(error, errors.IndexOutOfRange):
-        error = error.naming(jaxpr.label_of(e.ins[0]))
+        error = error.naming(label)
     return errors.at_line(error, e.where)

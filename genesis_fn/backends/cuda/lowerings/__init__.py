@@ -28,6 +28,7 @@ from genesis_fn.backends.cuda.lowerings.call import (
     runs_on_host,
 )
 from genesis_fn.compiler.target import Target
+from genesis_fn.core import dtypes
 from genesis_fn.core.aval import Aval as Aval
 from genesis_fn.core.backend.lowering import Elementwise
 from genesis_fn.core.configuration import config
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
 _MODULES = (
     "assertions",
     "elementwise", "shape", "reductions", "scans", "sorting", "indexing", "random", "window",
-    "conv", "contraction", "ragged", "host", "fused", "collectives",
+    "conv", "contraction", "ragged", "host", "fused", "collectives", "fft", "linalg",
 )  # fmt: skip
 
 
@@ -76,10 +77,12 @@ def plan_for(
         prim, tuple(avals), dict(params), target, site, in_place=in_place, numerics=numerics
     )
     kinds = [a.dtype for a in (*call.operands, *call.outs)]
+    rule = _rule_of(prim)
     if any(map(target.lacks, kinds)) and not prim.collective:  # these move bytes
         return None if prim is fused_p else HostCall(prim, call.avals, call.params)
-    rule = _rule_of(prim)
-    if rule is not None:
+    # Of complex numbers kernels know nothing: what reaches this is a step of a library, which has a
+    # rule of its own, or a user's primitive that says nothing of parts.
+    if rule is not None and (prim in RULES or not any(map(dtypes.is_complex, kinds))):
         return rule(call)
     if any(jaxprs_in(call.params)) or not runs_on_host(prim):
         raise BackendError(f"{prim.name} has no lowering on CUDA")

@@ -93,8 +93,6 @@ def _groups(call: Call) -> tuple[tuple[int, ...], ...]:
 
 def _elements(call: Call, kind: Aval, reduction: Reduction) -> tuple[int, str]:
     """(how many elements are reduced, the name of their dtype in plans)."""
-    if dtypes.is_complex(kind.dtype) and reduction == "sum":  # pairs of reals
-        return 2 * kind.size, "fp32" if kind.dtype == dtypes.C64 else "fp64"
     name = NAMES[kind.dtype]
     if kind.dtype == dtypes.BOOL and reduction != "sum":
         name = "u8"

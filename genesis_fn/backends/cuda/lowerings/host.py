@@ -6,26 +6,13 @@ from typing import Any
 
 from genesis_fn.backends.cuda.lowerings.call import Call, Lowered, lowers
 from genesis_fn.kernels.plan import Argument, Launch, Memset, Plan, Scalar
-from genesis_fn.primitives.elementwise import complex_, conj, imag, polygamma_p, real
-from genesis_fn.primitives.fft import fft_p
-from genesis_fn.primitives.linalg import (
-    cholesky_p,
-    eigh_p,
-    lu_p,
-    qr_p,
-    solve_p,
-    svd_p,
-    triangular_solve_p,
-)
+from genesis_fn.primitives.elementwise import polygamma_p
 from genesis_fn.transforms.custom.ffi import torch_call_p, triton_call_p
 
 _OPTIONS = {"num_warps": 4, "num_stages": 3}
 
 
-@lowers(
-    fft_p, polygamma_p, cholesky_p, triangular_solve_p, solve_p, lu_p, qr_p, eigh_p, svd_p,
-    real.prim, imag.prim, complex_.prim, conj.prim, torch_call_p,
-)  # fmt: skip
+@lowers(polygamma_p, torch_call_p)
 def _on_host(call: Call) -> Lowered:
     return call.host()
 

@@ -40,12 +40,13 @@ from genesis_fn.backends.cuda.driver.driver import (
     PreparedLaunch,
     StreamHandle,
 )
+from genesis_fn.backends.cuda.libraries import PreparedRoutine
 from genesis_fn.backends.cuda.lowerings.call import Exchange, HostCall
 from genesis_fn.backends.cuda.memory.pool import Block
 from genesis_fn.backends.cuda.run.exchanges import Exchanges
 from genesis_fn.backends.cuda.run.lane import Lane
 from genesis_fn.backends.cuda.run.runtime import Runtime
-from genesis_fn.kernels.plan import BufferArg, Descriptor, Launch, Memset, Scalar
+from genesis_fn.kernels.plan import BufferArg, Descriptor, Launch, LibraryCall, Memset, Scalar
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +144,7 @@ class SetInteger:
 
 Step: TypeAlias = (
     Launch
+    | LibraryCall
     | Memset
     | Copy
     | SubProgram
@@ -161,7 +163,12 @@ _SCRATCH_ALIGNMENT = 512
 
 
 def has_host(step: Step) -> bool:
-    """Whether a step contains a host computation, or a collective under the host's control flow."""
+    """Whether a step contains a host computation, a library's routine that no graph may contain, or
+    a collective under the host's control flow."""
+    if isinstance(step, SubProgram):
+        return any(map(has_host, step.steps))
+    if isinstance(step, LibraryCall):
+        return not step.routine.captured
     inner = [s for body in _bodies(step) for s in body]
     return isinstance(step, HostStep) or any(
         has_host(s) or isinstance(s, (Collective, Collectives)) for s in inner
@@ -206,7 +213,7 @@ class CapturedProgram:
     def __init__(
         self,
         driver: Driver,
-        segments: list[_GraphSegment | _HostCmd | _HostControlFlow],
+        segments: list[_GraphSegment | _HostCmd | _LibraryCmd | _HostControlFlow],
         graphs: list[GraphHandle],
         held: Sequence[Any],
     ) -> None:
@@ -398,6 +405,23 @@ class _JoinCmd:
         """Nothing: without a second stream, collectives are in order."""
 
 
+@dataclass(frozen=True, slots=True)
+class _LibraryCmd:
+    """Runs a library's routine. A graph refers to what it keeps on the device."""
+
+    driver: Driver
+    routine: PreparedRoutine
+    addresses: tuple[int, ...]
+    captured: bool
+
+    def record(self, driver: Driver, stream: StreamHandle) -> None:
+        self.routine.run(self.addresses, stream)
+
+    def launch(self) -> None:
+        """Enqueues it on the compute stream, between graphs."""
+        self.routine.run(self.addresses, self.driver.compute)
+
+
 class _HostCmd:
     """Copies operands to the host, calls the CPU's function, and copies results back."""
 
@@ -431,6 +455,7 @@ class _HostCmd:
 
 _Command: TypeAlias = (
     _LaunchCmd
+    | _LibraryCmd
     | _ClearCmd
     | _SetInt32Cmd
     | _CopyCmd
@@ -496,6 +521,10 @@ def _commands(
             within = [(m.address, m.address + m.bytes) for m in touched]
             runs.append(_LaunchCmd(step, addresses, within))
             commands.append(runs[-1])
+        elif isinstance(step, LibraryCall):
+            places = tuple([address_of(b, 0) for b in step.buffers])
+            routine = device.driver.routine(step.routine)
+            commands.append(_LibraryCmd(device.driver, routine, places, step.routine.captured))
         elif isinstance(step, Memset):
             held = memory[step.buffer]
             commands.append(_ClearCmd(held.address, held.bytes))
@@ -569,7 +598,7 @@ def _segments(
     commands: Sequence[_Command],
     conditional_nodes: bool,
     graphs: list[GraphHandle],
-) -> Iterator[_GraphSegment | _HostCmd | _HostControlFlow]:
+) -> Iterator[_GraphSegment | _HostCmd | _LibraryCmd | _HostControlFlow]:
     """Cut commands into as few segments as possible; their graphs are appended to `graphs`."""
     # A chain, without edges for what is independent: graphs with two lanes took 169.5 ms a training
     # step instead of 166.3, since the kernels of a chain follow each other without a gap and
@@ -594,7 +623,7 @@ def _segments(
                 for body in (command.first, *command.branches)
             ]
             yield _HostControlFlow(device, command, first, branches)
-        elif isinstance(command, _HostCmd):
+        elif isinstance(command, (_HostCmd, _LibraryCmd)):
             yield command
     yield from recorded()
 
@@ -603,7 +632,14 @@ def _involves_host(command: _Command, conditional_nodes: bool) -> bool:
     """Whether a command contains a host computation, or control flow that the host decides."""
     if isinstance(command, _ConditionalCmd):
         return not conditional_nodes or _needs_host(command)
-    return isinstance(command, _HostCmd)
+    return _runs_alone(command)
+
+
+def _runs_alone(command: _Command) -> bool:
+    """Whether a command is what no graph may contain."""
+    return isinstance(command, _HostCmd) or (
+        isinstance(command, _LibraryCmd) and not command.captured
+    )
 
 
 def _exchanges(command: _Command) -> bool:
@@ -617,14 +653,13 @@ def _needs_host(command: _ConditionalCmd) -> bool:
     """Whether the bodies of a conditional contain what no conditional node can."""
     return any(
         [
-            _needs_host(a) if isinstance(a, _ConditionalCmd) else isinstance(a, _NO_NODES)
+            _needs_host(a)
+            if isinstance(a, _ConditionalCmd)
+            else _runs_alone(a) or isinstance(a, _CollectiveCmd)
             for body in (command.first, *command.branches)
             for a in body
         ]
     )
-
-
-_NO_NODES = _HostCmd, _CollectiveCmd
 
 
 def _unrolled(commands: Sequence[_Command], conditional_nodes: bool) -> Iterator[_Command]:

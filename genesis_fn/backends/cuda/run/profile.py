@@ -25,10 +25,11 @@ from genesis_fn.backends.cuda.run.graph import (
     SubProgram,
     UncapturedSteps,
     capture_program,
+    has_host,
 )
 from genesis_fn.backends.cuda.run.runtime import Runtime
 from genesis_fn.compiler.target import Target
-from genesis_fn.kernels.plan import Launch, Memset
+from genesis_fn.kernels.plan import Launch, LibraryCall, Memset
 
 _HOLD_BYTES = 64 << 20
 _HOLD_SECONDS = 15e-6  # what one fill of so many bytes takes at least
@@ -138,19 +139,25 @@ def _pieces(
                 number = len(alone)
                 if isinstance(s, Join):  # one by one, steps are in order
                     continue
-                if isinstance(s, (Launch, Memset, Copy, Collective, Collectives, SetInteger)):
+                one = replace(step, steps=(s,)) if isinstance(step, SubProgram) else s
+                if isinstance(s, _ON_DEVICE) and not has_host(s):
                     run = lambda number=number: direct.launch(number)
-                    alone.append(replace(step, steps=(s,)) if isinstance(step, SubProgram) else s)
+                    alone.append(one)
                     pieces.append(_Piece(_name(s), n, run, True))
                 else:
-                    run = capture_program(runtime, [s], memory, owners).launch
+                    run = capture_program(runtime, [one], memory, owners).launch
                     pieces.append(_Piece(_name(s), n, run, False))
     direct = UncapturedSteps(runtime, alone, memory)
     assert len(direct) == len(alone)
     return pieces
 
 
+_ON_DEVICE = Launch, LibraryCall, Memset, Copy, Collective, Collectives, SetInteger
+
+
 def _name(step: Any) -> str:
+    if isinstance(step, LibraryCall):
+        return type(step.routine).__name__.lower()
     if isinstance(step, Launch):
         return getattr(step.kernel, "__name__", "") or getattr(step.kernel, "name", "kernel")
     names = {Memset: "fill", SetInteger: "fill", ForLoop: "repeat", HostStep: "host"}

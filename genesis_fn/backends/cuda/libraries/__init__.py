@@ -1,0 +1,46 @@
+"""Routines of `kernels/routines.py` on a device: cuFFT, cuSOLVER and cuBLAS through NVIDIA's own
+bindings, the package nvmath-python, and torch's on the interpreting driver's host memory.
+
+    usable(target)               whether plans for `target` may call them
+    scratch(routine, target)     the bytes of scratch memory that a routine wants
+
+Nothing is loaded before the first plan asks. Drivers prepare a routine, and run it at addresses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from genesis_fn.compiler.target import Target
+from genesis_fn.kernels.routines import Routine
+
+
+class PreparedRoutine(Protocol):
+    """A routine of a library, ready to run on a device. What it refers to on the device lives as
+    long as it does, so a graph that contains it must keep it."""
+
+    def run(self, addresses: Sequence[int], stream: Any) -> None:
+        """Enqueue it on a stream, on buffers at these addresses, scratch memory last."""
+        ...
+
+
+def usable(target: Target) -> bool:
+    """Whether there are libraries for a device. Warns once where a package is missing; raises
+    BackendError where one is too old."""
+    if not target.libraries:
+        return False
+    if target.interpreted:
+        return True
+    from genesis_fn.backends.cuda.libraries import nvidia
+
+    return nvidia.loaded() is not None
+
+
+def scratch(routine: Routine, target: Target) -> int:
+    """The bytes of scratch memory that a routine wants on a device."""
+    if target.interpreted:
+        return 0
+    from genesis_fn.backends.cuda.libraries import nvidia
+
+    return nvidia.scratch(routine)

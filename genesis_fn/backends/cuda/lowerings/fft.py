@@ -1,0 +1,132 @@
+"""Fourier transforms, by a library's routines of up to three dimensions."""
+
+from __future__ import annotations
+
+import math
+
+from genesis_fn.backends.cuda import libraries
+from genesis_fn.backends.cuda.codegen.kernel_text import add_copy, add_elements
+from genesis_fn.backends.cuda.lowerings.call import Call, Lowered, lowers_by_library
+from genesis_fn.backends.cuda.lowerings.elementwise import run_time_scalar
+from genesis_fn.core import dtypes
+from genesis_fn.core.aval import Aval
+from genesis_fn.kernels.language.dtypes import NAMES
+from genesis_fn.kernels.language.element_types import ITEMSIZE
+from genesis_fn.kernels.linalg.matrices import Transpose, plan_transpose
+from genesis_fn.kernels.plan import BufferArg, Scalar
+from genesis_fn.kernels.plan_builder import PlanBuilder
+from genesis_fn.kernels.routines import Fft
+from genesis_fn.primitives.fft import FftType, fft_p
+
+_MOST = 3  # dimensions of one routine
+_MOST_CALLS = 16  # of a routine on interleaved transforms; more are moved together first
+
+
+@lowers_by_library(fft_p)
+def _fft(call: Call) -> Lowered:
+    x, out = call.operands[0], call.out
+    builder = PlanBuilder(1, 1)
+    kind, lengths = call.params["fft_type"], call.params["fft_lengths"]
+    real = NAMES[dtypes.real_of(x.dtype)]
+    source, result = BufferArg(0, real), BufferArg(1, real)
+    transforms = _Transforms(builder, call, dtypes.real_of(x.dtype).name)
+    if kind is FftType.RFFT:
+        last, before = lengths[-_MOST:], lengths[:-_MOST]
+        transforms.add(Fft(transforms.kind, "r2c", last, x.size // math.prod(last)), source, result)
+        transforms.add_complex(out, before, (result, result), len(last), inverse=False)
+    elif kind is FftType.IRFFT:
+        # The library's transform of several dimensions takes a spectrum to have the symmetry of a
+        # real signal's along all of them, where it is redundant; NumPy's reads it along the last
+        # one, and ignores what must be zero there. It overwrites its source, too.
+        held = builder.workspace(2 * x.size, real)
+        if len(lengths) > 1:
+            transforms.add_complex(x, lengths[:-1], (source, held), 1, inverse=True)
+        else:
+            add_copy(builder, _words(source), _words(held), (2 * x.size,), (1,))
+        rows = out.size // lengths[-1]
+        _add_real_ends(builder, held, rows, lengths[-1])
+        transforms.add(Fft(transforms.kind, "c2r", lengths[-1:], rows), held, result)
+    else:
+        inverse = kind is FftType.IFFT
+        last, before = lengths[-_MOST:], lengths[:-_MOST]
+        batch = x.size // math.prod(last)
+        transforms.add(Fft(transforms.kind, "c2c", last, batch, inverse), source, result)
+        transforms.add_complex(out, before, (result, result), len(last), inverse)
+    if kind in (FftType.IFFT, FftType.IRFFT) and call.params.get("scaled", True):
+        count = out.size * (2 if kind is FftType.IFFT else 1)
+        _add_scale(builder, result, count, 1 / math.prod(lengths), dtypes.real_of(out.dtype))
+    return builder.build()
+
+
+def _words(buffer: BufferArg) -> BufferArg:
+    return BufferArg(buffer.index, buffer.dtype.replace("fp", "i"), buffer.offset)
+
+
+class _Transforms:
+    """Appends transforms of one kind of numbers to a plan."""
+
+    def __init__(self, builder: PlanBuilder, call: Call, kind: str) -> None:
+        self.builder, self.target = builder, call.target
+        self.kind = kind
+
+    def add(self, routine: Fft, source: BufferArg, result: BufferArg) -> None:
+        """Append one routine."""
+        self.builder.call(routine, [source, result], libraries.scratch(routine, self.target))
+
+    def add_complex(
+        self,
+        x: Aval,
+        lengths: tuple[int, ...],
+        places: tuple[BufferArg, BufferArg],
+        behind: int,
+        inverse: bool,
+    ) -> None:
+        """Append the complex transform, from one of `places` to the other, of the shape of `x`,
+        along as many dimensions as there are `lengths`, ahead of the last `behind`."""
+        axes = range(x.ndim - behind - len(lengths), x.ndim - behind)
+        for first in range(0, len(lengths), _MOST):
+            self._along(x, tuple(axes[first : first + _MOST]), places, inverse)
+            places = places[1], places[1]
+
+    def _along(
+        self, x: Aval, axes: tuple[int, ...], places: tuple[BufferArg, BufferArg], inverse: bool
+    ) -> None:
+        lengths = tuple([x.shape[a] for a in axes])
+        outer, inner = math.prod(x.shape[: axes[0]]), math.prod(x.shape[axes[-1] + 1 :])
+        if outer <= _MOST_CALLS:
+            routine = Fft(self.kind, "c2c", lengths, inner, inverse, interleaved=inner > 1)
+            size = math.prod(lengths) * inner * 2 * ITEMSIZE[places[0].dtype]
+            for k in range(outer):
+                parts = [BufferArg(p.index, p.dtype, p.offset + k * size) for p in places]
+                self.add(routine, *parts)
+            return
+        # Moved behind the others, and back.
+        routine = Fft(self.kind, "c2c", lengths, outer * inner, inverse)
+        moved = self.builder.workspace(2 * x.size, places[0].dtype)
+        kind, length = dtypes.complex_of(dtypes.NAMES[self.kind]).name, math.prod(lengths)
+        behind, back = [
+            plan_transpose(Transpose(outer, *shape, kind), self.target)
+            for shape in ((length, inner), (inner, length))
+        ]
+        self.builder.include(behind, [places[0], moved])
+        self.add(routine, moved, moved)
+        self.builder.include(back, [moved, places[1]])
+
+
+def _add_real_ends(builder: PlanBuilder, half: BufferArg, rows: int, length: int) -> None:
+    """Append zero for the imaginary parts of the first and, of even lengths, the middle
+    coefficient of rows of half spectra, which a real signal does not have."""
+    ends = 1 if length % 2 else 2
+    scalars = {"ends": Scalar(ends), "half": Scalar(length // 2 + 1, "i64")}
+    place = "((i // ends) * half + (i % ends) * (half - 1)) * 2 + 1"
+    lines = [f"tl.store(x + {place}, tl.zeros((BLOCK,), x.dtype.element_ty), inside)"]
+    add_elements(builder, "real_ends", {"x": half}, rows * ends, lines, scalars=scalars, wide=True)
+
+
+def _add_scale(
+    builder: PlanBuilder, x: BufferArg, count: int, factor: float, kind: dtypes.DType
+) -> None:
+    """Append x[:count] *= factor."""
+    scalar, text = run_time_scalar(factor, kind)
+    line = f"tl.store(x + i, tl.load(x + i, inside) * {text.format('s')}, inside)"
+    add_elements(builder, "scale", {"x": x}, count, [line], scalars={"s": scalar})

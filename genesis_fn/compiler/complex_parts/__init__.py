@@ -1,0 +1,1 @@
+"""Programs on complex numbers as programs on their parts; `represent` has the pass."""

@@ -1,0 +1,1 @@
+"""What stands around routines of linear algebra: layouts, tables of addresses, failures, signs."""

@@ -1,0 +1,46 @@
+"""Kernels around libraries' routines of linear algebra."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+from genesis_fn.backends.cuda.lowerings import plan_for
+from genesis_fn.compiler.target import H200
+from genesis_fn.core.aval import aval
+from genesis_fn.core.dtypes import NAMES as DTYPES
+from genesis_fn.core.primitive import Primitive
+from genesis_fn.kernels.plan import Launch, Plan
+from genesis_fn.primitives import linalg
+
+TARGET = replace(H200, interpreted=True, libraries=True)  # which knows no device's scratch memory
+
+
+def cases() -> dict[str, Plan]:
+    """The kernels of each decomposition."""
+    found: dict[str, Plan] = {}
+    for kind in ("float32", "complex128"):
+        for name, plan in _plans(kind):
+            # Those that are compiled from a library's text are not the library's.
+            launches = [s for s in plan.steps if isinstance(s, Launch)]
+            kernels = [s for s in launches if s.kernel.__module__.startswith("genesis_fn.kernels")]
+            for step in {s.kernel.__name__: s for s in kernels}.values():
+                only = replace(plan, steps=(step,))
+                found[f"{step.kernel.__name__} of {name} {kind}"] = only
+    return found
+
+
+def _plans(kind: str) -> Iterator[tuple[str, Plan]]:
+    many, tall = aval((64, 32, 32), DTYPES[kind]), aval((64, 128, 32), DTYPES[kind])
+    plan: Callable[..., Plan] = lambda prim, *avals, **params: _planned(prim, avals, params)
+    yield "cholesky", plan(linalg.cholesky_p, many)
+    yield "lu", plan(linalg.lu_p, aval((1024, 1024), DTYPES[kind]))
+    yield "qr", plan(linalg.qr_p, tall, full_matrices=False)
+    yield "svd", plan(linalg.svd_p, tall, full_matrices=True, compute_uv=True)
+    yield "eig", plan(linalg.eig_p, many, compute_vectors=True)
+
+
+def _planned(prim: Primitive, avals: tuple, params: dict) -> Plan:
+    plan = plan_for(prim, avals, params, TARGET)
+    assert type(plan) is Plan
+    return plan
