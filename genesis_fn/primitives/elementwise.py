@@ -133,7 +133,8 @@ div = elementwise(
 )
 rem = elementwise(
     "rem",
-    [ONE, lambda o, x, y: neg(trunc(div(x, y)))],
+    # The whole quotient: that of x itself could round up to it, and on a GPU fall short of it.
+    [ONE, lambda o, x, y: neg(round_even(div(sub(x, o), y)))],
     accepts="real",
     triton="rem({0}, {1})",
     cost=8,

@@ -221,6 +221,23 @@ def test_what_is_no_truth_value_is_refused() -> None:
         gf.config.update("precise", "yes")
 
 
+def test_quotients_that_are_to_be_exact_are() -> None:
+    """49 / 49 may be less than 1 where 2 units in the last place are good enough."""
+    for f in (
+        lambda x: jnp.round(x, 2),
+        lambda x: jnp.linspace(x, x + 1.0, 50),
+        lambda x: gf.optim.schedules.step_schedule(1.0, 49)(x[0]),
+    ):
+        assert divisions(f, X)[0] >= 1
+    x = jnp.array(np.arange(1.0, 200.0, dtype=np.float32), device=cuda(0))
+    np.testing.assert_array_equal(np.asarray(gf.jit(jnp.floor_divide)(x, x)), 1.0)
+    ends = gf.jit(lambda x: jnp.linspace(x, x + 1.0, 50))(x)
+    np.testing.assert_array_equal(np.asarray(ends[-1]), np.asarray(x) + 1.0)
+    # The derivative of a remainder by its divisor is the whole quotient.
+    slopes = gf.vmap(gf.grad(lax.rem, argnums=1))(3.0 * x, x)
+    np.testing.assert_array_equal(np.asarray(slopes), -3.0)
+
+
 # ---- the precision of products, set inside of a program ----
 
 

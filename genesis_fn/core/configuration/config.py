@@ -224,3 +224,9 @@ class computing:
     def __exit__(self, *exc: Any) -> None:
         if self.block is not None:
             self.block.__exit__(None, None, None)
+
+
+def precisely() -> computing:
+    """The block in which float32 is divided with one rounding, whatever the settings say: for
+    quotients that must be exact where they can be, as that of a number by itself."""
+    return computing(numerics_of(current().matmul_precision, True))
