@@ -3,10 +3,10 @@
     python benchmarks/numerics.py --out benchmarks/results/numerics-h200.json [--every 1]
 
 An error is the distance, in units in the last place, from the correctly rounded result to the one
-returned, as in CUDA's own table; the correctly rounded one comes from float64 by torch, on the same
-device. Functions of one operand are evaluated at every `--every`-th of the 2**32 bit patterns,
-those of two at 2**28 pairs of patterns. Exits with 1 where an error exceeds its bound.
-`docs/write_numerics.py` makes docs/numerics.md of the results.
+returned, as in CUDA's own table; the correctly rounded one comes from float64 by torch, on the
+same device where torch has CUDA. Functions of one operand are evaluated at every `--every`-th of
+the 2**32 bit patterns, those of two at 2**28 pairs of patterns. Exits with 1 where an error
+exceeds its bound. `docs/write_numerics.py` makes docs/numerics.md of the results.
 """
 
 from __future__ import annotations
@@ -130,7 +130,10 @@ def measured(f: Function, precise: bool, every: int, pairs: int, device: str) ->
     run = gf.jit(f.ours, precise=precise)
     most, at = -1, [0.0] * f.operands
     for operands in patterns(f, every, pairs, device):
-        got = torch.from_dlpack(run(*[jnp.from_dlpack(x) for x in operands])).to(device)
+        if device == "cuda":
+            got = torch.from_dlpack(run(*[jnp.from_dlpack(x) for x in operands]))
+        else:  # PyTorch without CUDA: through the host, to the library's default device
+            got = torch.from_numpy(np.array(run(*[jnp.asarray(x.numpy()) for x in operands])))
         distance = errors(f, got, operands)
         n = int(distance.argmax())
         if int(distance[n]) > most:
@@ -147,7 +150,8 @@ def main() -> int:
     options = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     results: dict[str, Any] = {"surroundings": surroundings(), "every": options.every}
-    results |= {"pairs": options.pairs, "functions": {}}
+    results |= {"pairs": options.pairs, "place": str(jnp.zeros(1).device), "functions": {}}
+    print(f"{results['place']}, references on {device}", flush=True)
     failed = False
     for name in options.only or FUNCTIONS:
         f = FUNCTIONS[name]

@@ -41,6 +41,10 @@ program that is compiled later. A jitted function without the argument follows t
 it is called; `jit(f, precise=False)` does not. `GENESIS_PRECISE=1` is the setting of a process.
 On a CPU nothing changes: torch's division and roots are correctly rounded anyway.
 
+`x / x` may be less than 1 by default, and `floor(x / y)` one too small: `jnp.floor_divide`,
+`jnp.round`, the ends of `jnp.linspace` and the staircases of schedules divide correctly rounded in
+both modes.
+
 All other functions are those of CUDA's library in both modes, and keep subnormal numbers. Their
 bounds are the ones that the CUDA Programming Guide documents; `logistic` is 1 / (1 + exp(-x)),
 whose results below 2**-126 may be zero. What is not in the table is exact (sums and products of
