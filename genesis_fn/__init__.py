@@ -64,6 +64,7 @@ from genesis_fn.core.configuration.settings import (
     log_compiles as log_compiles,
     numpy_dtype_promotion as numpy_dtype_promotion,
     numpy_rank_promotion as numpy_rank_promotion,
+    precise as precise,
     settings as _settings,
     transfer_guard as transfer_guard,
     transfer_guard_device_to_device as transfer_guard_device_to_device,

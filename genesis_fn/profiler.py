@@ -13,6 +13,7 @@ from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
 from genesis_fn.core.array import ArrayImpl
+from genesis_fn.core.configuration import config
 from genesis_fn.core.device import default_device
 from genesis_fn.core.jaxpr import Var
 from genesis_fn.core.primitive import bind, running
@@ -219,7 +220,8 @@ def _by_equation(name: str, found: Any, arrays: list[ArrayImpl], repeats: int) -
         for _ in range(1 if e.prim.effect else repeats):
             with running(None):
                 start = time.perf_counter()
-                made = bind(e.prim, *xs, **e.params)
+                with config.computing(e.numerics):
+                    made = bind(e.prim, *xs, **e.params)
                 outs = list(made) if e.prim.multi else [made]
                 for o in outs:
                     o.block_until_ready()

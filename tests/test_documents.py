@@ -215,13 +215,14 @@ def test_files_that_are_named_exist(page) -> None:
     assert sorted(set(missing)) == []
 
 
-def test_the_settings_are_those_of_the_code() -> None:
-    spec = importlib.util.spec_from_file_location("write_settings", DOCS / "write_settings.py")
+@pytest.mark.parametrize("name", ["settings", "numerics"])
+def test_pages_that_are_written_are_up_to_date(name) -> None:
+    spec = importlib.util.spec_from_file_location(name, DOCS / f"write_{name}.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    written = (DOCS / "settings.md").read_text(encoding="utf-8")
-    assert written == module.settings(), "run docs/write_settings.py"
+    written = (DOCS / f"{name}.md").read_text(encoding="utf-8")
+    assert written == getattr(module, name)(), f"run docs/write_{name}.py"
 
 
 def test_the_environment_is_read_in_one_place() -> None:

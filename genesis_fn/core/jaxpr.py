@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 
 from genesis_fn.core import errors
 from genesis_fn.core.aval import Aval
+from genesis_fn.core.configuration import config
 from genesis_fn.core.diagnostics.source_info import SourceLocation, where
 from genesis_fn.core.primitive import Primitive, ctx
 
@@ -32,9 +33,10 @@ Atom: TypeAlias = Any  # Var | bool | int | float | complex
 
 
 class Eqn:
-    """`outs = prim[params] ins`, with the user's line, and whether a backward pass made it."""
+    """`outs = prim[params] ins`, with the user's line, whether a backward pass made it, and how
+    exactly it is computed: by default as the settings say now."""
 
-    __slots__ = ("prim", "ins", "params", "outs", "where", "backward")
+    __slots__ = ("prim", "ins", "params", "outs", "where", "backward", "numerics")
 
     def __init__(
         self,
@@ -44,9 +46,11 @@ class Eqn:
         outs: Sequence[Var],
         where: SourceLocation | None = None,
         backward: bool = False,
+        numerics: config.Numerics | None = None,
     ) -> None:
         self.prim, self.ins, self.params, self.outs = prim, ins, params, outs
         self.where, self.backward = where, backward
+        self.numerics = config.current().numerics if numerics is None else numerics
 
     def replace(self, **changes: Any) -> Eqn:
         """A copy with some fields changed."""

@@ -166,7 +166,7 @@ def step_schedule(init_value: Number, step_size: int, gamma: float = 0.1) -> Sch
     """
     if step_size <= 0:
         raise ArgumentError(f"step_schedule: step_size must be positive, got {step_size}")
-    return lambda count: init_value * gamma ** jnp.floor(_float(count) / step_size)
+    return lambda count: init_value * gamma ** jnp.floor_divide(_float(count), step_size)
 
 
 def exponential_schedule(init_value: Number, gamma: float) -> Schedule:
@@ -222,8 +222,8 @@ def exponential_decay(
 
     def schedule(count: ArrayLike) -> Array:
         done = _float(count) - begin
-        progress = done / transition_steps
-        progress = jnp.floor(progress) if staircase else progress
+        whole = jnp.floor_divide if staircase else jnp.divide
+        progress = whole(done, transition_steps)
         value = jnp.where(done <= 0, init_value, init_value * decay_rate**progress)
         return value if end_value is None else limit(value, end_value)
 

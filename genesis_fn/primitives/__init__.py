@@ -50,6 +50,7 @@ from genesis_fn.primitives.elementwise import (
     lgamma as lgamma,
     log as log,
     log1p as log1p,
+    log2 as log2,
     logistic as logistic,
     lt as lt,
     max as max,

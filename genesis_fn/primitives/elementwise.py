@@ -133,7 +133,8 @@ div = elementwise(
 )
 rem = elementwise(
     "rem",
-    [ONE, lambda o, x, y: neg(trunc(div(x, y)))],
+    # The whole quotient: that of x itself could round up to it, and on a GPU fall short of it.
+    [ONE, lambda o, x, y: neg(round_even(div(sub(x, o), y)))],
     accepts="real",
     triton="rem({0}, {1})",
     cost=8,
@@ -424,6 +425,16 @@ log = elementwise(
     cost=8,
     transcendental=True,
 )
+log2 = elementwise(
+    "log2",
+    tangent=lambda ts, y, x: over(ts[0], mul(x, math.log(2))),
+    accepts="inexact",
+    precision="high",
+    torch=torch.log2,
+    triton="log2({0})",
+    cost=8,
+    transcendental=True,
+)
 log1p = elementwise(
     "log1p",
     tangent=lambda ts, y, x: over(ts[0], add(x, 1)),
@@ -457,7 +468,7 @@ cbrt = elementwise(
     [lambda y, x: div(1, mul(mul(y, y), 3))],
     accepts="float",
     precision="high",
-    triton="cube_root({0})",
+    triton="cbrt({0})",
     cost=8,
     transcendental=True,
 )

@@ -6,6 +6,7 @@ Run as a program: the compiler needs a process in which Triton does not interpre
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import sys
@@ -98,6 +99,25 @@ CORPUS = {
 }  # fmt: skip
 
 
+def chain(step):
+    """24 steps, and their derivatives."""
+
+    def whole(x, ct):
+        y, pull = g.vjp(lambda x: functools.reduce(lambda y, _: step(y), range(24), x), x)
+        return y, *pull(ct)
+
+    return whole, [((1 << 22,), F32)] * 2
+
+
+# Long pointwise kernels, each the whole chain: elements a thread are as many as fit.
+CHAINS = {
+    "division": chain(lambda x: x / (1 + x * x)),
+    "logarithm": chain(lambda x: gnp.log(x * x + 1.5)),
+    "error function": chain(lambda x: lax.erf(x) + 0.1),
+    "sine": chain(lambda x: gnp.sin(x) * 1.1),
+}
+
+
 def every(kind: np.dtype) -> tuple[Callable, list]:
     """A program of every elementwise primitive that takes operands of one dtype."""
     prims = []
@@ -111,9 +131,13 @@ def every(kind: np.dtype) -> tuple[Callable, list]:
 
 
 def main(architecture: int, *kinds_of_all: str) -> None:
-    """Compile every program of the corpus, or of all elementwise primitives of the dtypes named."""
+    """Compile every program of the corpus, "chains", or of all elementwise primitives of the dtypes
+    named."""
     records, target = [], OF_ARCHITECTURE[architecture]
-    programs = {f"every {k}": every(np.dtype(k)) for k in kinds_of_all} or CORPUS
+    if kinds_of_all == ("chains",):
+        programs = CHAINS
+    else:
+        programs = {f"every {k}": every(np.dtype(k)) for k in kinds_of_all} or CORPUS
     for name, (f, kinds) in programs.items():
         jaxpr, _ = stage(lambda *xs: g.tree.leaves(f(*xs)), [aval(s, d) for s, d in kinds])
         program = rematerialise_jaxpr(simplify_jaxpr(represented(jaxpr)))

@@ -53,6 +53,13 @@ def test_no_spills(architecture: int) -> None:
         assert r["registers"] <= CEILINGS[r["name"]], r
 
 
+def test_chains_are_one_kernel_each_without_spills() -> None:
+    records = printed("compile_generated.py", 90, "chains")
+    assert [r["case"] for r in records] == ["division", "logarithm", "error function", "sine"]
+    for r in records:
+        assert r["spills"] <= (0 if RECORDED else 16) and r["registers"] <= 160, r
+
+
 @pytest.mark.parametrize("architecture", [80, 90])
 def test_joined_products_have_room(architecture: int) -> None:
     records = printed("compile_joined.py", architecture)

@@ -162,6 +162,7 @@ UNARY: dict[str, Callable] = {
     "neg": np.negative, "abs": np.abs, "sign": _sign, "not": np.invert,
     "population_count": _jax(lax.population_count), "clz": _jax(lax.clz),
     "exp": np.exp, "exp2": np.exp2, "expm1": np.expm1, "log": np.log, "log1p": np.log1p,
+    "log2": np.log2,
     "sqrt": np.sqrt, "rsqrt": lambda x: 1 / np.sqrt(x), "cbrt": np.cbrt,
     "logistic": _jax(lax.logistic),
     "sin": np.sin, "cos": np.cos, "tan": np.tan, "asin": np.arcsin, "acos": np.arccos,

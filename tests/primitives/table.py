@@ -127,6 +127,7 @@ for _name, _inputs in {
     "digamma": (POSITIVE,),
 }.items():
     row(_name, getattr(ops, _name), getattr(lax, _name), _inputs)
+row("log2", ops.log2, jnp.log2, (POSITIVE,))
 row("rem", ops.rem, lax.rem, (A * 3, POSITIVE))
 row("integer_pow", lambda x: ops.integer_pow(x, 3), lambda x: x**3, (A,))
 row("safe_mul", lambda t, d: ops.safe_mul(t, d), lambda t, d: t * d, (A, B))

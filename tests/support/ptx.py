@@ -116,15 +116,22 @@ class Blocks:
         self.name = re.match(r"\.visible \.entry (\w+)", head)[1]
         self.operations, self.labels, variables = _statements(rest.partition("// -- End")[0])
         threads = int(re.search(r"\.reqntid (\d+)", head)[1])
-        self.memory, self.parameters = (
-            memory,
-            {f"{self.name}_param_{i}": a for i, a in enumerate(arguments)},
-        )
+        self.parameters = {f"{self.name}_param_{i}": a for i, a in enumerate(arguments)}
+        # Tables of constants lie behind all that a launch may touch.
+        self.variables = {"global_smem": 0}
+        arrays, bases = list(memory.bytes), list(memory.bases)
+        for name, values in re.findall(
+            r"\.global \.align \d+ \.b8 (\w+)\[\d+\] = \{([\d, ]+)\};", ptx[:entry]
+        ):
+            self.variables[name] = ((bases[-1] if bases else 0) >> 44) + 1 << 44
+            bases.append(self.variables[name])
+            arrays.append(np.array([int(v) for v in values.split(",")], np.uint8))
+        self.memory = Memory(arrays, bases)
         self.count = blocks.size * threads
+        self.carry = np.zeros(self.count, np.uint64)
         self.block = np.repeat(np.arange(blocks.size), threads)
         thread = np.tile(np.arange(threads), blocks.size)
         self.lane, self.warp = thread % 32, np.arange(self.count) // 32 * 32
-        self.variables = {"global_smem": 0}
         size = -shared % 128 + shared
         for name, n in variables["shared"].items():
             self.variables[name] = size
@@ -293,6 +300,8 @@ class Blocks:
             self.multiply(name, operands)
         elif family == "setp":
             self.compare(name, operands)
+        elif family in ("mad", "madc") and ("cc" in name or family == "madc"):
+            self.write(operands[0], self.carried(name, operands[1:]))
         elif family == "cvt":
             self.write(operands[0], self.converted(name, operands))
         elif family == "createpolicy":  # of a cache, which the model does not have
@@ -604,6 +613,18 @@ class Blocks:
             return _pure(family, name, parts).astype(TYPES[kind])
         return _pure(family, name, parts)
 
+    def carried(self, name: list[str], operands: list[str]) -> np.ndarray:
+        """A word of a product and a sum, with the carry of the one before it (`madc`), and for the
+        next (`cc`)."""
+        a, b, c = [self.read(o, "u32").astype(np.uint64) for o in operands]
+        product = a * b
+        total = (product >> np.uint64(32) if "hi" in name else product & np.uint64(0xFFFFFFFF)) + c
+        if name[0] == "madc":
+            total = total + self.carry
+        if "cc" in name:
+            self.carry = np.where(self.active, total >> np.uint64(32), self.carry)
+        return total.astype(np.uint32)
+
     def bits(self, name: list[str], operands: list[str]) -> np.ndarray:
         kind = name[-1]
         if name[0] == "popc":
@@ -659,11 +680,25 @@ def _flushed(name: list[str], x: np.ndarray) -> np.ndarray:
 def _fma(name: list[str], a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
     if a.dtype == np.float64:
         return a * b + c
-    exact = a.astype(np.float64) * b.astype(np.float64) + c.astype(np.float64)
-    result = exact.astype(np.float32)
+    # The product is exact in float64. The sum is rounded to odd there, so that rounding it again,
+    # in any direction, gives what rounding the exact sum would (Boldo and Melquiond, 2008).
+    product, term = a.astype(np.float64) * b.astype(np.float64), c.astype(np.float64)
+    total = product + term
+    part = total - product
+    rest = (product - (total - part)) + (term - part)
+    even = (total.view(np.uint64) & np.uint64(1)) == 0
+    odd = np.where(
+        even & np.isfinite(rest) & (rest != 0),
+        np.nextafter(total, np.where(rest > 0, np.inf, -np.inf)),
+        total,
+    )
+    result = odd.astype(np.float32)
     if "rm" in name:
         down = np.nextafter(result, np.float32(-np.inf))
-        return np.where(result.astype(np.float64) > exact, down, result)
+        return np.where(result.astype(np.float64) > odd, down, result)
+    if "rz" in name:
+        inward = np.nextafter(result, np.float32(0))
+        return np.where(np.abs(result.astype(np.float64)) > np.abs(odd), inward, result)
     return result
 
 

@@ -432,7 +432,7 @@ def _without_barriers(jaxpr: Jaxpr) -> Jaxpr:
         if e.prim is barrier_p:
             env.update(zip(e.outs, ins))
         elif env:
-            eqns.append(Eqn(e.prim, ins, e.params, e.outs, e.where, e.backward))
+            eqns.append(e.replace(ins=ins))
         else:
             eqns.append(e)
     outs = [env.get(o, o) for o in jaxpr.outs]

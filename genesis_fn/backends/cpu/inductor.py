@@ -132,7 +132,7 @@ def _with_static_segment_sums(jaxpr: Jaxpr) -> Jaxpr:
             "promise_in_bounds",
         ):
             program = _with_spare_segment(*[i.aval for i in e.ins], **e.params)
-            e = Eqn(jit_p, e.ins, {"jaxpr": program}, e.outs, e.where, e.backward)
+            e = e.replace(prim=jit_p, params={"jaxpr": program})
             changed = True
         eqns.append(e)
     if not changed:

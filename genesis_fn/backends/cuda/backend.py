@@ -24,7 +24,7 @@ from genesis_fn.compiler.complex_parts.represent import on_parts
 from genesis_fn.core import dtypes
 from genesis_fn.core.array import ArrayImpl
 from genesis_fn.core.aval import Aval, aval, sig
-from genesis_fn.core.backend.alone import compiled_alone
+from genesis_fn.core.backend.alone import as_set, compiled_alone
 from genesis_fn.core.backend.backend import Backend
 from genesis_fn.core.backend.executable import Executable
 from genesis_fn.core.device import Device
@@ -48,6 +48,11 @@ class CudaBackend(Backend):
     ) -> Callable[..., Any]:
         """A function that runs `prim`. Control flow, calls, collectives and what is done to the
         parts of complex numbers are compiled, as a program."""
+        return as_set(prim, lambda: self._eager(prim, avals, params, device))
+
+    def _eager(
+        self, prim: Primitive, avals: Sequence[Any], params: dict[str, Any], device: Device
+    ) -> Callable[..., Any]:
         runtime = device_runtime(device.index)
         direct = has_lowering(prim) or not any(jaxprs_in(params))
         if on_parts(prim, avals, params):

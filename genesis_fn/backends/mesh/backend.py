@@ -16,7 +16,7 @@ from genesis_fn.backends.mesh.executable import MeshExecutable
 from genesis_fn.core import errors
 from genesis_fn.core.array import ArrayImpl, Shard, from_numpy, keys_over, stored
 from genesis_fn.core.aval import Aval, sig
-from genesis_fn.core.backend.alone import compiled_alone
+from genesis_fn.core.backend.alone import as_set, compiled_alone
 from genesis_fn.core.backend.backend import Backend
 from genesis_fn.core.backend.executable import Executable
 from genesis_fn.core.device import Device
@@ -49,7 +49,8 @@ class MeshBackend(Backend):
         self, prim: Primitive, avals: Sequence[Any], params: dict[str, Any], device: Device
     ) -> Callable[..., Any]:
         """A function that runs one primitive, as a program."""
-        return compiled_alone(lambda program: self.compile(program, device), prim, avals, params)
+        compile = lambda program: self.compile(program, device)
+        return as_set(prim, lambda: compiled_alone(compile, prim, avals, params))
 
     def compile(
         self,

@@ -155,6 +155,11 @@ def logarithm(x: Any, y: Any) -> Pair:
     return log_modulus(x, y), atan2(y, x)
 
 
+@_function(ops.log2)
+def _log2(x: Any, y: Any) -> Pair:
+    return div(log_modulus(x, y), _LOG2), div(atan2(y, x), _LOG2)
+
+
 @_function(ops.log1p)
 def _log1p(x: Any, y: Any) -> Pair:
     near = mul(log1p(add(mul(x, add(x, 2.0)), mul(y, y))), 0.5)

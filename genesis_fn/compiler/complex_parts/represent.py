@@ -18,6 +18,7 @@ from genesis_fn.compiler.complex_parts.steps import on_packed
 from genesis_fn.compiler.complex_parts.values import RULES, Complex, packed_aval, part_aval
 from genesis_fn.core import dtypes
 from genesis_fn.core.aval import Aval
+from genesis_fn.core.configuration import config
 from genesis_fn.core.jaxpr import Eqn, Jaxpr, Var, jaxprs_in, memoized
 from genesis_fn.core.primitive import Primitive, ctx, running
 from genesis_fn.transforms.staging.stage_trace import StageTrace, StageTracer
@@ -105,7 +106,8 @@ def _represented(jaxpr: Jaxpr, packed: bool) -> Jaxpr:
             for e in jaxpr.eqns:
                 xs = [env[i] if type(i) is Var else i for i in e.ins]
                 ctx.line, ctx.backward = e.where, e.backward
-                env.update(zip(e.outs, _equation(trace, e, xs), strict=True))
+                with config.computing(e.numerics):
+                    env.update(zip(e.outs, _equation(trace, e, xs), strict=True))
             outs: list[Any] = []
             for o in jaxpr.outs:
                 x = env[o]

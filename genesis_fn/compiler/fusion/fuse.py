@@ -39,6 +39,7 @@ from genesis_fn.compiler.loop_ir.kernel import (
     interleaved,
     is_reduction,
     iteration_domain,
+    peak_live,
     reduced_axes,
 )
 from genesis_fn.compiler.memory.inplace import updated_operand
@@ -51,8 +52,19 @@ from genesis_fn.core.jaxpr import Eqn, Jaxpr, Var, e_jaxprs
 _MAX_ROOTS = 24
 _MAX_LOADS = 24
 _MAX_INSTRUCTIONS = 256
+_MAX_LIVE = 64  # values at once of a long pointwise kernel
 _MIN_SHARED = 4096  # bytes of a common operand that are worth a merge
 _MAX_DISTANCE = 400  # equations between siblings: merging them lengthens live ranges
+
+
+def _small_enough(kernel: KernelIR) -> bool:
+    """Whether a merged kernel may have so many instructions: a pointwise one may have four times as
+    many as a reduction, as long as they leave a thread registers for several elements."""
+    if len(kernel.instrs) <= _MAX_INSTRUCTIONS:
+        return True
+    if kernel.domain.reduced > 1 or len(kernel.instrs) > 4 * _MAX_INSTRUCTIONS:
+        return False
+    return peak_live(kernel.instrs, kernel.stores) <= _MAX_LIVE
 
 
 class FusionGroup:
@@ -328,7 +340,7 @@ class _FusionState:
         x, y = self.groups[a], self.groups[b]
         if x.kernel is None or y.kernel is None or x.domain is None or y.domain is None:
             return False
-        if len(x.roots) + len(y.roots) > _MAX_ROOTS:
+        if len(x.roots) + len(y.roots) > _MAX_ROOTS and not self._mostly_inside(a, b):
             return False
         if self._in_backward(x) != self._in_backward(y):
             return False
@@ -351,7 +363,7 @@ class _FusionState:
         except Infeasible:
             return False
         loads = kernel.loads
-        if len(loads) > _MAX_LOADS or len(kernel.instrs) > _MAX_INSTRUCTIONS:
+        if len(loads) > _MAX_LOADS or not _small_enough(kernel):
             return False
         # A split row is reduced by two kernels: none of them can walk along it after its reduction.
         if domain.wants_split(self.target) and any(
@@ -366,6 +378,18 @@ class _FusionState:
             a, b, FusionGroup(roots, domain, kernel, None, loads, lo, hi, columns=columns), later
         )
         return True
+
+    def _mostly_inside(self, a: int, b: int) -> bool:
+        """Whether two pointwise steps have few roots that anything but them reads, as a chain of
+        operations and its derivatives have: the others stay in registers."""
+        x, y = self.groups[a], self.groups[b]
+        roots = x.roots + y.roots
+        if len(roots) > 4 * _MAX_ROOTS or any(
+            g.domain is None or g.domain.reduced > 1 for g in (x, y)
+        ):
+            return False
+        read = [v for v in roots if v in self.graph.required or self.readers.get(v, set()) - {a, b}]
+        return len(read) <= _MAX_ROOTS
 
     def _span(self, x: FusionGroup, y: FusionGroup, columns: frozenset[Var]) -> tuple[int, int]:
         """(first, last) equation of a merged step. What depends on its column reductions does not

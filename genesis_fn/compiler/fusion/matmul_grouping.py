@@ -234,13 +234,11 @@ def _sum_of(e: Eqn, terms: list[Eqn], rest: list[Var]) -> list[Eqn]:
     }
     whole = Var(narrow)
     eqns = [
-        Eqn(
-            grouped_matmul_p,
-            [i for t in terms for i in t.ins],
-            params,
-            (whole,),
-            e.where,
-            e.backward,
+        e.replace(
+            prim=grouped_matmul_p,
+            ins=[i for t in terms for i in t.ins],
+            params=params,
+            outs=(whole,),
         )
     ]
     alone = not rest
@@ -248,12 +246,12 @@ def _sum_of(e: Eqn, terms: list[Eqn], rest: list[Var]) -> list[Eqn]:
     if narrow.dtype != out.aval.dtype:
         wide = out if alone else Var(out.aval)
         eqns.append(
-            Eqn(convert_p, [whole], {"dtype": out.aval.dtype}, (wide,), e.where, e.backward)
+            e.replace(prim=convert_p, ins=[whole], params={"dtype": out.aval.dtype}, outs=(wide,))
         )
     elif alone:
         eqns[0] = eqns[0].replace(outs=(out,))
     if rest:
-        eqns.append(Eqn(e.prim, [wide, *rest], e.params, (out,), e.where, e.backward))
+        eqns.append(e.replace(ins=[wide, *rest], outs=(out,)))
     return eqns
 
 
@@ -411,5 +409,7 @@ def grouped_eqn(members: Sequence[Eqn]) -> Eqn:
         ins += e.ins
         outs += e.outs
     params = {"dots": tuple(dots), "sums": tuple(sums), "avals": tuple([o.aval for o in outs])}
-    last = members[-1]
-    return Eqn(grouped_matmul_p, ins, params, outs, last.where, any([e.backward for e in members]))
+    backward = any([e.backward for e in members])
+    return members[-1].replace(
+        prim=grouped_matmul_p, ins=ins, params=params, outs=outs, backward=backward
+    )

@@ -173,7 +173,7 @@ class Instr:
 
     * "load": (variable, offset, guards); zero where a guard does not hold
     * "index": an index expression; "const": a `Literal`
-    * "map": (primitive, parameters), an elementwise operation
+    * "map": (primitive, parameters, whether it is `precise`), an elementwise operation
     * "where": guards; the first operand where they hold, else the second
     * "round": to the dtype that the value has in memory
     * "reduce" along `r`, "column_reduce" along `p`, "combine" two elements: the `Reduce`
@@ -469,7 +469,9 @@ class KernelIR:
         if type(lowering) is Reduce:
             return self._short_reduction(v, e, at, guards)
         args = tuple([self.at(i, at, guards) if type(i) is Var else Literal(i) for i in e.ins])
-        meta = (e.prim, tuple(e.params.items()))
+        # Division and the like differ by how exactly they are computed: they are no common
+        # subexpression then.
+        meta = (e.prim, tuple(e.params.items()), e.numerics.precise)
         return self._emit("map", args, meta, v.aval.dtype, eqn=e)
 
     def _short_reduction(self, v: Var, e: Eqn, at: Index, guards: Guards) -> int:
@@ -570,6 +572,26 @@ def mark_approximate(instrs: Sequence[Instr], stores: Sequence[tuple[Any, Expr, 
         # An integer or a comparison passes no tolerance on to its operands.
         if not narrowed and not (i.approximate and dtypes.is_float(i.dtype)):
             exact.update(i.operands())
+
+
+def peak_live(instrs: Sequence[Instr], stores: Sequence[tuple[Any, Expr, int]]) -> int:
+    """The most values, in words of 32 bits, that are alive at once, for one element, where
+    instructions run in order and results are stored as soon as they are computed."""
+    last = {n: n for n, i in enumerate(instrs) if i.op not in ("const", "index")}
+    for n, i in enumerate(instrs):
+        last.update((a, n) for a in i.operands() if a in last)
+    # A value is alive from the instruction that makes it to the last one that uses it.
+    ends: dict[int, int] = {}
+    live = most = 0
+    for n, i in enumerate(instrs):
+        live -= ends.pop(n, 0)
+        if n in last:
+            words = max(1, i.dtype.itemsize // 4)
+            live += words
+            ends[last[n]] = ends.get(last[n], 0) + words
+            most = max(most, live)
+        live -= ends.pop(n, 0)
+    return most
 
 
 def interleaved(e: Eqn) -> int:

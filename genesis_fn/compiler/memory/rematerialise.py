@@ -251,7 +251,7 @@ def _with_recomputation(jaxpr: Jaxpr, producer: dict[Any, Eqn], saved: set[Var])
             return v
         ins = [recompute(i, at, where_read) for i in e.ins]
         outs = [Var(o.aval) for o in e.outs]
-        eqns.append(Eqn(e.prim, ins, e.params, outs, e.where, True))
+        eqns.append(e.replace(ins=ins, outs=outs, backward=True))
         for o, new in zip(e.outs, outs):
             copies[o] = at, new
         return copies[v][1]

@@ -153,7 +153,7 @@ class _Writer:
         """The result of one more equation."""
         avals = tuple([i.aval if type(i) is Var else i for i in ins])
         out = Var(_fixed(prim.abstract(avals, params)))
-        self._eqns.append(Eqn(prim, ins, params, [out], self._at.where, self._at.backward))
+        self._eqns.append(self._at.replace(prim=prim, ins=ins, params=params, outs=[out]))
         return out
 
     def converted(self, x: Var, dtype: dtypes.DType) -> Var:

@@ -115,7 +115,7 @@ class _Loop:
         for x, v in numbers:
             kind = v.aval
             fill = {"value": self.r.const[x], "shape": kind.shape, "dtype": kind.dtype}
-            prelude.append(Eqn(full_p, [], fill, (v,), self.e.where, self.e.backward))
+            prelude.append(self.e.replace(prim=full_p, ins=[], params=fill, outs=(v,)))
         self.consts = _unique_operands([c for c in self.consts if c not in numbers], env)
         self.xs = _unique_operands(self.xs, env)
         if not (prelude or env or len(self.carry) < count):
@@ -243,13 +243,10 @@ def _trim_scan(e: Eqn, live: set[Any]) -> Eqn:
         "carry": sum(keep[:carry]),
         "residuals": (0, 0),
     }
-    return Eqn(
-        e.prim,
-        [i for i, k in zip(e.ins, kept) if k],
-        params,
-        [o for o, k in zip(e.outs, keep) if k],
-        e.where,
-        e.backward,
+    return e.replace(
+        ins=[i for i, k in zip(e.ins, kept) if k],
+        params=params,
+        outs=[o for o, k in zip(e.outs, keep) if k],
     )
 
 
@@ -342,13 +339,10 @@ def _trim_while(e: Eqn, live: set[Any]) -> Eqn:
         "cond_consts": sum(test_reads[:a]),
         "body_consts": sum(needed[:b]),
     }
-    return Eqn(
-        e.prim,
-        [i for i, k in zip(e.ins, mask) if k],
-        params,
-        [o for o, k in zip(e.outs, keep) if k],
-        e.where,
-        e.backward,
+    return e.replace(
+        ins=[i for i, k in zip(e.ins, mask) if k],
+        params=params,
+        outs=[o for o, k in zip(e.outs, keep) if k],
     )
 
 
@@ -403,14 +397,8 @@ def _trim_cond(e: Eqn, live: set[Any]) -> Eqn:
         ]
     )
     ins = [e.ins[0], *(i for i, n in zip(e.ins[1:], reads) if n)]
-    return Eqn(
-        e.prim,
-        ins,
-        {"branches": branches},
-        [o for o, k in zip(e.outs, keep) if k],
-        e.where,
-        e.backward,
-    )
+    outs = [o for o, k in zip(e.outs, keep) if k]
+    return e.replace(ins=ins, params={"branches": branches}, outs=outs)
 
 
 DCE_RULES.update({scan_p: _trim_scan, while_p: _trim_while, cond_p: _trim_cond})

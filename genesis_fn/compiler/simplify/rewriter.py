@@ -162,7 +162,10 @@ class Rewriter:
         """The results of an equation without applying a rule, shared with an equal earlier one."""
         key = None
         if not (prim.effect or prim is barrier_p):  # a barrier keeps equal computations apart
-            key = (prim, *map(_key, ins), *[(k, _key(v)) for k, v in params.items()])
+            # Equal numbers come of equal operations that are computed equally exactly.
+            key = (
+                prim, at.numerics, *map(_key, ins), *[(k, _key(v)) for k, v in params.items()]
+            )  # fmt: skip
             if prim in GATHERS:  # what is gathered is dropped behind each use, and gathered anew
                 key = (*key, at.where, at.backward)
             # Common subexpressions: equal primitive, operands and parameters.
@@ -180,7 +183,7 @@ class Rewriter:
         if same and len(ins) == len(at.ins) and all(map(operator.is_, ins, at.ins)):
             e = at
         else:
-            e = Eqn(prim, ins, params, outs, at.where, at.backward)
+            e = Eqn(prim, ins, params, outs, at.where, at.backward, at.numerics)
         self.eqns.append(e)
         # Effects of sub-programs, which the primitive does not tell.
         if key is not None and not has_effect(e):
@@ -279,7 +282,7 @@ def flatten_sums(eqns: list[Eqn], outs: Sequence[Var]) -> list[Eqn]:
             merged.update(inner)
             ins = [j for i in e.ins for j in (sums[i].ins if i in inner else (i,))]
             # Remembered, so that a chain of sums becomes one in one walk.
-            e = sums[e.outs[0]] = Eqn(e.prim, ins, e.params, e.outs, e.where, e.backward)
+            e = sums[e.outs[0]] = e.replace(ins=ins)
         result.append(e)
     return [e for e in result if merged.isdisjoint(e.outs)]
 
@@ -325,7 +328,7 @@ def _reorder(eqns: list[Eqn | None], path: Sequence[int]) -> None:
         shape, kind = e.outs[0].aval.shape, e.outs[0].aval.dtype
         last = n == path[1]
         made = transpose.outs if last else (Var(aval(tuple([shape[d] for d in order]), kind)),)
-        eqns[n] = Eqn(e.prim, ins, params if e is product else e.params, made, e.where, e.backward)
+        eqns[n] = e.replace(ins=ins, params=params if e is product else e.params, outs=made)
         ins = [*made]
 
 

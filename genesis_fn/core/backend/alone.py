@@ -8,8 +8,28 @@ from typing import Any
 from genesis_fn.core.array import ArrayImpl
 from genesis_fn.core.aval import Aval
 from genesis_fn.core.backend.executable import Executable
+from genesis_fn.core.backend.lowering import Elementwise
+from genesis_fn.core.configuration import config
 from genesis_fn.core.jaxpr import Jaxpr, of_one_equation
 from genesis_fn.core.primitive import Primitive
+
+
+def as_set(prim: Primitive, build: Callable[[], Callable[..., Any]]) -> Callable[..., Any]:
+    """What `build` makes, built for each state of the settings that say how exactly `prim` is
+    computed: callers keep one function for operands of given types, whatever the settings are."""
+    # Products have their precision among their parameters, programs among their equations.
+    if type(prim.lowering) is not Elementwise:
+        return build()
+    made: dict[config.Numerics, Callable[..., Any]] = {}
+
+    def run(*args: Any) -> Any:
+        numerics = config.current().numerics
+        function = made.get(numerics)
+        if function is None:
+            function = made[numerics] = build()
+        return function(*args)
+
+    return run
 
 
 def compiled_alone(

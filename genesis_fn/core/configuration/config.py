@@ -14,6 +14,16 @@ from typing import Any
 from genesis_fn.core.configuration import environment
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Numerics:
+    """The settings that say how exactly an operation is computed. Equations keep those under which
+    they were recorded: a program is compiled, differentiated and run by its own, whatever is set by
+    then."""
+
+    matmul_precision: str = "default"
+    precise: bool = False
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Config:
     """The settings in force. Each distinct value exists once, so they compare by identity.
@@ -24,6 +34,8 @@ class Config:
         deterministic: add what a scatter or a sum over segments adds in one order, so that every
             run gives the same bits; without it floats are added by atomics on a GPU, which is
             faster.
+        precise: round division, square roots and reciprocals of float32 correctly on a GPU, which
+            else are good to 2 units in the last place (docs/numerics.md); a CPU always does.
         numpy_dtype_promotion: "strict" refuses operands of different dtypes.
         numpy_rank_promotion: "warn" or "raise" where operands differ in their number of
             dimensions.
@@ -46,6 +58,7 @@ class Config:
 
     matmul_precision: str = "default"
     deterministic: bool = True
+    precise: bool = False
     numpy_dtype_promotion: str = "standard"
     numpy_rank_promotion: str = "allow"
     random_impl: str = "philox"
@@ -70,6 +83,11 @@ class Config:
         same = {n: _FIELDS[n].default for n in _REPORTING}
         return _intern(dataclasses.replace(self, **same))
 
+    @functools.cached_property
+    def numerics(self) -> Numerics:
+        """How exactly operations are computed under these settings."""
+        return numerics_of(self.matmul_precision, self.precise)
+
 
 _REPORTING = (
     "debug_nans", "debug_infs", "log_compiles", "explain_cache_misses", "transfer_guard",
@@ -79,6 +97,12 @@ _REPORTING = (
 _listeners: list[Callable[[Config], None]] = []
 _FIELDS = {f.name: f for f in dataclasses.fields(Config)}
 _interned: dict[tuple[Any, ...], Config] = {}
+
+
+@functools.cache  # one object for each value: `computing` compares them by identity
+def numerics_of(matmul_precision: str, precise: bool) -> Numerics:
+    """The numerics of these two settings."""
+    return Numerics(matmul_precision, precise)
 
 
 def _intern(value: Config) -> Config:
@@ -182,3 +206,31 @@ def override(**settings: Any) -> Generator[Config, None, None]:
         yield _local.override
     finally:
         _local.override = before
+
+
+class computing:
+    """`with computing(numerics):` operations are computed, recorded and differentiated as these
+    settings say. (A class, and free where they are in force: transforms enter it for every
+    equation.)"""
+
+    __slots__ = ("numerics", "block")
+
+    def __init__(self, numerics: Numerics) -> None:
+        self.numerics = numerics
+
+    def __enter__(self) -> None:
+        self.block = None
+        if self.numerics is not current().numerics:
+            n = self.numerics
+            self.block = override(matmul_precision=n.matmul_precision, precise=n.precise)
+            self.block.__enter__()
+
+    def __exit__(self, *exc: Any) -> None:
+        if self.block is not None:
+            self.block.__exit__(None, None, None)
+
+
+def precisely() -> computing:
+    """The block in which float32 is divided with one rounding, whatever the settings say: for
+    quotients that must be exact where they can be, as that of a number by itself."""
+    return computing(numerics_of(current().matmul_precision, True))

@@ -236,6 +236,27 @@ deterministic: SettingContext[bool] = _context(
     """,
     True,
 )
+precise: SettingContext[bool] = _context(
+    "precise",
+    """Within the block, division, square roots and reciprocals of float32 are rounded correctly.
+
+    On a GPU they are good to 2 units in the last place without, at a tenth of the instructions
+    (docs/numerics.md); a CPU always rounds correctly. What is traced within the block keeps it,
+    its derivatives too; `jit(f, precise=True)` is the same for one function.
+
+    Args:
+        new_val: whether they are.
+
+    Returns:
+        A context manager, which is a decorator too.
+
+    >>> with gf.precise():
+    ...     third = jnp.float32(1) / 3
+    >>> third
+    Array(0.33333334, dtype=float32)
+    """,
+    True,
+)
 numpy_dtype_promotion: SettingContext[str] = _context(
     "numpy_dtype_promotion", 'Within the block, "strict" refuses mixed dtypes.', "strict"
 )

@@ -11,7 +11,6 @@ import triton.language as tl
 
 from genesis_fn.kernels.language.language import (
     cast,
-    cbrt,
     copysign,
     exp,
     fmod,
@@ -81,8 +80,8 @@ def div(x, y):
 
 
 @triton.jit
-def div_fast(x, y):
-    """x / y of float32 values to about two units in the last place."""
+def div_close(x, y):
+    """x / y of float32 values, to two units in the last place."""
     return x / y
 
 
@@ -187,6 +186,12 @@ def logistic(x):
 
 
 @triton.jit
+def logistic_close(x):
+    """1 / (1 + exp(-x)), divided to two units in the last place."""
+    return 1.0 / (1.0 + exp(-x))
+
+
+@triton.jit
 def logistic_fast(x):
     """1 / (1 + exp(-x)) by the hardware's exponential."""
     return 1.0 / (1.0 + tl.exp(-x))
@@ -282,8 +287,8 @@ def clz(x):
 
 
 @triton.jit
-def integer_pow(x, N: tl.constexpr, BITS: tl.constexpr, INVERT: tl.constexpr):
-    """x**N of N >= 0 with BITS binary digits, by squaring; one divided by it if INVERT."""
+def by_squaring(x, N: tl.constexpr, BITS: tl.constexpr):
+    """x**N of N >= 0 with BITS binary digits."""
     result = tl.zeros_like(x) + 1
     base = x
     for i in tl.static_range(BITS):
@@ -291,6 +296,13 @@ def integer_pow(x, N: tl.constexpr, BITS: tl.constexpr, INVERT: tl.constexpr):
             result = result * base
         if i + 1 < BITS:
             base = base * base
+    return result
+
+
+@triton.jit
+def integer_pow(x, N: tl.constexpr, BITS: tl.constexpr, INVERT: tl.constexpr):
+    """x**N of N >= 0 with BITS binary digits; one divided by it, correctly rounded, if INVERT."""
+    result = by_squaring(x, N, BITS)
     if INVERT:
         return divide_exactly(tl.full((), 1.0, x.dtype), result)
     else:
@@ -298,11 +310,13 @@ def integer_pow(x, N: tl.constexpr, BITS: tl.constexpr, INVERT: tl.constexpr):
 
 
 @triton.jit
-def cube_root(x):
-    """The cube root. CUDA's library gives NaN for subnormal float32, which it flushes halfway: they
-    count as zeros."""
-    y = cbrt(x)
-    return tl.where((y != y) & (x == x), x * 0, y)
+def integer_pow_close(x, N: tl.constexpr, BITS: tl.constexpr, INVERT: tl.constexpr):
+    """x**N of float32 values; one divided by it, to two units in the last place, if INVERT."""
+    result = by_squaring(x, N, BITS)
+    if INVERT:
+        return 1.0 / result
+    else:
+        return result
 
 
 @triton.jit
@@ -419,8 +433,9 @@ def nextafter_narrow(x, y, narrow_type: tl.constexpr):
 
 __all__ = [
     "bit_and", "bit_or", "multiply", "recur",
-    "bits_of", "clz", "count_bits", "cube_root", "digamma", "div", "div_fast", "divide_exactly",
-    "integer_pow", "is_finite", "logistic", "logistic_fast", "maximum", "minimum",
+    "bits_of", "by_squaring", "clz", "count_bits", "digamma", "div", "div_close",
+    "divide_exactly", "integer_pow", "integer_pow_close", "is_finite", "logistic",
+    "logistic_close", "logistic_fast", "maximum", "minimum",
     "narrow", "negate", "nextafter_narrow", "not_", "power_of_integers", "reduce_precision", "rem",
     "safe_mul",
     "shift_left", "shift_right_arithmetic", "shift_right_logical", "sign", "signed_bits_of",

@@ -6,10 +6,12 @@ Values in registers have their dtype's *register type*: narrow floats (float16, 
 are float32, booleans int1, every other dtype is itself. `loaded` and `stored` are the text of the
 two conversions at memory; `expression` is the text of one equation between register values.
 
-float32 operations are correctly rounded or libdevice's; values that came from narrow floats take
-the hardware's approximate division, exponential and logarithm, whose error their rounding hides. So
-do float32 values that are rounded to narrow floats in the end (`approximate`), but for the
-logarithm, whose approximation is poor near 1.
+float32 operations have four degrees of exactness. `precise` ones are correctly rounded (division,
+square root, reciprocal) or libdevice's; by default the three are good to 2 units in the last place,
+at a tenth of the instructions. Values that came from narrow floats take the hardware's approximate
+exponential and logarithm too, whose error their rounding hides. So do float32 values that are
+rounded to narrow floats in the end (`approximate`), but for the logarithm, whose approximation is
+poor near 1.
 """
 
 from __future__ import annotations
@@ -78,12 +80,30 @@ def literal(value: Any, dtype: DType) -> str:
     return f"tl.full((), {text}, {register(dtype)})"
 
 
+# Device functions of float32 in place of correctly rounded ones. div.full.f32 and sqrt.approx.f32
+# are good to 2 units in the last place over the whole range (PTX ISA), in 8 and 4 instructions
+# of sm_90 where the correctly rounded ones take 118 and 34, half of which is a branch.
+_CLOSE = {
+    "div": "div_close", "square_root": "tl.sqrt", "logistic": "logistic_close",
+    "integer_pow": "integer_pow_close",
+}  # fmt: skip
 # Faster device functions, whose errors the rounding to 16 bits or fewer hides.
-_FAST = {
+_FAST = _CLOSE | {
     "exp": "tl.exp", "exp2": "tl.exp2", "log": "tl.log", "rsqrt": "tl.rsqrt",
-    "square_root": "tl.sqrt", "logistic": "logistic_fast", "div": "div_fast",
+    "logistic": "logistic_fast",
 }  # fmt: skip
 _APPROXIMATE = _FAST | {"log": "log"}
+# Instructions of sm_90 for one element of float32, of functions that take more than a few: of
+# Triton 3.6's compiler, counted in its cubins.
+_INSTRUCTIONS = {
+    "acos": 27, "acosh": 74, "asin": 27, "asinh": 125, "atan": 24, "atan2": 224, "atanh": 46,
+    "cbrt": 16, "cos": 124, "cosh": 24, "digamma": 332, "div": 118, "div_close": 8,
+    "erf": 32, "erf_inv": 99, "erfc": 49, "exp": 11, "exp2": 5, "expm1": 30, "integer_pow": 118,
+    "integer_pow_close": 12, "lgamma": 214, "log": 30, "log1p": 35, "log2": 32, "logistic": 123,
+    "logistic_close": 20, "logistic_fast": 13, "nextafter": 30, "pow": 93, "rem": 74, "rsqrt": 5,
+    "sin": 122, "sinh": 39, "square_root": 38, "tan": 119, "tanh": 18, "tl.exp": 6, "tl.exp2": 5,
+    "tl.log": 30, "tl.rsqrt": 5, "tl.sqrt": 5,
+}  # fmt: skip
 _CALLED = re.compile(r"(?:\b\w+\.)?\b[A-Za-z_]\w*(?=\()")
 
 Writer = Callable[..., str]
@@ -106,14 +126,16 @@ def expression(
     names: Sequence[str],
     operands: Sequence[Any],
     params: Mapping[str, Any],
+    precise: bool,
     approximate: bool = False,
 ) -> str:
     """The text of `prim` applied to register values, as a register value of the result's dtype.
 
     `operands` holds an Aval or a Python scalar for each operand; `names[i]` is the text of operand
     i where it is an Aval (scalars are written as literals of the arrays' dtype). A result of a
-    narrow type is not rounded to it (`rounded` does that), except by a conversion. `approximate`
-    allows float32 results that are off by a few units in the last place.
+    narrow type is not rounded to it (`rounded` does that), except by a conversion. `precise` asks
+    for correctly rounded float32 division and the like, `approximate` allows results that are off
+    by a few more units in the last place than 2.
     """
     kinds = [a.dtype for a in operands if type(a) is Aval]
     kind = kinds[-1]
@@ -129,15 +151,29 @@ def expression(
         text = triton(kind, *[f"{{{i}}}" for i in range(len(texts))], **params)
     else:
         text = f"({triton})"
-    return template(text, kind, approximate and kind == dtypes.F32).format(*texts)
+    return template(text, kind, precise, approximate).format(*texts)
 
 
 @functools.lru_cache(4096)
-def template(text: str, kind: DType, approximate: bool = False) -> str:
+def template(text: str, kind: DType, precise: bool = True, approximate: bool = False) -> str:
     """A definition's template with the device functions for operands of dtype `kind`: exact ones,
     or approximate ones where these will do."""
-    table = _FAST if kind in dtypes.NARROW else _APPROXIMATE if approximate else {}
+    if kind in dtypes.NARROW:
+        table = _FAST
+    elif kind == dtypes.F32:
+        table = _APPROXIMATE if approximate else {} if precise else _CLOSE
+    else:
+        table = {}
     return _CALLED.sub(lambda found: table.get(found.group(), found.group()), text)
+
+
+def instructions(text: str, kind: DType) -> int:
+    """About how many machine instructions a GPU takes for `text`, an expression of one element of
+    dtype `kind`."""
+    # CUDA's library computes float64 in software: some four times as many.
+    weight = 4 if kind == dtypes.F64 else 1
+    found = [_INSTRUCTIONS.get(name, 1) for name in _CALLED.findall(text)]
+    return weight * max(1, sum(found))
 
 
 @writes(convert_p)
@@ -199,6 +235,6 @@ def _is_finite(texts: Sequence[str], kind: DType) -> str:
 
 
 __all__ = [
-    "MODULES", "PRELUDE", "expression", "literal",
+    "MODULES", "PRELUDE", "expression", "instructions", "literal",
     "loaded", "register", "rounded", "stored", "template", "writes",
 ]  # fmt: skip

@@ -10,6 +10,7 @@ import numpy as np
 
 from genesis_fn.core import dtypes
 from genesis_fn.core.array import Array, from_numpy
+from genesis_fn.core.configuration import config
 from genesis_fn.core.device import Device
 from genesis_fn.core.primitive import SCALARS, Tracer
 from genesis_fn.core.types.annotations import ArrayLike, DTypeLike, PyTree
@@ -157,7 +158,8 @@ def linspace(
     gaps = num - 1 if endpoint else num
     gap = divide(subtract(high, low), gaps) if gaps > 0 else multiply(subtract(high, low), math.nan)
     shape = (num, *low.aval.shape)
-    t = p.div(broadcasted_iota(computed, shape, 0), float(max(gaps, 1)))
+    with config.precisely():  # exactly 1 at the end
+        t = p.div(broadcasted_iota(computed, shape, 0), float(max(gaps, 1)))
     # Both ends are exact: each is weighted by a factor that is exactly 1 there.
     x = add(multiply(low, p.sub(1.0, t)), multiply(high, t))
     if dtypes.is_integer(d):

@@ -11,6 +11,7 @@ import numpy as np
 
 from genesis_fn.core import dtypes, errors
 from genesis_fn.core.array import ArrayImpl
+from genesis_fn.core.configuration import config
 from genesis_fn.core.dtypes import BOOL, DType
 from genesis_fn.core.primitive import SCALARS, with_weak
 from genesis_fn.core.types.annotations import Array, ArrayLike
@@ -143,7 +144,8 @@ def _divmod(name: str, x1: Any, x2: Any) -> tuple[Array, Array]:
     if dtypes.is_integer(d):
         q = p.div(x, y)
         return p.select(fix, p.sub(q, 1), q), p.select(fix, p.add(r, y), r)
-    q = p.div(p.sub(x, r), y)
+    with config.precisely():  # the quotient is a whole number, of up to 24 bits
+        q = p.div(p.sub(x, r), y)
     q = p.round_even(p.select(fix, p.sub(q, 1.0), q))
     # Division by zero: infinity or NaN, as x / y gives.
     q = p.select(p.eq(y, 0.0), p.div(x, y), q)
@@ -203,12 +205,6 @@ def float_power(x1: ArrayLike, x2: ArrayLike, /) -> Array:
 
 
 # ---- logarithms ----
-
-
-def log2(x: ArrayLike, /) -> Array:
-    """The logarithm to base 2, elementwise."""
-    x = log(x)
-    return strong(p.div(x, cast(math.log(2), _dtype(x))))
 
 
 def log10(x: ArrayLike, /) -> Array:
@@ -287,10 +283,11 @@ def round(a: ArrayLike, decimals: int = 0) -> Array:
         return p.round_even(x)
     # float16 ends at 65504, so the scaled values of 16-bit floats are float32.
     wide = p.convert(x, dtypes.F32) if d.itemsize < 4 else x
-    if decimals > 0:
-        rounded = p.div(p.round_even(p.mul(wide, 10.0**decimals)), 10.0**decimals)
-    else:
-        rounded = p.mul(p.round_even(p.div(wide, 10.0**-decimals)), 10.0**-decimals)
+    with config.precisely():  # the number nearest to the decimal one
+        if decimals > 0:
+            rounded = p.div(p.round_even(p.mul(wide, 10.0**decimals)), 10.0**decimals)
+        else:
+            rounded = p.mul(p.round_even(p.div(wide, 10.0**-decimals)), 10.0**-decimals)
     return p.convert(rounded, d)
 
 

@@ -15,6 +15,7 @@ from typing import Any, ParamSpec, TypeVar, overload
 from genesis_fn.core import dtypes, errors, tree
 from genesis_fn.core.aval import Aval
 from genesis_fn.core.backend.lowering import same
+from genesis_fn.core.configuration import config
 from genesis_fn.core.convert import as_array, is_value
 from genesis_fn.core.diagnostics.traceback import boundary
 from genesis_fn.core.jaxpr import Eqn, Jaxpr, Var, dead_code, e_jaxprs, memoized
@@ -72,8 +73,9 @@ def _ruled(jaxpr: Jaxpr) -> Jaxpr:
     for e in jaxpr.eqns:
         if e.prim is custom_call_p and e.params["call"].reverse:
             fwd = functools.partial(_primal, e.params["call"])
-            program = stage_closed(fwd, [i.aval for i in e.ins], e.params["call"].name)
-            e = Eqn(jit_p, e.ins, {"jaxpr": program}, e.outs, e.where, e.backward)
+            with config.computing(e.numerics):
+                program = stage_closed(fwd, [i.aval for i in e.ins], e.params["call"].name)
+            e = e.replace(prim=jit_p, params={"jaxpr": program})
         elif any(True for _ in e_jaxprs(e)):
             params = {k: _mapped(_ruled, v) for k, v in e.params.items()}
             if any(params[k] is not v for k, v in e.params.items()):
@@ -120,7 +122,9 @@ def _backward(jaxpr: Jaxpr, saved: tuple[Var, ...], nonzero: tuple[bool, ...]) -
         with running(trace):
             for e in eqns:
                 ctx.line = e.where
-                outs = bind(e.prim, *[env[i] if type(i) is Var else i for i in e.ins], **e.params)
+                ins = [env[i] if type(i) is Var else i for i in e.ins]
+                with config.computing(e.numerics):
+                    outs = bind(e.prim, *ins, **e.params)
                 for o, x in zip(e.outs, outs if e.prim.multi else (outs,)):
                     if o in is_saved:  # the saved primal; the recomputed one is dead code then
                         t = trace.split(x)[1]

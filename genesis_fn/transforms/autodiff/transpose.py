@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from genesis_fn.core import errors
+from genesis_fn.core.configuration import config
 from genesis_fn.core.jaxpr import Jaxpr, Var, memoized
 from genesis_fn.core.primitive import LinearOperand, bind, ctx
 from genesis_fn.primitives.elementwise import total
@@ -40,7 +41,8 @@ def _transpose(jaxpr: Jaxpr, operands: Sequence[Any], cts: Sequence[Any]) -> lis
     for e in jaxpr.eqns:
         if linear.isdisjoint(e.ins):
             ctx.line = e.where
-            outs = bind(e.prim, *[env[i] if type(i) is Var else i for i in e.ins], **e.params)
+            with config.computing(e.numerics):
+                outs = bind(e.prim, *[env[i] if type(i) is Var else i for i in e.ins], **e.params)
             env.update(zip(e.outs, outs if e.prim.multi else (outs,)))
         else:
             linear.update(e.outs)
@@ -62,14 +64,12 @@ def _transpose(jaxpr: Jaxpr, operands: Sequence[Any], cts: Sequence[Any]) -> lis
                 f"{e.prim.name} cannot be differentiated in reverse mode (it has no transpose)\n"
                 f"  at {e.where.describe() if e.where else 'an unknown line'}"
             )
-        back = e.prim.transpose(
-            sums if e.prim.multi else sums[0],
-            *[
-                (LinearOperand(i.aval) if i in linear else env[i]) if type(i) is Var else i
-                for i in e.ins
-            ],
-            **e.params,
-        )
+        operands = [
+            (LinearOperand(i.aval) if i in linear else env[i]) if type(i) is Var else i
+            for i in e.ins
+        ]
+        with config.computing(e.numerics):
+            back = e.prim.transpose(sums if e.prim.multi else sums[0], *operands, **e.params)
         for i, ct in zip(e.ins, back, strict=True):
             if ct is not None and type(i) is Var and i in linear:
                 pending.setdefault(i, []).append(ct)

@@ -214,7 +214,9 @@ def _replaced(e: Eqn, active: Var, otherwise: dict[int, Any]) -> list[Eqn]:
         if type(ins[i]) is Var:
             ins[i] = Var(ins[i].aval)
             operands, params = (active, e.ins[i]), {"otherwise": constant}
-            before.append(Eqn(if_active_p, operands, params, (ins[i],), e.where, e.backward))
+            before.append(
+                Eqn(if_active_p, operands, params, (ins[i],), e.where, e.backward, e.numerics)
+            )
     return [*before, e.replace(ins=ins)]
 
 

@@ -104,7 +104,8 @@ def _summary(x: Any) -> str:
 
 
 def _run(e: Eqn, xs: Sequence[Any]) -> list[Any]:
-    outs = bind(e.prim, *xs, **e.params)
+    with config.computing(e.numerics):
+        outs = bind(e.prim, *xs, **e.params)
     return list(outs) if e.prim.multi else [outs]
 
 

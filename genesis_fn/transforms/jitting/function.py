@@ -128,7 +128,8 @@ class JitFunction(Copied, Generic[P, R]):
         three passes: `_trace` (the program), `compile_program` (the executable), `_generate` (the
         function for calls like this one)."""
         if settings.disable_jit:
-            return self.fun(*args, **kwargs)
+            with self._numerics(settings):
+                return self.fun(*args, **kwargs)
         bound = self.spec.bind(args, kwargs)
         if ctx.trace is not None:  # under a transform: the call becomes one operation of its trace
             program = self._program(bound)
@@ -212,6 +213,14 @@ class JitFunction(Copied, Generic[P, R]):
             return program.captured[0].device if program.captured else devices.default_device()
         return next(iter(positions))
 
+    def _numerics(self, settings: config.Config) -> config.computing:
+        """The block in which the function runs: that of the settings but for what its options say.
+        Equations keep it, so that nothing else need know of the options."""
+        numerics, precise = settings.numerics, self.options["precise"]
+        if precise is not None:
+            numerics = config.numerics_of(numerics.matmul_precision, precise)
+        return config.computing(numerics)
+
     # ---- the passes ----
 
     def _trace(self, key: ProgramKey, bound: BoundArguments) -> Program:
@@ -272,7 +281,8 @@ class JitFunction(Copied, Generic[P, R]):
         labels = [p for p, x in zip(paths, bound.leaves) if type(x) is not Frozen]
         arrays = bound.arrays()
         # `no_collection`: tracing allocates many objects that live on, no garbage.
-        with guards_of(self.fun, objects) as guards, no_collection():
+        numerics = self._numerics(config.current())
+        with guards_of(self.fun, objects) as guards, no_collection(), numerics:
             jaxpr, captured = stage(
                 body,
                 [k.aval for k in arrays],
@@ -473,6 +483,7 @@ def jit(
     on_unusable_donation: Literal["warn", "error", "ignore"] = "warn",
     max_traces: int | None = None,
     compiler: Literal["inductor"] | None = None,
+    precise: bool | None = None,
     in_shardings: Any = None,
     out_shardings: Any = None,
     inline: bool = False,
@@ -491,6 +502,7 @@ def jit(
     on_unusable_donation: Literal["warn", "error", "ignore"] = "warn",
     max_traces: int | None = None,
     compiler: Literal["inductor"] | None = None,
+    precise: bool | None = None,
     in_shardings: Any = None,
     out_shardings: Any = None,
     inline: bool = False,
@@ -508,6 +520,7 @@ def jit(
     on_unusable_donation: Literal["warn", "error", "ignore"] = "warn",
     max_traces: int | None = None,
     compiler: Literal["inductor"] | None = None,
+    precise: bool | None = None,
     in_shardings: Any = None,
     out_shardings: Any = None,
     **ignored: object,
@@ -533,6 +546,9 @@ def jit(
         on_unusable_donation: "warn", "error" or "ignore" where no output fits a donated array.
         max_traces: how many programs the function may have before tracing raises; None: any number.
         compiler: "inductor" compiles by TorchInductor on CPU; None is the library's own compiler.
+        precise: whether division, square roots and reciprocals of float32 are rounded correctly on
+            a GPU, where they are good to 2 units in the last place without; None: as the setting
+            `precise` says. Functions that `fun` calls follow, but jitted ones that say otherwise.
         in_shardings: how arguments are laid out: a sharding for each leaf, as a pytree that is a
             prefix of the tuple of arguments that are not static; a PartitionSpec is one over the
             current mesh, None leaves a leaf as it is. Numbers, ndarrays and arrays on one device
@@ -544,7 +560,7 @@ def jit(
         A `JitFunction` with the signature of `fun`, or a decorator that makes one.
 
     Raises:
-        TypeError: `fun` cannot be called, or an option does not exist.
+        TypeError: `fun` cannot be called, an option does not exist, or `precise` is no truth value.
         ValueError: an option names an argument that `fun` does not have, or
             `on_unusable_donation` is unknown.
         GenesisError: a call would need more than `max_traces` programs.
@@ -568,6 +584,7 @@ def jit(
         "on_unusable_donation": on_unusable_donation,
         "max_traces": max_traces,
         "compiler": compiler,
+        "precise": precise,
         "in_shardings": in_shardings,
         "out_shardings": out_shardings,
     }
@@ -579,6 +596,8 @@ def jit(
         )
     if on_unusable_donation not in ("warn", "error", "ignore"):
         raise ValueError('on_unusable_donation is "warn", "error" or "ignore"')
+    if precise not in (None, True, False):
+        raise TypeError(f"precise is True, False or None (as the setting says), got {precise!r}")
     if fun is None:
         return functools.partial(jit, **options)
     if not callable(fun):

@@ -13,6 +13,7 @@ from typing import Any
 from genesis_fn.core import dtypes, primitive
 from genesis_fn.core.array import ArrayImpl, keys_over, words_of
 from genesis_fn.core.aval import Aval
+from genesis_fn.core.configuration import config
 from genesis_fn.core.jaxpr import Eqn, Jaxpr, Var, jaxprs_in, memoized
 from genesis_fn.core.primitive import Primitive, bind, ctx, running, typeof
 from genesis_fn.core.types.extended import WORDS
@@ -194,7 +195,8 @@ def physical(jaxpr: Jaxpr) -> Jaxpr:
                 xs = [env[i] if type(i) is Var else i for i in e.ins]
                 ctx.line, ctx.backward = e.where, e.backward
                 if _touches_keys(e):
-                    outs = on_words(e, xs)
+                    with config.computing(e.numerics):
+                        outs = on_words(e, xs)
                 else:  # keeps its output variables, so that only the operands are replaced
                     e = e.replace(ins=[x.variable if type(x) is StageTracer else x for x in xs])
                     trace.eqns.append(e)

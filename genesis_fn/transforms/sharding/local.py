@@ -36,7 +36,7 @@ def untyped(jaxpr: Jaxpr) -> Jaxpr:
             continue
         params = {k: _untyped(v) for k, v in e.params.items()}
         ins, outs = list(map(plain, e.ins)), list(map(plain, e.outs))
-        eqns.append(Eqn(e.prim, ins, params, outs, e.where, e.backward))
+        eqns.append(e.replace(ins=ins, params=params, outs=outs))
     program = Jaxpr(
         list(map(plain, jaxpr.invars)), eqns, list(map(plain, jaxpr.outs)), jaxpr.labels, jaxpr.name
     )

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from genesis_fn.core.aval import Aval
+from genesis_fn.core.configuration import config
 from genesis_fn.core.jaxpr import Eqn, Jaxpr, Var, jaxprs_in, memoized
 from genesis_fn.core.primitive import Primitive, bind, ctx, typeof
 from genesis_fn.core.sharding.layout import Layout, part_of, parts
@@ -139,7 +140,8 @@ def run(jaxpr: Jaxpr, mesh: Mesh, given: Sequence[Placed]) -> list[Placed]:
                     for x in operands:
                         if type(x) is Placed and x.due:
                             settle(x)
-                outs = _rule_of(e)(mesh, e, operands)
+                with config.computing(e.numerics):
+                    outs = _rule_of(e)(mesh, e, operands)
             finally:
                 ctx.backward = backward
             env.update(zip(e.outs, outs, strict=True))

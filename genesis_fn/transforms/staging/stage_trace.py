@@ -240,9 +240,10 @@ def evaluate(jaxpr: Jaxpr, *args: Array | Scalar) -> list[Any]:
     before = ctx.line
     try:
         for e in jaxpr.eqns:
-            ctx.line = e.where  # equations made from this one keep its line
+            ctx.line = e.where  # equations made from this one keep its line, and its numerics
             ins = [env[i] if type(i) is Var else i for i in e.ins]
-            outs = bind(e.prim, *ins, **e.params)
+            with config.computing(e.numerics):
+                outs = bind(e.prim, *ins, **e.params)
             if e.prim.multi:
                 env.update(zip(e.outs, outs))
             else:
@@ -278,7 +279,7 @@ def _inline(
                 outs = [Var(o.aval) for o in e.outs]
                 rename.update(zip(e.outs, outs))
             if backward and not e.backward:
-                e = Eqn(e.prim, e.ins, e.params, e.outs, e.where, True)
+                e = e.replace(backward=True)
             eqns.append(e.replace(ins=ins, outs=outs) if ins != e.ins or outs is not e.outs else e)
             continue
         inner = e.params["jaxpr"]

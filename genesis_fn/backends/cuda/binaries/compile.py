@@ -17,6 +17,7 @@ import linecache
 import os
 import pickle
 import queue
+import re
 import subprocess
 import sys
 import threading
@@ -43,6 +44,7 @@ from genesis_fn.core.configuration import environment
 from genesis_fn.kernels.language.dtypes import DTYPES, TYPES
 from genesis_fn.kernels.plan import Argument, BufferArg, Descriptor, Launch, Scalar
 
+_POW = re.compile(r"\bpow\(")
 _FORMAT = 5  # of cache entries and what they hold: part of the key
 _MOST_REMEMBERED = 2048
 _MOST_WORKERS = 16
@@ -170,9 +172,28 @@ def launch_key(launch: Launch, target: Target) -> str:
 def _options(launch: Launch, target: Target) -> dict[str, Any]:
     """The compiler's options for a launch, without programmatic launch where the GPU has none."""
     options = launch.options
+    text = _text(launch.kernel)
+    if text is not None:
+        # Triton has CUDA's library flush subnormal numbers to zero. Kernels given as text, which
+        # are the elementwise operations, keep them as a CPU does: that costs up to 3 instructions
+        # each. Kernels of modules flush what they exponentiate.
+        options["enable_reflect_ftz"] = False
+        # CUDA's pow multiplies and adds in pairs of floats, the second of which is what rounding
+        # lost of the first. Contracted to one rounding its error is 66 units in the last place
+        # instead of 1 (`tests/cuda/compile_numerics.py`).
+        if _POW.search(text):
+            options["enable_fp_fusion"] = False
     if not target.programmatic_launch:
         options.pop("launch_pdl", None)
     return options
+
+
+def _text(kernel: Any) -> str | None:
+    """The text of a kernel that was made from one; None of a function in a module."""
+    if isinstance(kernel, SourceKernel):
+        return kernel.text
+    where = _where(kernel)
+    return where[1] if where[0] == "generated" else None
 
 
 def signature(launch: Launch) -> tuple[dict[str, str], tuple[str, ...]]:

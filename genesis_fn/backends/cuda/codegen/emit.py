@@ -5,22 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
-from genesis_fn.backends.cuda.codegen.loops import Loops, Pointee, Store, dtype_of, is_wide
+from genesis_fn.backends.cuda.codegen.loops import (
+    Loops,
+    Pointee,
+    Store,
+    dtype_of,
+    is_wide,
+    map_text,
+)
 from genesis_fn.backends.cuda.codegen.tiling import Tiling
 from genesis_fn.compiler.loop_ir.kernel import Instr
 from genesis_fn.core import dtypes
-from genesis_fn.core.aval import aval
 from genesis_fn.core.backend import index as ix
 from genesis_fn.core.backend.index import Expr, IndexGuard
 from genesis_fn.kernels.language.dtypes import NAMES
-from genesis_fn.kernels.language.expressions import (
-    expression,
-    literal,
-    loaded,
-    register,
-    rounded,
-    stored,
-)
+from genesis_fn.kernels.language.expressions import literal, loaded, register, rounded, stored
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,10 +288,7 @@ def _round(t: KernelWriter, i: Instr) -> str:
 
 
 def _map(t: KernelWriter, i: Instr) -> str:
-    instrs = t.loops.instrs
-    operands = [aval((), instrs[a].dtype) if type(a) is int else a.value for a in i.args]
-    names = [t.value[a] if type(a) is int else "" for a in i.args]
-    return expression(i.meta[0], names, operands, dict(i.meta[1]), i.approximate)
+    return map_text(t.loops.instrs, i, [t.value[a] if type(a) is int else "" for a in i.args])
 
 
 def _combine(t: KernelWriter, i: Instr) -> str:

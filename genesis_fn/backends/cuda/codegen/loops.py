@@ -12,9 +12,11 @@ from typing import TypeAlias
 
 from genesis_fn.compiler.loop_ir.kernel import Instr
 from genesis_fn.core import dtypes
+from genesis_fn.core.aval import aval
 from genesis_fn.core.backend.index import Expr
 from genesis_fn.core.dtypes import DType
 from genesis_fn.core.jaxpr import Var
+from genesis_fn.kernels.language.expressions import expression, instructions
 
 INT32 = 2**31 - 1  # the largest offset in 32 bits, whose arithmetic is cheaper
 
@@ -50,6 +52,14 @@ class Loops:
     def __post_init__(self) -> None:
         self.largest = max([dtypes.widened(i.dtype).itemsize for i in self.instrs], default=4)
 
+    def instructions(self) -> int:
+        """About how many machine instructions one element takes."""
+        size = 0
+        for i in self.instrs:
+            text = map_text(self.instrs, i, ["x"] * len(i.args)) if i.op == "map" else ""
+            size += instructions(text, i.dtype)
+        return size
+
     def of(self, op: str) -> list[int]:
         """The numbers of the instructions of an operation."""
         return [n for n, i in enumerate(self.instrs) if i.op == op]
@@ -82,6 +92,13 @@ class Loops:
         # A smaller array is read again by other rows, from the cache.
         points = self.rows * (self.depth if "r" in i.names else 1)
         return target.aval.size >= points
+
+
+def map_text(instrs: Sequence[Instr], i: Instr, names: Sequence[str]) -> str:
+    """The text of an elementwise instruction whose operands have these names."""
+    operands = [aval((), instrs[a].dtype) if type(a) is int else a.value for a in i.args]
+    prim, params, precise = i.meta
+    return expression(prim, names, operands, dict(params), precise, i.approximate)
 
 
 def accumulator(d: DType) -> DType:

@@ -13,12 +13,19 @@ import math
 from dataclasses import dataclass
 
 from genesis_fn.backends.cuda.codegen.loops import Loops
+from genesis_fn.compiler.loop_ir.kernel import peak_live
 from genesis_fn.compiler.target import Target
 from genesis_fn.core.backend.index import Expr
 from genesis_fn.kernels.plan_builder import cdiv, next_power_of_two
 
 PERSISTENT = 16384  # the longest row that stays in registers, in elements
 _REGISTERS = 136  # per thread, the most that a slab's tiles are estimated to take
+# Of a flat kernel: values that are alive in a thread, with which 16 warps fit on a processor, and
+# its instructions, half of what the instruction cache of 128 KiB holds. A thread's elements are
+# unrolled: at 8 of them kernels of a chain of 24 divisions and its derivatives took 255 registers,
+# and those of sines 33,000 instructions.
+_LIVE = 128
+_INSTRUCTIONS = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,16 +64,28 @@ def choose_tiling(loops: Loops, target: Target) -> Tiling:
         rows = n // columns
         grid = (cdiv(rows, 32) * cdiv(columns, 32), 1, 1)
         return Tiling("tiled", grid, 32, 32, columns)
-    # Two programs for each processor at least, if there are elements enough.
-    block = 2048 if len({i.meta[0] for i in loops.instrs if i.op == "load"}) > 2 else 1024
+    warps = 8 if len({i.meta[0] for i in loops.instrs if i.op == "load"}) > 2 else 4
+    block = 32 * warps * _elements_per_thread(loops)
     # Parts of complex numbers come in twos: as many registers for half as many elements.
     offsets = [i.meta[1] for i in loops.instrs if i.op == "load"] + [s[1] for s in loops.stores]
     if any([e.terms and math.gcd(*e.terms.values()) == 2 for e in offsets]):
         block //= 2
+    # Two programs for each processor at least, if there are elements enough.
     while block > 128 and cdiv(n, block) < 2 * target.processors:
         block //= 2
     block = min(block, next_power_of_two(n))
-    return Tiling("flat", (cdiv(n, block), 1, 1), block, warps=8 if block > 1024 else 4)
+    return Tiling("flat", (cdiv(n, block), 1, 1), block, warps=min(warps, max(1, block // 32)))
+
+
+def _elements_per_thread(loops: Loops) -> int:
+    """How many elements a thread of a flat kernel computes: 8, which hide the latency of memory and
+    of arithmetic, or as many as leave registers for other warps and fit the instruction cache. Of 4
+    or more Triton loads 16 bytes of float32 at once."""
+    live, size = peak_live(loops.instrs, loops.stores), loops.instructions()
+    count = 8
+    while count > 1 and (count * live > _LIVE or count * size > _INSTRUCTIONS):
+        count //= 2
+    return count
 
 
 def tile_columns(loops: Loops) -> int:

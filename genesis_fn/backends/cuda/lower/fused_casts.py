@@ -60,7 +60,9 @@ def _takes_casts(e: Eqn) -> bool:
 
 
 def _planned(e: Eqn, target: Target) -> bool:
-    return plan_for(e.prim, [x.aval for x in e.ins], e.params, target) is not None
+    return (
+        plan_for(e.prim, [x.aval for x in e.ins], e.params, target, numerics=e.numerics) is not None
+    )
 
 
 def _with_casts(

@@ -41,7 +41,8 @@ def plan_few_rows(
     found = few_row_sizes(first)
     assert found is not None
     _, columns, depth = found
-    spec, copies = matmul_spec(Call(first.prim, _avals(first), dict(first.params), target))
+    call = Call(first.prim, _avals(first), dict(first.params), target, numerics=first.numerics)
+    spec, copies = matmul_spec(call)
     assert not any(copies)
     spec = replace(spec, out_dtype=NAMES[result.aval.dtype])
     left = first.ins[1] if product.prologue is not None else first.ins[0]
@@ -66,7 +67,8 @@ def plan_matmul_epilogue(
     """(the plan that computes `results` tile by tile, the values of its inputs)."""
     (e,) = product.eqns
     assert product.epilogue is not None
-    spec, copies = matmul_spec(Call(e.prim, _avals(e), dict(e.params), target))
+    call = Call(e.prim, _avals(e), dict(e.params), target, numerics=e.numerics)
+    spec, copies = matmul_spec(call)
     assert not any(copies)
     spec = replace(spec, out_dtype=NAMES[results[0].aval.dtype])
     text, inputs, outputs = matmul_epilogue_text(product.epilogue, e.outs[0], results, spec.n)

@@ -118,7 +118,7 @@ def keeps_fused(target: Target) -> Callable[[Eqn], bool]:
         if known is None or known.generated:
             return False
         avals = [i.aval if type(i) is Var else i for i in e.ins]
-        return plan_for(e.prim, avals, e.params, target) is not None
+        return plan_for(e.prim, avals, e.params, target, numerics=e.numerics) is not None
 
     return keeps
 
@@ -396,7 +396,9 @@ class ProgramLowering:
         site = len(self.table.sites) + 1
         in_place = self._in_place(e)
         if lowerings.has_lowering(prim) or any(e_jaxprs(e)):
-            lowered = plan_for(prim, avals, params, self.table.target, site, in_place=in_place)
+            lowered = plan_for(
+                prim, avals, params, self.table.target, site, in_place=in_place, numerics=e.numerics
+            )
         else:
             lowered = HostCall(prim, tuple(avals), dict(params))
         reads = [self.buffer(i) for i in e.ins if type(i) is Var]

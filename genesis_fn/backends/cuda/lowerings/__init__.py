@@ -31,6 +31,8 @@ from genesis_fn.compiler.target import Target
 from genesis_fn.core import dtypes
 from genesis_fn.core.aval import Aval as Aval
 from genesis_fn.core.backend.lowering import Elementwise
+from genesis_fn.core.configuration import config
+from genesis_fn.core.configuration.config import Numerics
 from genesis_fn.core.errors import BackendError
 from genesis_fn.core.jaxpr import jaxprs_in
 from genesis_fn.core.primitive import Primitive
@@ -55,8 +57,10 @@ def plan_for(
     site: int = 1,
     *,
     in_place: bool = False,
+    numerics: Numerics | None = None,
 ) -> Lowered | None:
-    """How `prim` runs on `target` with operands of these avals (a Python scalar stands for itself).
+    """How `prim` runs on `target` with operands of these avals (a Python scalar stands for itself),
+    as exactly as the equation's `numerics` say; None: as the settings do.
 
     None for a fused function without a kernel for them: its reference program runs. The plan of a
     fused function does not write results that are operands, or equal to an earlier result.
@@ -68,7 +72,10 @@ def plan_for(
     """
     if in_place and prim.updates is None:
         raise ValueError(f"{prim.name} cannot update its operand in place")
-    call = Call(prim, tuple(avals), dict(params), target, site, in_place=in_place)
+    numerics = config.current().numerics if numerics is None else numerics
+    call = Call(
+        prim, tuple(avals), dict(params), target, site, in_place=in_place, numerics=numerics
+    )
     kinds = [a.dtype for a in (*call.operands, *call.outs)]
     rule = _rule_of(prim)
     if any(map(target.lacks, kinds)) and not prim.collective:  # these move bytes
@@ -91,7 +98,8 @@ def check_error(
     index: int,
 ) -> Exception:
     """The exception for a check of `prim` that failed at `site` with `index`."""
-    call = Call(prim, tuple(avals), dict(params), target)
+    # What a message says of the operands does not depend on how exactly they are computed.
+    call = Call(prim, tuple(avals), dict(params), target, numerics=config.current().numerics)
     if prim is assert_p:
         from genesis_fn.backends.cuda.lowerings.assertions import assertion_error
 

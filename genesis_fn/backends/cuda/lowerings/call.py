@@ -11,6 +11,7 @@ from genesis_fn.backends.cuda import libraries
 from genesis_fn.backends.cuda.driver.communication import Communication
 from genesis_fn.compiler.target import Target
 from genesis_fn.core.aval import Aval
+from genesis_fn.core.configuration.config import Numerics
 from genesis_fn.core.primitive import Primitive
 from genesis_fn.kernels.language.dtypes import NAMES
 from genesis_fn.kernels.plan import BufferArg, Plan
@@ -78,7 +79,8 @@ Lowered: TypeAlias = Plan | HostCall | Views | Exchange | Constant
 @dataclass(frozen=True)
 class Call:
     """One equation: a primitive, its operands' avals (or scalars), its parameters, and the GPU that
-    it is planned for. `site` numbers it among those that check something.
+    it is planned for. `site` numbers it among those that check something; `numerics` says how
+    exactly it is computed.
 
     `in_place`: the memory of the result holds the first operand already.
     """
@@ -89,6 +91,7 @@ class Call:
     target: Target
     site: int = 1
     in_place: bool = field(default=False, kw_only=True)
+    numerics: Numerics = field(kw_only=True)
     operands: tuple[Aval, ...] = field(init=False)
     outs: tuple[Aval, ...] = field(init=False)
 

@@ -115,7 +115,7 @@ def _products(call: Call) -> Lowered:
             kinds = call.operands[2 * i : 2 * i + 2]
             wanted, own = call.outs[number].dtype, dot_general_p.abstract(kinds, dots[i]).dtype
             params = {**dots[i], "preferred_element_type": wanted}
-            one = Call(dot_general_p, kinds, params, call.target)
+            one = Call(dot_general_p, kinds, params, call.target, numerics=call.numerics)
             spec, copies = matmul_spec(one)
             pieces.append(spec if own == wanted else replace(spec, rounded=NAMES[own]))
             operands += _matrices(builder, one, copies, [call.read(2 * i), call.read(2 * i + 1)])

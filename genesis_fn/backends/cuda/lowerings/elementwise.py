@@ -48,7 +48,7 @@ def lower_elementwise(call: Call) -> Lowered:
             value = text.format(f"s{position}")
         lines.append(f"{name} = {value}")
     stand_ins = [a if type(a) is Aval else call.operands[-1] for a in call.avals]
-    result = expression(call.prim, names, stand_ins, call.params)
+    result = expression(call.prim, names, stand_ins, call.params, call.numerics.precise)
     lines.append(f"tl.store(y + i, {stored(result, call.out.dtype)}, inside)")
     buffers["y"] = call.write()
     builder = PlanBuilder(len(call.operands), 1)
@@ -61,7 +61,7 @@ def add_convert(
     builder: PlanBuilder, source: BufferArg, kind: Aval, target: BufferArg, dtype: DType
 ) -> None:
     """Append target = source, of aval `kind`, in another dtype."""
-    value = expression(convert_p, ["v0"], [kind], {"dtype": dtype})
+    value = expression(convert_p, ["v0"], [kind], {"dtype": dtype}, precise=True)
     lines = [
         f"v0 = {loaded('tl.load(x0 + i, inside)', kind.dtype)}",
         f"tl.store(y + i, {stored(value, dtype)}, inside)",

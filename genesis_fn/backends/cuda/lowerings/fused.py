@@ -16,7 +16,6 @@ from genesis_fn.backends.cuda.lowerings.call import SITES, Call, lowers
 from genesis_fn.backends.cuda.lowerings.elementwise import add_convert, converted
 from genesis_fn.core import dtypes, errors
 from genesis_fn.core.aval import Aval
-from genesis_fn.core.configuration import config
 from genesis_fn.core.jaxpr import Jaxpr, Var
 from genesis_fn.kernels.attention.select import plan_attention, plan_attention_backward
 from genesis_fn.kernels.attention.spec import MAX_HEAD_DIM, AttentionSpec, Shape4
@@ -210,6 +209,7 @@ def _layer_norm_backward(
 def _attention_spec(
     operands: Sequence[Aval],
     has: tuple[bool, ...],
+    precision: str,
     *,
     scale: float,
     causal: bool,
@@ -224,7 +224,6 @@ def _attention_spec(
     bias, mask, *_ = [next(extras) if h else None for h in has]
     if bias is not None and bias.dtype not in _HALF_OR_SINGLE:
         return None
-    precision = config.current().matmul_precision
     return AttentionSpec(
         q.shape[0],
         q.shape[2],
@@ -259,7 +258,9 @@ def _four(kind: Aval | None) -> Shape4 | None:
 def _attention(
     call: Call, results: Sequence[Aval], *, has: tuple[Any, ...], **static: Any
 ) -> Plan | None:
-    spec = _attention_spec(call.operands, has, lse=len(results) > 1, **static)
+    spec = _attention_spec(
+        call.operands, has, call.numerics.matmul_precision, lse=len(results) > 1, **static
+    )
     return None if spec is None else plan_attention(spec, call.target)
 
 
@@ -269,7 +270,9 @@ def _attention_backward(
 ) -> Plan | None:
     extras = sum(has)
     operands = call.operands
-    spec = _attention_spec(operands[: 3 + extras], has, lse=True, **static)
+    spec = _attention_spec(
+        operands[: 3 + extras], has, call.numerics.matmul_precision, lse=True, **static
+    )
     _, lse, ct = operands[3 + extras :]
     if spec is None or ct.dtype != operands[0].dtype or lse.dtype != dtypes.F32:
         return None
@@ -360,7 +363,7 @@ def _linear_cross_entropy_plan(
         class_weights=class_weights,
         site=site,
     )
-    precision = config.current().matmul_precision
+    precision = call.numerics.matmul_precision
     return plan_linear_cross_entropy(
         LinearCrossEntropy(
             loss,
