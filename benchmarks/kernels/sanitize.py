@@ -388,10 +388,13 @@ def linear_algebra(check: Callable) -> None:
     kinds = (np.float32, np.float64, np.complex64)
     for n, count, kind in (*((5, 9, k) for k in kinds), (19, 3, np.float32)):
         small, side = positive(n, count).astype(kind), array(count, n, 2).astype(kind)
-        check(lax.linalg.cholesky, small)
-        check(jnp.linalg.solve, small, side)
-        check(lambda x, y: bind(solve_p, x, y, transpose_a=True), small, side)
-        check(lax.linalg.lu, small)
+        for f, operands in (
+            (lax.linalg.cholesky, (small,)),
+            (jnp.linalg.solve, (small, side)),
+            (lambda x, y: bind(solve_p, x, y, transpose_a=True), (small, side)),
+            (lax.linalg.lu, (small,)),
+        ):
+            check(lambda *xs, f=f: gf.tree.map(jnp.abs, f(*xs)), *operands)
     check(lambda x: jnp.abs(jnp.linalg.qr(x)[0]), array(3, 37, 21))
     check(lambda x: jnp.abs(jnp.linalg.qr(x)[0]), array(3, 37, 21) + 1j * array(3, 37, 21))
     check(lambda x: jnp.abs(lax.linalg.svd(x, full_matrices=False)[0]), array(3, 37, 21))

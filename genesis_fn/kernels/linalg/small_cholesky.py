@@ -49,6 +49,7 @@ def small_cholesky_kernel(
         scale = 1.0 / sqrt(tl.where(pivot > 0, pivot, 1.0))  # of what is not positive, no matter
         real = columns[k * PARTS] * scale
         result = result + (tl.where(row < k, zero, real),)
+        imaginary = zero
         if COMPLEX:
             imaginary = tl.where(row > k, columns[k * PARTS + 1] * scale, zero)
             result = result + (imaginary,)

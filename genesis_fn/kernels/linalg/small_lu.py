@@ -104,9 +104,9 @@ def eliminate(
         candidate = bits == over_rows(bits, ROWS, True)
         found = over_rows(tl.where(candidate, position * 32 + row, 1024), ROWS, False)
         chosen = found % 32
-        place = found // 32
-        position = tl.where(row == chosen, k, tl.where(position == k, place, position))
-        pivots = tl.where(row == k, place, pivots)
+        former = found // 32
+        position = tl.where(row == chosen, k, tl.where(position == k, former, position))
+        pivots = tl.where(row == k, former, pivots)
         order = tl.where(row == k, chosen, order)
         pivot = element_at(column, first + chosen, COMPLEX)
         zero = is_zero(pivot, COMPLEX)

@@ -32,7 +32,7 @@ def over_rows(x, ROWS: tl.constexpr, LARGEST: tl.constexpr):
 
 
 @triton.jit
-def places(
+def row_offsets(
     start,
     inside,
     NUMBERS: tl.constexpr,
@@ -63,7 +63,7 @@ def read_rows(
     STRIDE: tl.constexpr,
 ):
     """WIDTH vectors, a power of two: the numbers of each lane's row, behind them zeros."""
-    offsets, mask = places(start, inside, NUMBERS, WIDTH, GROUP, STRIDE)
+    offsets, mask = row_offsets(start, inside, NUMBERS, WIDTH, GROUP, STRIDE)
     block = tl.load(base + offsets, mask, other=0.0)
     parts = (tl.reshape(tl.permute(block, (1, 0, 2)), (32, WIDTH)),)
     # Part r has every S-th number from the r-th on; its halves every 2 S-th.
@@ -95,8 +95,9 @@ def write_rows(
             pairs = tl.join(parts[r], parts[r + WIDTH // 2 ** (level + 1)])
             joined = joined + (tl.reshape(pairs, (32, 2 ** (level + 1))),)
         parts = joined
-    block = tl.permute(tl.reshape(parts[0], (32, WIDTH // GROUP, GROUP)), (1, 0, 2))
-    offsets, mask = places(start, inside, NUMBERS, WIDTH, GROUP, GROUP)
+    whole = parts[0]  # pyright: ignore[reportGeneralTypeIssues]  joined
+    block = tl.permute(tl.reshape(whole, (32, WIDTH // GROUP, GROUP)), (1, 0, 2))
+    offsets, mask = row_offsets(start, inside, NUMBERS, WIDTH, GROUP, GROUP)
     tl.store(base + offsets, block, mask)
 
 
