@@ -20,7 +20,7 @@ from genesis_fn.backends.cuda.memory.dlpack import (
 from genesis_fn.backends.cuda.memory.pool import Buffer
 from genesis_fn.backends.cuda.memory.staging import PendingRead
 from genesis_fn.backends.cuda.run.runtime import Runtime, device_runtime
-from genesis_fn.compiler.complex_parts.represent import on_parts
+from genesis_fn.compiler.complex_parts.represent import uses_parts
 from genesis_fn.core import dtypes
 from genesis_fn.core.array import ArrayImpl
 from genesis_fn.core.aval import Aval, aval, sig
@@ -55,7 +55,7 @@ class CudaBackend(Backend):
     ) -> Callable[..., Any]:
         runtime = device_runtime(device.index)
         direct = has_lowering(prim) or not any(jaxprs_in(params))
-        if on_parts(prim, avals, params):
+        if uses_parts(prim, avals, params):
             return self._on_parts(prim, avals, params, device)
         if direct and not prim.collective:
             run = eager.eager_function(runtime, device, prim, avals, params)

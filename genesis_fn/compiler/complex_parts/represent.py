@@ -57,7 +57,7 @@ def has_parts(prim: Primitive) -> bool:
     return prim in RULES
 
 
-def on_parts(prim: Primitive, avals: Sequence[Any], params: dict[str, Any]) -> bool:
+def uses_parts(prim: Primitive, avals: Sequence[Any], params: dict[str, Any]) -> bool:
     """Whether an operation on these operands is done to parts of complex numbers."""
     if not has_parts(prim):
         return False
