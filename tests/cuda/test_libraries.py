@@ -223,7 +223,8 @@ def test_transforms(kind, shape, count):
 @pytest.mark.parametrize("kind", KINDS)
 def test_many_small_matrices_by_routines(kind, monkeypatch):
     """As larger ones are: those that no kernel of ours takes."""
-    monkeypatch.setattr(lowerings_linalg, "_IN_REGISTERS", 0)
+    for bound in ("_CHOLESKY_IN_REGISTERS", "_LU_IN_REGISTERS"):
+        monkeypatch.setattr(lowerings_linalg, bound, 0)
     x, b = positive((3,), 4, kind), normal((3, 4, 2), kind, 5)
     close(by_plan(linalg.cholesky_p, [x])[0], np.tril(np.linalg.cholesky(x)), kind)
     for transposed in (False, True):

@@ -60,8 +60,10 @@ from genesis_fn.primitives.linalg import (
 _BATCHED = 64  # batched routines are faster from one matrix for each so many rows on (measured)
 # The most numbers of a row, two of a complex element, with which kernels factor several matrices in
 # registers; 0 for none. They read and write a matrix once, where a routine has transposes around
-# it; twice the numbers take four times the instructions, and longer to compile.
-_IN_REGISTERS = 32
+# it: 28 us for 4096 Cholesky factors of 32 x 32, where that takes 106 (H200). Pivots cost time to
+# compile, 2 s for rows of 8 numbers and 18 s for 16.
+_CHOLESKY_IN_REGISTERS = 32
+_LU_IN_REGISTERS = 8
 _FEW_COLUMNS = 64  # fewer right sides are solved from the left, in a copy (measured)
 _MOST_SCRATCH = 256 << 20  # bytes that batched eigenproblems may ask for at a time
 
@@ -94,9 +96,9 @@ class _Solver:
         """The numbers that an element consists of."""
         return self.bytes // ITEMSIZE[self.real]
 
-    def fits_registers(self, n: int) -> bool:
-        """Whether kernels factor matrices [n, n]."""
-        return self.count > 1 and n * self.parts <= _IN_REGISTERS
+    def fits_registers(self, n: int, most: int) -> bool:
+        """Whether there are several matrices [n, n], of at most so many numbers a row."""
+        return self.count > 1 and n * self.parts <= most
 
     def matrices(self, elements: int) -> BufferArg:
         """A workspace for a matrix of so many elements each."""
@@ -192,7 +194,7 @@ def _solver(call: Call, matrices: Aval) -> _Solver:
 def _cholesky(call: Call) -> Lowered:
     x = call.operands[0]
     s, n = _solver(call, x), x.shape[-1]
-    if s.fits_registers(n):
+    if s.fits_registers(n, _CHOLESKY_IN_REGISTERS):
         small = SmallCholesky(s.count, n, s.real, s.parts == 2)
         s.include(plan_small_cholesky(small, call.target), s.operand(0), s.result())
         return s.builder.build()
@@ -263,7 +265,7 @@ def _solve(call: Call) -> Lowered:
     a, b = call.operands
     s = _solver(call, a)
     n, columns = b.shape[-2:]
-    if s.fits_registers(n) and columns * s.parts <= MOST_SIDES:
+    if s.fits_registers(n, _LU_IN_REGISTERS) and columns * s.parts <= MOST_SIDES:
         transposed = call.params["transpose_a"]
         small = SmallSolve(s.count, n, columns, s.real, s.parts == 2, transposed)
         buffers = s.operand(0), s.operand(1), s.result()
@@ -303,7 +305,7 @@ def _lu(call: Call) -> Lowered:
     x = call.operands[0]
     s = _solver(call, x)
     m, n = x.shape[-2:]
-    if m == n and s.fits_registers(n):
+    if m == n and s.fits_registers(n, _LU_IN_REGISTERS):
         small = SmallLu(s.count, n, s.real, s.parts == 2)
         buffers = s.operand(0), s.result(), s.result(1, "i32"), s.result(2, "i32")
         s.include(plan_small_lu(small, call.target), *buffers)
