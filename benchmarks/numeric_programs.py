@@ -138,6 +138,12 @@ def complexes(rng: np.random.Generator, *shape: int) -> np.ndarray:
     return normal(rng, *shape) + 1j * normal(rng, *shape)
 
 
+def bounded(rng: np.random.Generator, *shape: int) -> np.ndarray:
+    """Complex64 numbers of the unit disc."""
+    z = complexes(rng, *shape)
+    return (z / (1 + np.abs(z))).astype(np.complex64)
+
+
 PROGRAMS = (
     Program(
         "FFT filter 8 x 2048^2",
@@ -146,7 +152,7 @@ PROGRAMS = (
     ),
     Program(
         "complex iteration 2048^2, 50 steps",
-        lambda rng: [0.25 * complexes(rng, 2048, 2048)],
+        lambda rng: [0.4 * bounded(rng, 2048, 2048)],
         iteration,
         1e-3,
     ),
