@@ -27,7 +27,7 @@ import torch.distributed as dist
 
 import genesis_fn as gf
 from benchmarks.results_file import Results, parser, short
-from genesis_fn.backends.cuda.run.graph import Join
+from genesis_fn.backends.cuda.run.steps import Join
 from genesis_fn.core.aval import aval
 from genesis_fn.core.primitive import bind
 from genesis_fn.core.sharding.mesh import MeshAxis, make_mesh

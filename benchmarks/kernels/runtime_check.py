@@ -37,17 +37,9 @@ from genesis_fn.backends.cuda.driver.errors import ForkedProcessError, OutOfMemo
 from genesis_fn.backends.cuda.memory import dlpack
 from genesis_fn.backends.cuda.memory.pool import Pool
 from genesis_fn.backends.cuda.memory.report import memory_snapshot, memory_stats, memory_summary
-from genesis_fn.backends.cuda.run.graph import (
-    BufferAddress,
-    CapturedProgram,
-    Copy,
-    ForLoop,
-    SubProgram,
-    Switch,
-    While,
-    capture_program,
-)
+from genesis_fn.backends.cuda.run.graph import BufferAddress, CapturedProgram, capture_program
 from genesis_fn.backends.cuda.run.runtime import Runtime, device_runtime
+from genesis_fn.backends.cuda.run.steps import Copy, ForLoop, SubProgram, Switch, While
 from genesis_fn.kernels.plan import BufferArg, Descriptor, Launch, Memset, Scalar
 from genesis_fn.kernels.plan_builder import dense
 

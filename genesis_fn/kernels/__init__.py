@@ -24,6 +24,23 @@ if _typing.TYPE_CHECKING:
         plan_gather_rows as plan_gather_rows,
         plan_scatter_rows as plan_scatter_rows,
     )
+    from genesis_fn.kernels.linalg.matrices import (
+        Addresses as Addresses,
+        MatrixNumbers as MatrixNumbers,
+        Transpose as Transpose,
+        plan_addresses as plan_addresses,
+        plan_flaws as plan_flaws,
+        plan_poison as plan_poison,
+        plan_transpose as plan_transpose,
+    )
+    from genesis_fn.kernels.linalg.pivots import (
+        RowSwaps as RowSwaps,
+        plan_permutation as plan_permutation,
+    )
+    from genesis_fn.kernels.linalg.reflectors import (
+        Reflectors as Reflectors,
+        plan_reflectors as plan_reflectors,
+    )
     from genesis_fn.kernels.linalg.small_cholesky import (
         SmallCholesky as SmallCholesky,
         plan_small_cholesky as plan_small_cholesky,
@@ -35,6 +52,14 @@ if _typing.TYPE_CHECKING:
     from genesis_fn.kernels.linalg.small_solve import (
         SmallSolve as SmallSolve,
         plan_small_solve as plan_small_solve,
+    )
+    from genesis_fn.kernels.linalg.vectors import (
+        ComplexNumbers as ComplexNumbers,
+        Signs as Signs,
+        Vectors as Vectors,
+        plan_align_signs as plan_align_signs,
+        plan_complex_vectors as plan_complex_vectors,
+        plan_conjugate as plan_conjugate,
     )
     from genesis_fn.kernels.matmul.conv import (
         Convolution as Convolution,
@@ -95,6 +120,23 @@ _HOME = {
     "ScatterRows": "indexing.scatter",
     "plan_gather_rows": "indexing.scatter",
     "plan_scatter_rows": "indexing.scatter",
+    "Addresses": "linalg.matrices",
+    "MatrixNumbers": "linalg.matrices",
+    "Transpose": "linalg.matrices",
+    "plan_addresses": "linalg.matrices",
+    "plan_flaws": "linalg.matrices",
+    "plan_poison": "linalg.matrices",
+    "plan_transpose": "linalg.matrices",
+    "RowSwaps": "linalg.pivots",
+    "plan_permutation": "linalg.pivots",
+    "Reflectors": "linalg.reflectors",
+    "plan_reflectors": "linalg.reflectors",
+    "ComplexNumbers": "linalg.vectors",
+    "Signs": "linalg.vectors",
+    "Vectors": "linalg.vectors",
+    "plan_align_signs": "linalg.vectors",
+    "plan_complex_vectors": "linalg.vectors",
+    "plan_conjugate": "linalg.vectors",
     "SmallCholesky": "linalg.small_cholesky",
     "plan_small_cholesky": "linalg.small_cholesky",
     "SmallLu": "linalg.small_lu",

@@ -96,6 +96,7 @@ from genesis_fn.primitives.indexing.scatter import (
 )
 from genesis_fn.primitives.linalg import (
     cholesky_p as cholesky_p,
+    eig_p as eig_p,
     eigh_p as eigh_p,
     lu_p as lu_p,
     qr_p as qr_p,

@@ -18,7 +18,7 @@ os.environ["GENESIS_DEVICE"] = "cpu"
 import genesis_fn.numpy as gnp
 from genesis_fn.backends.cuda.lower.steps import BufferTable, keeps_fused
 from genesis_fn.backends.cuda.pipeline import schedule
-from genesis_fn.backends.cuda.run.graph import SubProgram
+from genesis_fn.backends.cuda.run.steps import SubProgram
 from genesis_fn.compiler.simplify.simplify import simplify_jaxpr
 from genesis_fn.compiler.target import OF_ARCHITECTURE
 from genesis_fn.core.aval import aval

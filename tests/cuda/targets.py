@@ -12,7 +12,7 @@ import genesis_fn.numpy as gnp
 from genesis_fn import lax
 from genesis_fn.backends.cuda.lower.steps import BufferTable, keeps_fused
 from genesis_fn.backends.cuda.pipeline import schedule
-from genesis_fn.backends.cuda.run.graph import ForLoop, SubProgram, Switch, While
+from genesis_fn.backends.cuda.run.steps import ForLoop, SubProgram, Switch, While
 from genesis_fn.compiler.memory.rematerialise import rematerialise_jaxpr
 from genesis_fn.compiler.simplify.simplify import simplify_jaxpr
 from genesis_fn.compiler.target import Target

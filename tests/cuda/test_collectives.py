@@ -23,7 +23,7 @@ import genesis_fn as gf
 from genesis_fn import lax
 from genesis_fn.backends.cuda.driver.drivers import implementation
 from genesis_fn.backends.cuda.driver.interpret import InterpretDriver
-from genesis_fn.backends.cuda.run import exchanges, graph
+from genesis_fn.backends.cuda.run import exchanges, steps as steps_of
 from genesis_fn.backends.cuda.run.executable import CudaExecutable
 from genesis_fn.compiler.options import without
 from genesis_fn.compiler.simplify import collectives as turning
@@ -314,7 +314,9 @@ def test_positions_are_values(mirror):
     )
     assert (a, b) == (HERE, 5 * HERE)
     # Programs of different places are the same but for the number that a step sets.
-    assert [s.value for s in executable.schedule.steps if isinstance(s, graph.SetInteger)] == [HERE]
+    assert [s.value for s in executable.schedule.steps if isinstance(s, steps_of.SetInteger)] == [
+        HERE
+    ]
 
 
 def test_groups_are_asked_for_on_all_processes(mirror):
@@ -385,7 +387,7 @@ def test_long_loops_around_collectives_are_the_hosts(mirror, monkeypatch):
     body = lambda c, _: (ops.mul(bind(col.psum_invariant_p, c, axis_name=axis), 0.75), None)
     (last,), executable = run(lambda x: [scan(body, x, None, length=3)[0]], x)
     np.testing.assert_allclose(last, x * 1.5**3, rtol=1e-6)
-    assert any(map(graph.has_host, executable.schedule.steps))
+    assert any(map(steps_of.has_host, executable.schedule.steps))
     assert segments(executable, x) > 1
 
 
@@ -402,7 +404,7 @@ def test_loops_and_branches_around_collectives_are_the_hosts(mirror):
     (a, b), executable = run(f, x, np.int32(0))
     np.testing.assert_array_equal(a, 8 * x)
     np.testing.assert_array_equal(b, 2 * x)
-    assert any(map(graph.has_host, executable.schedule.steps))
+    assert any(map(steps_of.has_host, executable.schedule.steps))
 
 
 def members(steps):
@@ -410,7 +412,7 @@ def members(steps):
     return [
         m
         for s in steps
-        if isinstance(s, (graph.Collective, graph.Collectives))
+        if isinstance(s, (steps_of.Collective, steps_of.Collectives))
         for m in getattr(s, "members", (s,))
     ]
 
@@ -446,14 +448,14 @@ def test_collectives_start_early_and_are_joined_late(mirror):
     steps = executable.schedule.steps
     # What sends an input starts at once; each is joined once, behind its start.
     assert names(steps) == ["ppermute", "psum_invariant", "all_gather"]
-    starts = {s.number: n for n, s in enumerate(steps) if isinstance(s, graph.Collectives)}
-    joins = {s.number: n for n, s in enumerate(steps) if isinstance(s, graph.Join)}
+    starts = {s.number: n for n, s in enumerate(steps) if isinstance(s, steps_of.Collectives)}
+    joins = {s.number: n for n, s in enumerate(steps) if isinstance(s, steps_of.Join)}
     assert starts.keys() == joins.keys() and all(starts[k] < joins[k] for k in starts)
 
 
 def order(steps: Any) -> list[str]:
     """A letter for each step: kernels, starts of collectives, joins."""
-    letter = {graph.Collectives: "start", graph.Join: "join"}
+    letter = {steps_of.Collectives: "start", steps_of.Join: "join"}
     return [letter.get(type(s), "kernel") for s in steps]
 
 
@@ -536,7 +538,7 @@ def test_gathers_run_ahead_of_their_uses_by_a_limited_number_of_bytes(mirror, mo
     _, executable = run(f, *[x + k for k in range(8)])
     ahead = most = 0
     for s in executable.schedule.steps:
-        ahead += isinstance(s, graph.Collectives) - isinstance(s, graph.Join)
+        ahead += isinstance(s, steps_of.Collectives) - isinstance(s, steps_of.Join)
         most = max(most, ahead)
     assert most == 2
 

@@ -32,7 +32,7 @@ from genesis_fn import lax
 from genesis_fn.backends.cuda.lowerings.call import RULES as LOWERED
 from genesis_fn.backends.cuda.pipeline import compile_jaxpr
 from genesis_fn.backends.cuda.run.executable import CudaExecutable
-from genesis_fn.backends.cuda.run.graph import HostStep, Step, has_host
+from genesis_fn.backends.cuda.run.steps import HostStep, Step, has_host
 from genesis_fn.compiler.complex_parts.represent import has_parts
 from genesis_fn.core import dtypes, errors
 from genesis_fn.core.array import from_numpy

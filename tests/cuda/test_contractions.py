@@ -13,7 +13,7 @@ import genesis_fn.numpy as gnp
 from genesis_fn import lax, random
 from genesis_fn.backends.cuda.lower.steps import BufferTable, keeps_fused
 from genesis_fn.backends.cuda.pipeline import schedule
-from genesis_fn.backends.cuda.run.graph import SubProgram
+from genesis_fn.backends.cuda.run.steps import SubProgram
 from genesis_fn.compiler.fusion.fuse import fuse_jaxpr
 from genesis_fn.compiler.fusion.matmul_grouping import group_matmuls
 from genesis_fn.compiler.memory.rematerialise import rematerialise_jaxpr

@@ -15,7 +15,7 @@ import genesis_fn as g
 import genesis_fn.numpy as gnp
 from genesis_fn import random
 from genesis_fn.backends.cuda.run.executable import CudaExecutable
-from genesis_fn.backends.cuda.run.graph import Copy, SubProgram, While
+from genesis_fn.backends.cuda.run.steps import Copy, SubProgram, While
 from genesis_fn.core import tree
 from genesis_fn.core.aval import aval
 from genesis_fn.core.dtypes import BF16, I32

@@ -21,15 +21,9 @@ from genesis_fn.backends.cuda.driver.errors import CudaError, DeviceMemoryExhaus
 from genesis_fn.backends.cuda.memory import dlpack
 from genesis_fn.backends.cuda.memory.pool import Pool
 from genesis_fn.backends.cuda.memory.staging import Staging
-from genesis_fn.backends.cuda.run.graph import (
-    BufferAddress,
-    Copy,
-    ForLoop,
-    Switch,
-    While,
-    capture_program,
-)
+from genesis_fn.backends.cuda.run.graph import BufferAddress, capture_program
 from genesis_fn.backends.cuda.run.runtime import Runtime
+from genesis_fn.backends.cuda.run.steps import Copy, ForLoop, Switch, While
 from genesis_fn.kernels.plan import BufferArg, Memset
 
 MIB = 1 << 20

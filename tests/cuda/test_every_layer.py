@@ -9,7 +9,7 @@ import pytest
 
 import genesis_fn as g
 import genesis_fn.numpy as gnp
-from genesis_fn.backends.cuda.run.graph import has_host
+from genesis_fn.backends.cuda.run.steps import has_host
 from genesis_fn.core import tree
 from tests.nn.table import ROWS, Row
 from tests.nn.test_every_layer import outputs

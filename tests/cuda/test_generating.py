@@ -11,7 +11,7 @@ import pytest
 import genesis_fn as g
 import genesis_fn.numpy as gnp
 from genesis_fn import random
-from genesis_fn.backends.cuda.run.graph import has_host
+from genesis_fn.backends.cuda.run.steps import has_host
 from genesis_fn.models import GenerationConfig, Session, beam_search, generate, qwen
 from genesis_fn.transforms.jitting import jit
 

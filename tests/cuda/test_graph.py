@@ -17,18 +17,9 @@ from genesis_fn.backends.cuda.driver.errors import CudaError
 from genesis_fn.backends.cuda.driver.interpret import InterpretDriver
 from genesis_fn.backends.cuda.lowerings.call import HostCall
 from genesis_fn.backends.cuda.run import graph
-from genesis_fn.backends.cuda.run.graph import (
-    BufferAddress,
-    CapturedProgram,
-    Copy,
-    ForLoop,
-    HostStep,
-    SubProgram,
-    Switch,
-    While,
-    capture_program,
-)
+from genesis_fn.backends.cuda.run.graph import BufferAddress, CapturedProgram, capture_program
 from genesis_fn.backends.cuda.run.runtime import Runtime
+from genesis_fn.backends.cuda.run.steps import Copy, ForLoop, HostStep, SubProgram, Switch, While
 from genesis_fn.core.aval import aval
 from genesis_fn.core.primitive import PRIMITIVES
 from genesis_fn.kernels.plan import BufferArg, Memset

@@ -23,8 +23,8 @@ from genesis_fn import lax
 from genesis_fn.backends.cuda import libraries
 from genesis_fn.backends.cuda.libraries import on_host
 from genesis_fn.backends.cuda.lowerings import HostCall, linalg as lowerings_linalg, plan_for
-from genesis_fn.backends.cuda.run.graph import HostStep, has_host
 from genesis_fn.backends.cuda.run.runtime import device_runtime
+from genesis_fn.backends.cuda.run.steps import HostStep, has_host
 from genesis_fn.compiler.target import H200
 from genesis_fn.core import dtypes
 from genesis_fn.core.aval import aval
@@ -478,7 +478,7 @@ def test_routines_call_the_bindings(bindings, kind):
         for module in modules:
             module.calls.clear()
         addresses = [4096 * (i + 1) for i in range(BUFFERS[type(routine).__name__] + 1)]
-        nvidia.Prepared(routine).run(addresses, 99)
+        nvidia.LibraryRoutine(routine).run(addresses, 99)
         calls = [c for module in modules for c in module.calls]
         assert any("set_stream" in name and given[1] == 99 for name, given in calls)
         given = {a for name, arguments in calls for a in arguments if isinstance(a, int)}
@@ -489,9 +489,9 @@ def test_routines_call_the_bindings(bindings, kind):
 def test_transforms_are_planned_once(bindings):
     nvidia, package = bindings
     many = [routines.Fft("float32", "c2c", (n,), 1) for n in range(1, nvidia._PLANS + 3)]
-    kept = nvidia.Prepared(many[0])
+    kept = nvidia.LibraryRoutine(many[0])
     for routine in many * 2:
-        nvidia.Prepared(routine).run([1, 2, 3], 4)
+        nvidia.LibraryRoutine(routine).run([1, 2, 3], 4)
     names = [name for name, _ in package.cufft.calls]
     assert len(nvidia._plans) == nvidia._PLANS
     assert names.count("destroy") > 0
@@ -529,7 +529,7 @@ def test_errors_of_libraries_name_the_routine(bindings, monkeypatch):
         raise RuntimeError("EXECUTION_FAILED (6)")
 
     monkeypatch.setattr(package.cusolverDn, "xgetrs", failing, raising=False)
-    prepared = nvidia.Prepared(routines.LuSolve("float32", 5, 1, "N"))
+    prepared = nvidia.LibraryRoutine(routines.LuSolve("float32", 5, 1, "N"))
     with pytest.raises(Exception, match=r"LuSolve\(.*n=5.*EXECUTION_FAILED"):
         prepared.run([1, 2, 3, 4, 5], 9)
 

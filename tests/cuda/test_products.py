@@ -10,7 +10,7 @@ import pytest
 
 import genesis_fn as g
 import genesis_fn.numpy as gnp
-from genesis_fn.backends.cuda.run.graph import SubProgram
+from genesis_fn.backends.cuda.run.steps import SubProgram
 from genesis_fn.compiler.options import without
 from genesis_fn.kernels.plan import Launch
 from genesis_fn.lax.fused.norms import rms_norm

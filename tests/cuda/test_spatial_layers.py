@@ -14,7 +14,7 @@ import genesis_fn as gf
 import genesis_fn.numpy as jnp
 from genesis_fn import nn, random
 from genesis_fn.backends.cuda.run.executable import CudaExecutable
-from genesis_fn.backends.cuda.run.graph import has_host
+from genesis_fn.backends.cuda.run.steps import has_host
 
 LAYERS: dict[str, tuple[nn.Module, tuple[int, ...]]] = {
     "conv1d": (nn.Conv1d(4, 6, 3, strides=2), (2, 7, 4)),

@@ -9,7 +9,7 @@ import pytest
 import genesis_fn as gf
 import genesis_fn.numpy as gnp
 from genesis_fn import errors, lax, nn
-from genesis_fn.backends.cuda.run.graph import SubProgram
+from genesis_fn.backends.cuda.run.steps import SubProgram
 from genesis_fn.core.device import using_device
 
 DTYPES = ("float32", "bfloat16", "bool", "int8", "float64", "complex64")

@@ -8,7 +8,7 @@ import pytest
 
 import genesis_fn.numpy as gnp
 from genesis_fn import lax
-from genesis_fn.backends.cuda.run.graph import Copy, ForLoop, SubProgram, Switch, While
+from genesis_fn.backends.cuda.run.steps import Copy, ForLoop, SubProgram, Switch, While
 from genesis_fn.compiler.options import without
 from genesis_fn.kernels.plan import Launch
 

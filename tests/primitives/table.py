@@ -402,7 +402,14 @@ row(
     batch=False,
 )
 row("eigh", lambda x: linalg.eigh(x)[1], jnp.linalg.eigvalsh, (SPD,), 1, batch=False)
-row("eig", lambda x: linalg.eig(x)[0], jnp.linalg.eigvals, (SPD,), 1, batch=False)
+row(
+    "eig",
+    lambda x: ops.real(linalg.eig(x)[0]),
+    lambda x: jnp.real(jnp.linalg.eigvals(x)),
+    (SPD,),
+    1,
+    batch=False,
+)
 row("svd", linalg.svdvals, lambda x: jnp.linalg.svd(x, compute_uv=False), (SPD,), 1, batch=False)
 row(
     "random_bits",

@@ -83,8 +83,8 @@ class PlanRunner:
                     driver.fill(everything[b], 0, size, driver.compute)
                 elif isinstance(step, tuple):
                     routine, call = step
-                    places = [everything[b.index] + b.offset for b in call.buffers]
-                    routine.run(places, driver.compute)
+                    found = [everything[b.index] + b.offset for b in call.buffers]
+                    routine.run(found, driver.compute)
                 else:
                     step.bind(everything, spare.address if spare is not None else 0)
                     step.launch(driver.compute)

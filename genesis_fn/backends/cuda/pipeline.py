@@ -29,9 +29,9 @@ from genesis_fn.backends.cuda.lower.steps import (
     pack_arena,
 )
 from genesis_fn.backends.cuda.run.executable import CudaExecutable, ProgramBinding
-from genesis_fn.backends.cuda.run.graph import exchanged_buffers
 from genesis_fn.backends.cuda.run.io_buffers import IOBuffers, OutputBuffer
 from genesis_fn.backends.cuda.run.runtime import device_runtime
+from genesis_fn.backends.cuda.run.steps import exchanged_buffers
 from genesis_fn.compiler.complex_parts.represent import represented
 from genesis_fn.compiler.fusion.fuse import fuse_jaxpr
 from genesis_fn.compiler.fusion.matmul_grouping import group_matmuls

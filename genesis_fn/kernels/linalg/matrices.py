@@ -179,7 +179,7 @@ def poison_kernel(info, out, size, VALUE: tl.constexpr, BLOCK: tl.constexpr):
 
 
 @dataclass(frozen=True, slots=True)
-class Numbers:
+class MatrixNumbers:
     """`size` floats for each of `count` matrices, of type `name`."""
 
     count: int
@@ -187,7 +187,7 @@ class Numbers:
     name: str
 
 
-def plan_poison(spec: Numbers, target: Target, value: float = math.nan) -> Plan:
+def plan_poison(spec: MatrixNumbers, target: Target, value: float = math.nan) -> Plan:
     """info (an int32 for each matrix) -> `value` for all numbers of those where it is not zero;
     others stay."""
     builder = PlanBuilder(1, 1)
@@ -214,7 +214,7 @@ def flaws_kernel(x, info, size, INFINITIES: tl.constexpr, BLOCK: tl.constexpr):
         tl.store(info + matrix, 1)
 
 
-def plan_flaws(spec: Numbers, target: Target, *, infinities: bool) -> Plan:
+def plan_flaws(spec: MatrixNumbers, target: Target, *, infinities: bool) -> Plan:
     """numbers -> info, set for matrices that hold NaN, or infinities, too; others stay."""
     builder = PlanBuilder(1, 1)
     builder.launch(

@@ -35,7 +35,7 @@ def permutation_kernel(swaps, pivots, order, rows, count, BLOCK: tl.constexpr):
 
 
 @dataclass(frozen=True, slots=True)
-class Exchanges:
+class RowSwaps:
     """The exchanges of rows of `matrices`, counted from 1 as LAPACK does, in integers `name`."""
 
     matrices: int
@@ -44,7 +44,7 @@ class Exchanges:
     name: str
 
 
-def plan_permutation(spec: Exchanges, target: Target) -> Plan:
+def plan_permutation(spec: RowSwaps, target: Target) -> Plan:
     """exchanges -> (the same as int32 counted from 0, the order of rows after them)."""
     builder = PlanBuilder(1, 2)
     builder.launch(

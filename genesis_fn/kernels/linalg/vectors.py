@@ -31,9 +31,9 @@ def align_signs_kernel(
     at = (tl.program_id(0) % across) * BLOCK + tl.arange(0, BLOCK)
     diagonal = tl.load(factors + (matrix * factors_matrix + j * factors_stride + j) * PARTS)
     if diagonal < 0:
-        place = vectors + line * rows * PARTS + at
+        element = vectors + line * rows * PARTS + at
         inside = at < rows * PARTS
-        tl.store(place, -tl.load(place, inside), inside)
+        tl.store(element, -tl.load(element, inside), inside)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,9 +85,9 @@ def complex_vectors_kernel(vectors, values, out, n, BLOCK: tl.constexpr):
     at = j.to(tl.int64)[None, :] * n + i[:, None]
     real = tl.load(vectors + tl.where(sign < 0, at - n, at), inside, other=0.0)
     part = tl.load(vectors + tl.where(sign > 0, at + n, at), inside & (sign != 0), other=0.0)
-    place = out + 2 * (i.to(tl.int64)[:, None] * n + j[None, :])
-    tl.store(place, real, inside)
-    tl.store(place + 1, tl.where(sign < 0, -part, part), inside)
+    element = out + 2 * (i.to(tl.int64)[:, None] * n + j[None, :])
+    tl.store(element, real, inside)
+    tl.store(element + 1, tl.where(sign < 0, -part, part), inside)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,17 +120,26 @@ def plan_complex_vectors(spec: Vectors, target: Target) -> Plan:
 def conjugate_kernel(x, count, BLOCK: tl.constexpr):
     """Negates every second of 2 * count numbers."""
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    place = x + 2 * at + 1
-    tl.store(place, -tl.load(place, at < count), at < count)
+    element = x + 2 * at + 1
+    tl.store(element, -tl.load(element, at < count), at < count)
 
 
-def plan_conjugate(count: int, name: str, target: Target) -> Plan:
-    """-> `count` complex numbers, of floats `name`, that are conjugated in place."""
+@dataclass(frozen=True, slots=True)
+class ComplexNumbers:
+    """`count` complex numbers, of floats `name`."""
+
+    count: int
+    name: str
+
+
+def plan_conjugate(spec: ComplexNumbers, target: Target) -> Plan:
+    """-> the numbers, conjugated in element."""
     builder = PlanBuilder(0, 1)
+    count = Scalar(spec.count, "i64" if spec.count > INT32_MAX else "i32")
     builder.launch(
         conjugate_kernel,
-        (cdiv(count, 1024),),
-        {"x": BufferArg(0, name), "count": Scalar(count, "i64" if count > INT32_MAX else "i32")},
+        (cdiv(spec.count, 1024),),
+        {"x": BufferArg(0, spec.name), "count": count},
         {"BLOCK": 1024},
     )
     return builder.build()

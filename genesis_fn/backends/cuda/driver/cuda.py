@@ -412,7 +412,7 @@ class CudaDriver:
         from genesis_fn.backends.cuda.libraries import nvidia
 
         self.activate()
-        return nvidia.Prepared(routine)
+        return nvidia.LibraryRoutine(routine)
 
     def _load(self, compiled: Sequence[CompiledKernel]) -> dict[str, _Module]:
         wanted = {one.key: one for one in compiled}

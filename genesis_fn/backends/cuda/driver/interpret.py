@@ -363,7 +363,7 @@ class InterpretDriver:
     def routine(self, routine: Routine) -> PreparedRoutine:
         from genesis_fn.backends.cuda.libraries import on_host
 
-        return on_host.Prepared(routine)
+        return on_host.HostRoutine(routine)
 
     # Exchanges, through gloo: it moves bytes, and sums are made here.
 

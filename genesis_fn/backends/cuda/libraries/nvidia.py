@@ -110,6 +110,8 @@ class _Handles:
 
 
 class _Thread(threading.local):
+    """The handles of a thread, by context."""
+
     def __init__(self) -> None:
         self.handles: dict[int, _Handles] = {}
 
@@ -204,7 +206,7 @@ def _fft_plan(routine: r.Fft) -> _FftPlan:
 # ---- running a routine ----
 
 
-class Prepared:
+class LibraryRoutine:
     """A routine on the current device."""
 
     def __init__(self, routine: r.Routine) -> None:

@@ -22,7 +22,7 @@ _COMPLEX = {"float32": "complex64", "float64": "complex128"}
 R = TypeVar("R", bound=r.Routine)
 
 
-class Prepared:
+class HostRoutine:
     """A routine on host memory."""
 
     def __init__(self, routine: r.Routine) -> None:
@@ -60,8 +60,8 @@ def _matrices(
 ) -> Any:
     """Column-major matrices: one after another, or where a table says."""
     if batch > 1 and table:
-        places = _memory(address, (batch,), "int64").tolist()
-        return [_memory(p, (columns, rows), kind).mT for p in places]
+        addresses = _memory(address, (batch,), "int64").tolist()
+        return [_memory(p, (columns, rows), kind).mT for p in addresses]
     return list(_memory(address, (batch, columns, rows), kind).mT)
 
 

@@ -17,7 +17,7 @@ from genesis_fn.backends.cuda.codegen import GeneratedKernels, KernelCache, gene
 from genesis_fn.backends.cuda.driver.communication import Permute
 from genesis_fn.backends.cuda.lower.fused_matmul import plan_few_rows, plan_matmul_epilogue
 from genesis_fn.backends.cuda.lowerings import Constant, Exchange, HostCall, Views, checks, plan_for
-from genesis_fn.backends.cuda.run.graph import (
+from genesis_fn.backends.cuda.run.steps import (
     Collective,
     Copy,
     ForLoop,

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import pkgutil
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -41,12 +42,6 @@ from genesis_fn.transforms.debugging.assertions import assert_p
 
 if TYPE_CHECKING:
     from genesis_fn.backends.cuda.lowerings.fused import FusedKernel
-
-_MODULES = (
-    "assertions",
-    "elementwise", "shape", "reductions", "scans", "sorting", "indexing", "random", "window",
-    "conv", "contraction", "ragged", "host", "fused", "collectives", "fft", "linalg",
-)  # fmt: skip
 
 
 def plan_for(
@@ -137,5 +132,5 @@ def _rule_of(prim: Primitive) -> Callable[[Call], Lowered | None] | None:
 
 @functools.cache
 def _load() -> None:
-    for module in _MODULES:
-        importlib.import_module(f"{__name__}.{module}")
+    for module in pkgutil.iter_modules(__path__):
+        importlib.import_module(f"{__name__}.{module.name}")

@@ -77,40 +77,40 @@ class _Transforms:
         self,
         x: Aval,
         lengths: tuple[int, ...],
-        places: tuple[BufferArg, BufferArg],
+        buffers: tuple[BufferArg, BufferArg],
         behind: int,
         inverse: bool,
     ) -> None:
-        """Append the complex transform, from one of `places` to the other, of the shape of `x`,
+        """Append the complex transform, from one of `buffers` to the other, of the shape of `x`,
         along as many dimensions as there are `lengths`, ahead of the last `behind`."""
         axes = range(x.ndim - behind - len(lengths), x.ndim - behind)
         for first in range(0, len(lengths), _MOST):
-            self._along(x, tuple(axes[first : first + _MOST]), places, inverse)
-            places = places[1], places[1]
+            self._along(x, tuple(axes[first : first + _MOST]), buffers, inverse)
+            buffers = buffers[1], buffers[1]
 
     def _along(
-        self, x: Aval, axes: tuple[int, ...], places: tuple[BufferArg, BufferArg], inverse: bool
+        self, x: Aval, axes: tuple[int, ...], buffers: tuple[BufferArg, BufferArg], inverse: bool
     ) -> None:
         lengths = tuple([x.shape[a] for a in axes])
         outer, inner = math.prod(x.shape[: axes[0]]), math.prod(x.shape[axes[-1] + 1 :])
         if outer <= _MOST_CALLS:
             routine = Fft(self.kind, "c2c", lengths, inner, inverse, interleaved=inner > 1)
-            size = math.prod(lengths) * inner * 2 * ITEMSIZE[places[0].dtype]
+            size = math.prod(lengths) * inner * 2 * ITEMSIZE[buffers[0].dtype]
             for k in range(outer):
-                parts = [BufferArg(p.index, p.dtype, p.offset + k * size) for p in places]
+                parts = [BufferArg(p.index, p.dtype, p.offset + k * size) for p in buffers]
                 self.add(routine, *parts)
             return
         # Moved behind the others, and back.
         routine = Fft(self.kind, "c2c", lengths, outer * inner, inverse)
-        moved = self.builder.workspace(2 * x.size, places[0].dtype)
+        moved = self.builder.workspace(2 * x.size, buffers[0].dtype)
         kind, length = dtypes.complex_of(dtypes.NAMES[self.kind]).name, math.prod(lengths)
         behind, back = [
             plan_transpose(Transpose(outer, *shape, kind), self.target)
             for shape in ((length, inner), (inner, length))
         ]
-        self.builder.include(behind, [places[0], moved])
+        self.builder.include(behind, [buffers[0], moved])
         self.add(routine, moved, moved)
-        self.builder.include(back, [moved, places[1]])
+        self.builder.include(back, [moved, buffers[1]])
 
 
 def _add_real_ends(builder: PlanBuilder, half: BufferArg, rows: int, length: int) -> None:
@@ -118,8 +118,8 @@ def _add_real_ends(builder: PlanBuilder, half: BufferArg, rows: int, length: int
     coefficient of rows of half spectra, which a real signal does not have."""
     ends = 1 if length % 2 else 2
     scalars = {"ends": Scalar(ends), "half": Scalar(length // 2 + 1, "i64")}
-    place = "((i // ends) * half + (i % ends) * (half - 1)) * 2 + 1"
-    lines = [f"tl.store(x + {place}, tl.zeros((BLOCK,), x.dtype.element_ty), inside)"]
+    element = "((i // ends) * half + (i % ends) * (half - 1)) * 2 + 1"
+    lines = [f"tl.store(x + {element}, tl.zeros((BLOCK,), x.dtype.element_ty), inside)"]
     add_elements(builder, "real_ends", {"x": half}, rows * ends, lines, scalars=scalars, wide=True)
 
 

@@ -25,19 +25,20 @@ from genesis_fn.kernels.language.element_types import ITEMSIZE
 from genesis_fn.kernels.linalg.matrices import (
     WORDS,
     Addresses,
-    Numbers,
+    MatrixNumbers,
     Transpose,
     plan_addresses,
     plan_flaws,
     plan_poison,
     plan_transpose,
 )
-from genesis_fn.kernels.linalg.pivots import Exchanges, plan_permutation
+from genesis_fn.kernels.linalg.pivots import RowSwaps, plan_permutation
 from genesis_fn.kernels.linalg.reflectors import MOST_ROWS, Reflectors, plan_reflectors
 from genesis_fn.kernels.linalg.small_cholesky import SmallCholesky, plan_small_cholesky
 from genesis_fn.kernels.linalg.small_lu import SmallLu, plan_small_lu
 from genesis_fn.kernels.linalg.small_solve import MOST_SIDES, SmallSolve, plan_small_solve
 from genesis_fn.kernels.linalg.vectors import (
+    ComplexNumbers,
     Signs,
     Vectors,
     plan_align_signs,
@@ -163,7 +164,7 @@ class _Solver:
     def flawed(self, elements: int, *, infinities: bool = False) -> BufferArg:
         """Append what marks the matrices of the first operand, of so many elements each, that hold
         NaN, or infinities, too: what a routine does with these is its own matter."""
-        info, numbers = self.info(), Numbers(self.count, elements * self.parts, self.real)
+        info, numbers = self.info(), MatrixNumbers(self.count, elements * self.parts, self.real)
         self.builder.clear(info)
         plan = plan_flaws(numbers, self.call.target, infinities=infinities)
         self.include(plan, self.operand(0), info)
@@ -173,14 +174,14 @@ class _Solver:
         """Append zeros for copies of operands that are not finite, of which routines fail or do
         not end; which these are."""
         flawed = self.flawed(elements, infinities=True)
-        numbers = Numbers(self.count, elements * self.parts, self.real)
+        numbers = MatrixNumbers(self.count, elements * self.parts, self.real)
         self.include(plan_poison(numbers, self.call.target, 0.0), flawed, matrices)
         return flawed
 
     def poison(self, info: BufferArg, out: BufferArg, elements: int, parts: int = 0) -> None:
         """Append NaN for the results of matrices whose routine failed."""
         if elements:
-            numbers = Numbers(self.count, elements * (parts or self.parts), self.real)
+            numbers = MatrixNumbers(self.count, elements * (parts or self.parts), self.real)
             self.include(plan_poison(numbers, self.call.target), info, out)
 
 
@@ -328,7 +329,7 @@ def _lu(call: Call) -> Lowered:
     s.transpose(held, s.result(), n, m)
     s.poison(s.flawed(m * n), s.result(), m * n)
     pivots, order = s.result(1, "i32"), s.result(2, "i32")
-    spec = Exchanges(s.count, m, exchanges, swaps.dtype)
+    spec = RowSwaps(s.count, m, exchanges, swaps.dtype)
     s.include(plan_permutation(spec, call.target), swaps, pivots, order)
     return s.builder.build()
 
@@ -510,7 +511,8 @@ def _svd(call: Call) -> Lowered:
     else:
         s.copy(left, s.result(2), tall * thin)
     if s.parts == 2:
-        s.include(plan_conjugate(s.count * thin * thin, s.real, call.target), right)
+        numbers = ComplexNumbers(s.count * thin * thin, s.real)
+        s.include(plan_conjugate(numbers, call.target), right)
     if m >= n:
         s.copy(right, s.result(2), thin * thin)
     else:

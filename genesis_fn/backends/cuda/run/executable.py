@@ -20,15 +20,11 @@ import numpy as np
 from genesis_fn.backends.cuda.lower.steps import BufferTable, Schedule
 from genesis_fn.backends.cuda.memory.pool import Block, Buffer
 from genesis_fn.backends.cuda.run.donated_state import DonatedState
-from genesis_fn.backends.cuda.run.graph import (
-    BufferAddress,
-    CapturedProgram,
-    capture_program,
-    has_host,
-)
+from genesis_fn.backends.cuda.run.graph import BufferAddress, CapturedProgram, capture_program
 from genesis_fn.backends.cuda.run.io_buffers import GraphReplay, IOBuffers, picker
 from genesis_fn.backends.cuda.run.profile import Measurements, elapsed, measured
 from genesis_fn.backends.cuda.run.runtime import Runtime
+from genesis_fn.backends.cuda.run.steps import has_host
 from genesis_fn.compiler.memory.memory_plan import ALIGNMENT
 from genesis_fn.core.array import ArrayImpl, live
 from genesis_fn.core.aval import Signature

@@ -1,7 +1,7 @@
 """Steps over numbered buffers, captured into CUDA graphs and launched again and again.
 
-Read from top to bottom: *steps* (what the compiler schedules), *commands* (steps bound to
-addresses), *segments* (commands captured into one graph, or run by the host), and the capture.
+Read from top to bottom, after *steps* (`steps.py`): *commands* (steps bound to addresses),
+*segments* (commands captured into one graph, or run by the host), and the capture.
 
 A program that needs no host computation is one graph, in which its steps form a chain, if the
 driver has conditional nodes. Otherwise it is cut into segments that run one after the other:
@@ -41,161 +41,29 @@ from genesis_fn.backends.cuda.driver.driver import (
     StreamHandle,
 )
 from genesis_fn.backends.cuda.libraries import PreparedRoutine
-from genesis_fn.backends.cuda.lowerings.call import Exchange, HostCall
 from genesis_fn.backends.cuda.memory.pool import Block
 from genesis_fn.backends.cuda.run.exchanges import Exchanges
 from genesis_fn.backends.cuda.run.lane import Lane
 from genesis_fn.backends.cuda.run.runtime import Runtime
-from genesis_fn.kernels.plan import BufferArg, Descriptor, Launch, LibraryCall, Memset, Scalar
-
-
-@dataclass(frozen=True, slots=True)
-class Copy:
-    """Copies `bytes` bytes between buffers; offsets are in bytes."""
-
-    destination: int
-    source: int
-    bytes: int
-    destination_offset: int = 0
-    source_offset: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class SubProgram:
-    """Steps with a numbering of their own: buffer i of theirs is `buffers[i]` of the program around
-    them, as (buffer number, offset in bytes). `reached` are buffers that the steps access through
-    addresses stored in memory (tables of pointers)."""
-
-    steps: tuple[Step, ...]
-    buffers: tuple[tuple[int, int], ...]
-    reached: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class While:
-    """Runs `condition`; while the byte at `predicate` is not zero, runs `body` and `condition`."""
-
-    condition: tuple[Step, ...]
-    predicate: BufferArg
-    body: tuple[Step, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Switch:
-    """Runs branch number `index`, an int32 that is clamped to the branches there are."""
-
-    index: BufferArg
-    branches: tuple[tuple[Step, ...], ...]
-
-
-@dataclass(frozen=True, slots=True)
-class ForLoop:
-    """Runs `body` `count` times. The int32 at `counter` is the iteration's number, and `count` in
-    the end."""
-
-    count: int
-    counter: BufferArg
-    body: tuple[Step, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class HostStep:
-    """The host computes `call`: it reads operands from buffers (None for an operand that is a
-    number) and writes results to buffers."""
-
-    call: HostCall
-    reads: tuple[int | None, ...]
-    writes: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Collective:
-    """The processes of a group exchange: each reads its operand from buffer `source`, and gets its
-    result in buffer `destination`, which may be the same. `name` is what errors call it."""
-
-    exchange: Exchange
-    source: int
-    destination: int
-    name: str
-
-
-@dataclass(frozen=True, slots=True)
-class Collectives:
-    """Several of them in one launch, which runs on until the `Join` of its number."""
-
-    members: tuple[Collective, ...]
-    number: int
-
-
-@dataclass(frozen=True, slots=True)
-class Join:
-    """Waits for the collectives of that number."""
-
-    number: int
-
-
-@dataclass(frozen=True, slots=True)
-class SetInteger:
-    """Sets the int32 in buffer `destination`."""
-
-    destination: int
-    value: int
-
-
-Step: TypeAlias = (
-    Launch
-    | LibraryCall
-    | Memset
-    | Copy
-    | SubProgram
-    | While
-    | Switch
-    | ForLoop
-    | HostStep
-    | Collective
-    | Collectives
-    | Join
-    | SetInteger
+from genesis_fn.backends.cuda.run.steps import (
+    Collective,
+    Collectives,
+    Copy,
+    ForLoop,
+    HostStep,
+    Join,
+    SetInteger,
+    Step,
+    SubProgram,
+    Switch,
+    While,
+    bodies,
+    members,
 )
+from genesis_fn.kernels.plan import BufferArg, Descriptor, Launch, LibraryCall, Memset, Scalar
 
 _LONGEST_UNROLLED = 4096
 _SCRATCH_ALIGNMENT = 512
-
-
-def has_host(step: Step) -> bool:
-    """Whether a step contains a host computation, a library's routine that no graph may contain, or
-    a collective under the host's control flow."""
-    if isinstance(step, SubProgram):
-        return any(map(has_host, step.steps))
-    if isinstance(step, LibraryCall):
-        return not step.routine.captured
-    inner = [s for body in _bodies(step) for s in body]
-    return isinstance(step, HostStep) or any(
-        has_host(s) or isinstance(s, (Collective, Collectives)) for s in inner
-    )
-
-
-def exchanged_buffers(steps: Sequence[Step]) -> Iterator[int]:
-    """The buffers that collectives read, those within control flow too."""
-    for step in steps:
-        if isinstance(step, (Collective, Collectives)):
-            yield from [m.source for m in _members(step)]
-        elif isinstance(step, SubProgram):
-            yield from [step.buffers[b][0] for b in exchanged_buffers(step.steps)]
-        for body in _bodies(step):
-            yield from exchanged_buffers(body)
-
-
-def _members(step: Collective | Collectives) -> tuple[Collective, ...]:
-    return step.members if isinstance(step, Collectives) else (step,)
-
-
-def _bodies(step: Step) -> tuple[tuple[Step, ...], ...]:
-    if isinstance(step, While):
-        return step.condition, step.body
-    if isinstance(step, Switch):
-        return step.branches
-    return (step.body,) if isinstance(step, ForLoop) else ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -522,9 +390,9 @@ def _commands(
             runs.append(_LaunchCmd(step, addresses, within))
             commands.append(runs[-1])
         elif isinstance(step, LibraryCall):
-            places = tuple([address_of(b, 0) for b in step.buffers])
+            found = tuple([address_of(b, 0) for b in step.buffers])
             routine = device.driver.routine(step.routine)
-            commands.append(_LibraryCmd(device.driver, routine, places, step.routine.captured))
+            commands.append(_LibraryCmd(device.driver, routine, found, step.routine.captured))
         elif isinstance(step, Memset):
             held = memory[step.buffer]
             commands.append(_ClearCmd(held.address, held.bytes))
@@ -544,17 +412,16 @@ def _commands(
         elif isinstance(step, HostStep):
             commands.append(_HostCmd(device, step, memory))
         elif isinstance(step, (Collective, Collectives)):
-            members = _members(step)
             number = step.number if isinstance(step, Collectives) else None
-            found = tuple([_exchanged(device, m, addresses) for m in members])
+            found = tuple([_exchanged(device, m, addresses) for m in members(step)])
             commands.append(_CollectiveCmd(found, number))
         elif isinstance(step, Join):
             commands.append(_JoinCmd(step.number))
         elif isinstance(step, SetInteger):
             commands.append(_SetInt32Cmd(addresses[step.destination], step.value))
         else:
-            bodies = [_commands(device, body, memory, reached, runs) for body in _bodies(step)]
-            commands += _conditional(step, bodies, address_of)
+            inner = [_commands(device, body, memory, reached, runs) for body in bodies(step)]
+            commands += _conditional(step, inner, address_of)
     return tuple(commands)
 
 

@@ -13,8 +13,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from genesis_fn.backends.cuda.run.graph import (
-    BufferAddress,
+from genesis_fn.backends.cuda.run.graph import BufferAddress, UncapturedSteps, capture_program
+from genesis_fn.backends.cuda.run.runtime import Runtime
+from genesis_fn.backends.cuda.run.steps import (
     Collective,
     Collectives,
     Copy,
@@ -23,11 +24,8 @@ from genesis_fn.backends.cuda.run.graph import (
     Join,
     SetInteger,
     SubProgram,
-    UncapturedSteps,
-    capture_program,
     has_host,
 )
-from genesis_fn.backends.cuda.run.runtime import Runtime
 from genesis_fn.compiler.target import Target
 from genesis_fn.kernels.plan import Launch, LibraryCall, Memset
 

@@ -1,0 +1,128 @@
+"""The kernels around libraries' routines, against NumPy."""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("TRITON_INTERPRET", "1")
+
+import numpy as np
+import pytest
+import torch
+
+from genesis_fn.kernels.linalg.matrices import (
+    Addresses,
+    MatrixNumbers,
+    Transpose,
+    plan_addresses,
+    plan_flaws,
+    plan_poison,
+    plan_transpose,
+)
+from genesis_fn.kernels.linalg.pivots import RowSwaps, plan_permutation
+from genesis_fn.kernels.linalg.reflectors import Reflectors, plan_reflectors
+from genesis_fn.kernels.linalg.vectors import (
+    ComplexNumbers,
+    Signs,
+    Vectors,
+    plan_align_signs,
+    plan_complex_vectors,
+    plan_conjugate,
+)
+from tests.kernels.run import TARGET, run_plan
+
+KINDS = {"float32": torch.float32, "complex64": torch.complex64, "complex128": torch.complex128}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("rows, columns", [(5, 7), (40, 33)])
+def test_transposes(kind, rows, columns):
+    torch.manual_seed(rows)
+    x = torch.randn(3, rows, columns, dtype=KINDS[kind])
+    y = torch.empty(3, columns, rows, dtype=KINDS[kind])
+    run_plan(plan_transpose(Transpose(3, rows, columns, kind), TARGET), [x], [y])
+    assert torch.equal(y, x.mT)
+    info = torch.tensor([0, 1, 0], dtype=torch.int32)
+    spec = Transpose(3, rows, columns, kind, triangle="upper", poisoned=True)
+    run_plan(plan_transpose(spec, TARGET), [x, info], [y])
+    want = x.triu().mT
+    assert torch.equal(y[::2], want[::2])
+    kept = torch.ones(rows, columns).triu().mT != 0
+    assert y[1][kept].isnan().all() and (y[1][~kept] == 0).all()
+
+
+def test_a_transpose_reads_parts_of_wider_matrices():
+    x, y = torch.randn(2, 6, 10), torch.empty(2, 4, 3)
+    spec = Transpose(2, 3, 4, "float32", source_stride=10, source_matrix=60)
+    run_plan(plan_transpose(spec, TARGET), [x], [y])
+    assert torch.equal(y, x[:, :3, :4].mT)
+
+
+def test_addresses_are_a_stride_apart():
+    table = torch.empty(300, dtype=torch.int64)
+    run_plan(plan_addresses(Addresses(300, 48), TARGET), [torch.empty(8)], [table])
+    assert (table.diff() == 48).all()
+
+
+def test_flaws_and_poison():
+    x = torch.randn(4, 5000)
+    x[1, 4321], x[2, 17] = torch.nan, torch.inf
+    numbers = MatrixNumbers(4, 5000, "fp32")
+    for infinities, want in ((False, [0, 1, 0, 0]), (True, [0, 1, 1, 0])):
+        info = torch.zeros(4, dtype=torch.int32)
+        run_plan(plan_flaws(numbers, TARGET, infinities=infinities), [x], [info])
+        assert info.tolist() == want
+    y = torch.ones(4, 5000)
+    run_plan(plan_poison(numbers, TARGET), [info], [y])
+    assert y[1:3].isnan().all() and (y[::3] == 1).all()
+    run_plan(plan_poison(numbers, TARGET, 0.0), [info], [y])
+    assert (y[1:3] == 0).all()
+
+
+@pytest.mark.parametrize("name, dtype", [("i32", torch.int32), ("i64", torch.int64)])
+def test_permutations(name, dtype):
+    rng = np.random.default_rng(0)
+    swaps = np.stack([[rng.integers(i, 9) for i in range(6)] for _ in range(3)]) + 1
+    pivots, order = torch.empty(3, 6, dtype=torch.int32), torch.empty(3, 9, dtype=torch.int32)
+    spec = RowSwaps(3, 9, 6, name)
+    run_plan(plan_permutation(spec, TARGET), [torch.tensor(swaps, dtype=dtype)], [pivots, order])
+    for given, found, rows in zip(swaps, pivots.tolist(), order.tolist()):
+        want = list(range(9))
+        for i, j in enumerate(given - 1):
+            want[i], want[j] = want[j], want[i]
+        assert rows == want and found == (given - 1).tolist()
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.complex128])
+def test_reflectors_make_q(dtype):
+    torch.manual_seed(0)
+    x = torch.randn(2, 7, 4, dtype=dtype)
+    factors, scales = torch.geqrf(x)
+    held = factors.mT.contiguous()
+    q = torch.empty(2, 7, 5, dtype=dtype)
+    spec = Reflectors(2, 7, 5, 4, 28, "fp64", dtype.is_complex)
+    run_plan(plan_reflectors(spec, TARGET), [held, scales], [q])
+    assert torch.allclose(q[..., :4] @ factors[..., :4, :].triu(), x)
+    assert torch.allclose(q.mH @ q, torch.eye(5, dtype=dtype))
+    with pytest.raises(ValueError, match="at most 512 rows"):
+        Reflectors(2, 513, 5, 4, 28, "fp64")
+
+
+def test_signs_conjugates_and_complex_vectors():
+    factors, vectors = torch.randn(2, 3, 4), torch.randn(2, 3, 5)
+    want = vectors * factors.diagonal(dim1=1, dim2=2).sign()[..., None]
+    spec = Signs(2, 5, 3, 4, 12, "fp32")
+    run_plan(plan_align_signs(spec, TARGET), [factors], [vectors])
+    assert torch.equal(vectors, want)
+    z = torch.randn(1500, dtype=torch.complex64)
+    turned = z.clone()
+    run_plan(plan_conjugate(ComplexNumbers(1500, "fp32"), TARGET), [], [turned])
+    assert torch.equal(turned, z.conj().resolve_conj())
+    x = torch.tensor([[0.0, 2.0, 0.5], [-1.0, 0.3, 0.1], [0.2, 0.4, 1.5]], dtype=torch.float64)
+    w, v = torch.linalg.eig(x)
+    assert (w.imag != 0).any()
+    packed = torch.where(w.imag < 0, -v.imag, v.real).mT.contiguous()
+    found = torch.empty(3, 3, dtype=torch.complex128)
+    plan = plan_complex_vectors(Vectors(1, 3, "fp64"), TARGET)
+    run_plan(plan, [packed, torch.view_as_real(w).contiguous()], [found])
+    assert torch.allclose(found, v)
