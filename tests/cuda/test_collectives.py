@@ -23,7 +23,7 @@ import genesis_fn as gf
 from genesis_fn import lax
 from genesis_fn.backends.cuda.driver.drivers import implementation
 from genesis_fn.backends.cuda.driver.interpret import InterpretDriver
-from genesis_fn.backends.cuda.run import exchanges, steps as steps_of
+from genesis_fn.backends.cuda.run import exchanges, graph, steps as steps_of
 from genesis_fn.backends.cuda.run.executable import CudaExecutable
 from genesis_fn.compiler.options import without
 from genesis_fn.compiler.simplify import collectives as turning
