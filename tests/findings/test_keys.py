@@ -310,7 +310,7 @@ def test_b33_keys_are_only_set_never_combined_at_places():
     for how in ("add", "mul", "min", "max", "subtract", "divide"):
         with pytest.raises(TypeError, match="random keys"):
             getattr(keys.at[place], how)(keys)
-    with pytest.raises(TypeError, match="scatter_add is not for random keys"):
+    with pytest.raises(TypeError, match="segment_sum is not for random keys"):
         gf.ops.segment_sum(keys, jnp.array([0, 0, 1]), 2)
     shuffled = random.permutation(random.key(1), keys)
     assert sorted(words(shuffled).tolist()) == sorted(words(keys).tolist())
