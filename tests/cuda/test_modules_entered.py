@@ -25,7 +25,7 @@ from genesis_fn.core.device import device, using_device
 from tests.test_modules_entered import PASSES, check_jit, modules_entered, program
 
 pytestmark = pytest.mark.interpreted
-MOST = 12
+MOST = 13
 # The passes of the lists, by the names that they call them by.
 PROGRAM = {
     "physical": pipeline.physical, "represented": pipeline.represented,
