@@ -65,7 +65,8 @@ def test_argument_and_setting(form: str, deterministic: bool) -> None:
             names = kernels(f, x, ids)
     # A sum of few values of about 1: half a unit in the last place of each addition.
     np.testing.assert_allclose(got, sums(x, ids), rtol=0, atol=2e-6)
-    np.testing.assert_array_equal(got, again)
+    # The order of atomics is another one in every run.
+    np.testing.assert_allclose(got, again, rtol=0, atol=0 if deterministic else 2e-6)
     assert ("walk_runs_kernel" in names) == deterministic
     assert ("scatter_unordered_kernel" in names) != deterministic
 

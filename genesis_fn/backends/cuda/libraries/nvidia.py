@@ -34,6 +34,7 @@ _REAL = {"float32": 0, "float64": 1, "complex64": 0, "complex128": 1}
 _COMPLEX = {"float32": 4, "float64": 5, "complex64": 4, "complex128": 5}
 _OPERATION = {"N": 0, "T": 1, "C": 2}
 _LOWER, _UPPER = 0, 1
+_DEFAULT_STREAM = 0
 _VECTORS = 1  # of enumerations that say whether vectors are computed
 _ONE = {k: np.ones(1, k) for k in _LETTER}
 _ZERO = {k: np.zeros(1, k) for k in _LETTER}
@@ -179,7 +180,10 @@ class _FftPlan:
             self._fft.set_stream(self.handle, stream)
             self._fft.set_work_area(self.handle, scratch)
             direction = 1 if routine.inverse or routine.form == "c2r" else -1
-            self._fft.xt_exec(self.handle, source, result, direction)
+            try:
+                self._fft.xt_exec(self.handle, source, result, direction)
+            finally:
+                self._fft.set_stream(self.handle, _DEFAULT_STREAM)
 
     def __del__(self) -> None:
         if hasattr(self, "scratch"):
@@ -234,7 +238,12 @@ class LibraryRoutine:
         libraries.solver.set_stream(handles.solver, stream)
         libraries.blas.set_stream(handles.blas, stream)
         call = _Call(libraries, handles, addresses, scratch(self._routine), self._host)
-        _RUNS[type(self._routine)](self._routine, call)
+        try:
+            _RUNS[type(self._routine)](self._routine, call)
+        finally:
+            # A stream of a capture ends with it, and questions about sizes look at the handle's.
+            libraries.solver.set_stream(handles.solver, _DEFAULT_STREAM)
+            libraries.blas.set_stream(handles.blas, _DEFAULT_STREAM)
 
 
 @dataclass(frozen=True, slots=True)
