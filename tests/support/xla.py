@@ -29,9 +29,10 @@ def compile_quickly() -> None:
     library = library.with_name("libjax_common.so")
     if any(name in given for name in FLAGS) or not library.exists():
         return
-    # XLA ends the process at a flag that its version does not know.
+    # XLA ends the process at a flag that its version does not know. Fields of its options keep the
+    # names of flags that are gone; a flag's own name is a string of C.
     with library.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as text:
-        known = [name for name in FLAGS if text.find(name.encode()) >= 0]
+        known = [name for name in FLAGS if text.find(b"\0" + name.encode() + b"\0") >= 0]
     chosen = [f"--{name}={str(FLAGS[name][0]).lower()}" for name in known]
     os.environ["XLA_FLAGS"] = " ".join([given, *chosen]).strip()
 
