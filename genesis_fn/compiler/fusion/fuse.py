@@ -52,19 +52,24 @@ from genesis_fn.core.jaxpr import Eqn, Jaxpr, Var, e_jaxprs
 _MAX_ROOTS = 24
 _MAX_LOADS = 24
 _MAX_INSTRUCTIONS = 256
-_MAX_LIVE = 64  # values at once of a long pointwise kernel
+_MAX_LIVE = 104  # values at once of a long kernel: of one element a thread, with 16 warps at work
 _MIN_SHARED = 4096  # bytes of a common operand that are worth a merge
 _MAX_DISTANCE = 400  # equations between siblings: merging them lengthens live ranges
 
 
-def _small_enough(kernel: KernelIR) -> bool:
-    """Whether a merged kernel may have so many instructions: a pointwise one may have four times as
-    many as a reduction, as long as they leave a thread registers for several elements."""
+def _small_enough(kernel: KernelIR, target: Target) -> bool:
+    """Whether a merged kernel may have so many instructions: one whose threads may have as few
+    elements as registers allow has four times as many as one that holds rows."""
     if len(kernel.instrs) <= _MAX_INSTRUCTIONS:
         return True
-    if kernel.domain.reduced > 1 or len(kernel.instrs) > 4 * _MAX_INSTRUCTIONS:
+    if _holds_rows(kernel.domain, target) or len(kernel.instrs) > 4 * _MAX_INSTRUCTIONS:
         return False
     return peak_live(kernel.instrs, kernel.stores) <= _MAX_LIVE
+
+
+def _holds_rows(domain: IterationDomain, target: Target) -> bool:
+    """Whether a kernel reduces whole rows, rather than parts of them or none."""
+    return domain.reduced > 1 and not domain.wants_split(target)
 
 
 class FusionGroup:
@@ -159,6 +164,7 @@ def fuse_jaxpr(
         state.fuse_few_row_epilogues(gated=False)
     state.fuse_into_consumers()
     state.fuse_siblings()
+    state.fuse_what_was_too_large()
     # A prologue such as a norm is one kernel, not two, only after its parts have merged.
     if enabled("products"):
         state.fuse_gemv_prologues()
@@ -190,6 +196,7 @@ class _FusionState:
         self.before: dict[int, set[int]] = {}
         self.after: dict[int, set[int]] = {}
         self._next = 0
+        self._too_large: list[tuple[int, int, Var, Var]] = []  # steps and a root of each
         # A program of generated kernels alone keeps nothing for its backward pass: see
         # _in_backward.
         self._separate_passes = "opaque" in graph.kinds
@@ -340,12 +347,13 @@ class _FusionState:
         x, y = self.groups[a], self.groups[b]
         if x.kernel is None or y.kernel is None or x.domain is None or y.domain is None:
             return False
-        if len(x.roots) + len(y.roots) > _MAX_ROOTS and not self._mostly_inside(a, b):
-            return False
         if self._in_backward(x) != self._in_backward(y):
             return False
         domain = common_domain(x.domain, y.domain)
         if domain is None:
+            return False
+        if len(x.roots) + len(y.roots) > _MAX_ROOTS and not self._mostly_inside(a, b, domain):
+            self._too_large.append((a, b, x.roots[0], y.roots[0]))
             return False
         columns = _column_outputs(x, domain) | _column_outputs(y, domain)
         lo, hi = self._span(x, y, columns)
@@ -363,7 +371,8 @@ class _FusionState:
         except Infeasible:
             return False
         loads = kernel.loads
-        if len(loads) > _MAX_LOADS or not _small_enough(kernel):
+        if len(loads) > _MAX_LOADS or not _small_enough(kernel, self.target):
+            self._too_large.append((a, b, x.roots[0], y.roots[0]))
             return False
         # A split row is reduced by two kernels: none of them can walk along it after its reduction.
         if domain.wants_split(self.target) and any(
@@ -379,14 +388,11 @@ class _FusionState:
         )
         return True
 
-    def _mostly_inside(self, a: int, b: int) -> bool:
-        """Whether two pointwise steps have few roots that anything but them reads, as a chain of
-        operations and its derivatives have: the others stay in registers."""
-        x, y = self.groups[a], self.groups[b]
-        roots = x.roots + y.roots
-        if len(roots) > 4 * _MAX_ROOTS or any(
-            g.domain is None or g.domain.reduced > 1 for g in (x, y)
-        ):
+    def _mostly_inside(self, a: int, b: int, domain: IterationDomain) -> bool:
+        """Whether two steps that hold no rows have few roots that anything but them reads, as a
+        chain of operations and its derivatives have: the others stay in registers."""
+        roots = self.groups[a].roots + self.groups[b].roots
+        if len(roots) > 8 * _MAX_ROOTS or _holds_rows(domain, self.target):
             return False
         read = [v for v in roots if v in self.graph.required or self.readers.get(v, set()) - {a, b}]
         return len(read) <= _MAX_ROOTS
@@ -632,6 +638,18 @@ class _FusionState:
                     if self.try_merge(a, b, _MAX_DISTANCE):
                         merged = True
                         break
+
+    def fuse_what_was_too_large(self) -> None:
+        """Merge steps whose kernel would have been too large when it was tried, and no longer is:
+        the values between two steps, which one of them stored for others, may be in neither."""
+        while self._too_large:
+            tried, self._too_large = self._too_large, []
+            for a, b, v, w in tried:
+                now = self.owner[v], self.owner[w]
+                x, y = [self.groups[n] for n in now]
+                near = max(x.lo - y.hi, y.lo - x.hi) <= _MAX_DISTANCE
+                if now[0] != now[1] and now != (a, b) and near:
+                    self.try_merge(*now)
 
     def scheduled(self) -> list[FusionGroup]:
         """The steps in order. Values that only their own kernel reads stay in registers."""
