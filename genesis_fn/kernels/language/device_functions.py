@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 
 from genesis_fn.kernels.language.language import (
+    INTERPRETED,
     cast,
     copysign,
     exp,
@@ -81,8 +82,24 @@ def div(x, y):
 
 @triton.jit
 def div_close(x, y):
-    """x / y of float32 values, to two units in the last place."""
-    return x / y
+    """x / y of float32 values, to two units in the last place.
+
+    The steps of div.full.f32, written out so that quotients with one divisor share its scale, which
+    keeps the reciprocal within range, and its reciprocal.
+    """
+    if INTERPRETED:
+        return x / y
+    else:
+        size = tl.abs(y)
+        scale = tl.where(size > 8.507059173023462e37, 0.25, 1.0)  # 2^126
+        scale = tl.where(size < 1.1754943508222875e-38, 16777216.0, scale)  # 2^-126, by 2^24
+        inverse = tl.inline_asm_elementwise(
+            "rcp.approx.ftz.f32 $0, $1;", "=f,f", [y * scale], tl.float32, True, 1
+        )
+        # Not contracted with a sum behind it, so that x / x is 1 wherever it is used.
+        return tl.inline_asm_elementwise(
+            "mul.rn.f32 $0, $1, $2;", "=f,f,f", [x * scale, inverse], tl.float32, True, 1
+        )
 
 
 @triton.jit

@@ -20,10 +20,10 @@ from genesis_fn.kernels.plan_builder import cdiv, next_power_of_two
 
 PERSISTENT = 16384  # the longest row that stays in registers, in elements
 _REGISTERS = 136  # per thread, the most that a slab's tiles are estimated to take
-# Of a kernel whose tiles may be smaller: values that are alive in a thread, with which 16 warps fit on a processor, and
-# its instructions, half of what the instruction cache of 128 KiB holds. A thread's elements are
-# unrolled: at 8 of them kernels of a chain of 24 divisions and its derivatives took 255 registers,
-# and those of sines 33,000 instructions.
+# Of a kernel whose tiles may be smaller: values that are alive in a thread, with which 16 warps fit
+# on a processor, and its instructions, half of what the instruction cache of 128 KiB holds. A
+# thread's elements are unrolled: at 8 of them kernels of a chain of 24 divisions and derivatives
+# took 255 registers, and those of sines 33,000 instructions.
 _LIVE = 128
 _INSTRUCTIONS = 4096
 
