@@ -146,6 +146,18 @@ def test_a_chain_with_its_sum_and_gradient_is_one_kernel() -> None:
     assert len(rows) > 1
 
 
+def test_a_loss_shares_a_kernel_with_its_first_derivatives_only() -> None:
+    def loss(w, x):
+        return gnp.mean(gnp.tanh(gnp.tanh(x @ w) @ w) ** 2)
+
+    found = groups(g.value_and_grad(loss), normal(64, 64), normal(4096, 64))
+    # Behind the second product: the loss, and the gradient that the first products back read.
+    kernels = [sorted(v.aval.shape for v in x.writes) for x in found if x.kernel is not None]
+    assert [(), (4096, 64)] in kernels
+    # What the backward pass computes of the first layer is not computed ahead of that.
+    assert [(4096, 64), (4096, 64)] not in kernels
+
+
 # ---- index algebra ----
 
 

@@ -11,6 +11,7 @@ Read `value_graph` and `loop_ir/kernel.py` first: what is materialized, and what
 from __future__ import annotations
 
 import heapq
+import itertools
 from collections.abc import Iterable, Iterator, Sequence
 
 from genesis_fn.compiler.fusion.gemv_fusion import (
@@ -199,6 +200,7 @@ class _FusionState:
         self._too_large: list[tuple[int, int, Var, Var]] = []  # steps and a root of each
         # A program of generated kernels alone keeps nothing for its backward pass: see
         # _in_backward.
+        self._opaque_until = list(itertools.accumulate([k == "opaque" for k in graph.kinds]))
         self._separate_passes = "opaque" in graph.kinds
         # A topological order of the steps, kept valid through merges, with gaps (-1): a merge
         # rewrites the span between its two steps only.
@@ -347,7 +349,7 @@ class _FusionState:
         x, y = self.groups[a], self.groups[b]
         if x.kernel is None or y.kernel is None or x.domain is None or y.domain is None:
             return False
-        if self._in_backward(x) != self._in_backward(y):
+        if self._in_backward(x) != self._in_backward(y) and not self._at_the_turn(x, y):
             return False
         domain = common_domain(x.domain, y.domain)
         if domain is None:
@@ -413,6 +415,12 @@ class _FusionState:
         """Whether a step belongs to a backward pass that may not merge with the forward pass: what
         the backward pass recomputes would be computed, and live, from the forward pass on."""
         return self._separate_passes and any([self.graph.producer[v].backward for v in g.roots])
+
+    def _at_the_turn(self, x: FusionGroup, y: FusionGroup) -> bool:
+        """Whether only generated kernels lie between two steps, as between a loss and its first
+        derivatives: what is merged there lives no longer than it did."""
+        opaque = self._opaque_until
+        return opaque[max(x.hi, y.hi)] == opaque[min(x.lo, y.lo)]
 
     def share_few_row_launches(self) -> None:
         """Make products of few rows of one left operand, as of queries, keys and values, one
