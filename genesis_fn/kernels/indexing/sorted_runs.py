@@ -9,14 +9,26 @@ long, is the work of one program, and no sum depends on which program comes firs
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
 import triton
 import triton.language as tl
 
+from genesis_fn.kernels.indexing.computed_updates import ComputedUpdates, kernel_of
 from genesis_fn.kernels.language.element_types import ITEMSIZE
 from genesis_fn.kernels.language.language import cast, up
 from genesis_fn.kernels.plan import BufferArg
 from genesis_fn.kernels.plan_builder import PlanBuilder, cdiv, next_power_of_two
 from genesis_fn.kernels.rows.scan import combine
+
+POINTERS = ("entries", "updates", "out", "pieces", "piece_keys")
+CONSTANTS = (
+    "ROWS", "COLUMNS", "COUNT", "OPERATION", "KEEP", "LIST", "CLIP", "CHUNK", "CHUNK_BLOCK",
+    "COLUMN_BLOCK",
+)  # fmt: skip
+"""The parameters of `walk_runs`, in order."""
 
 PIECES_CHUNK = 32  # pieces that a program walks: an even number, both pieces of sixteen chunks
 LEAST_CHUNK, LARGEST_CHUNK = 8, 64  # updates that a program walks
@@ -35,59 +47,83 @@ def merge(a, b, OPERATION: tl.constexpr):
 
 
 @triton.jit
-def key_at(entries, position, COUNT: tl.constexpr, PIECES: tl.constexpr):
+def nearest_row(index, ROWS: tl.constexpr, CLIP: tl.constexpr):
+    """The row that each index names; -1 or ROWS for those that go nowhere, below or above."""
+    index = index.to(tl.int64)  # narrow indices have no room for ROWS
+    least: tl.constexpr = 0 if CLIP else -1
+    most: tl.constexpr = ROWS - 1 if CLIP else ROWS
+    return tl.minimum(tl.maximum(index, least), most).to(tl.int32)
+
+
+@triton.jit
+def key_at(
+    entries, position, ROWS: tl.constexpr, COUNT: tl.constexpr, LIST: tl.constexpr,
+    CLIP: tl.constexpr,
+):  # fmt: skip
     """(the row that an entry goes to, the number of its update); NOTHING outside of the list."""
     exists = (position >= 0) & (position < COUNT)
-    if PIECES:
+    if LIST == "pieces":
         return tl.load(entries + position, exists, other=NOTHING), position
+    elif LIST == "rows":
+        row = nearest_row(tl.load(entries + position, exists, other=0), ROWS, CLIP)
+        return tl.where(exists, row, NOTHING), position
     else:
+        tl.static_assert(LIST == "entries")
         entry = tl.load(entries + position, exists, other=0)
         key = tl.where(exists, (entry >> 32).to(tl.int32), NOTHING)
         return key, (entry & 0xFFFFFFFF).to(tl.int32)
 
 
 @triton.jit
+def stored_update(source, column, wanted, operands, COLUMNS: tl.constexpr):
+    """The elements of updates that are in memory, the only operand."""
+    (updates,) = operands
+    at = updates + source.to(tl.int64) * COLUMNS + column
+    return tl.load(at, wanted & (column < COLUMNS), other=0)
+
+
+@triton.jit
+def carried_update(source, column, wanted, operands, COLUMNS: tl.constexpr):
+    """The only element of an update, whose bits are in the slot of its number."""
+    TYPE: tl.constexpr = operands[0].dtype.element_ty
+    if TYPE.primitive_bitwidth == 32:
+        return source.to(TYPE, bitcast=True)
+    elif TYPE.primitive_bitwidth == 16:
+        return source.to(tl.int16).to(TYPE, bitcast=True)
+    else:
+        return source.to(tl.int8).to(TYPE, bitcast=True)
+
+
+@triton.jit
 def read_entry(
-    entries,
+    key,
+    source,
     position,
     before,
-    updates,
+    operands,
     out,
     column,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
-    COUNT: tl.constexpr,
     OPERATION: tl.constexpr,
     KEEP: tl.constexpr,
     PIECES: tl.constexpr,
-    CARRIED: tl.constexpr,
     ACC: tl.constexpr,
+    UPDATE: tl.constexpr,
 ):
-    """(row that it goes to, value, whether a run begins with it): the entry behind one of the row
-    `before`. Where a run begins and the result is kept, the value is merged with that."""
-    key, source = key_at(entries, position, COUNT, PIECES)
+    """(value, whether a run begins with it) of the entry behind one of the row `before`. Where a
+    run begins and the result is kept, the value is merged with that."""
     # Of the two pieces of a chunk the second began in it.
     begins = position % 2 == 1 if PIECES else key != before
-    wanted = (key >= 0) & (key < ROWS) & (column < COLUMNS)
-    if CARRIED:
-        # The only element of the update is in the slot of its number.
-        TYPE: tl.constexpr = updates.dtype.element_ty
-        if TYPE.primitive_bitwidth == 32:
-            value = source.to(TYPE, bitcast=True)
-        elif TYPE.primitive_bitwidth == 16:
-            value = source.to(tl.int16).to(TYPE, bitcast=True)
-        else:
-            value = source.to(tl.int8).to(TYPE, bitcast=True)
-    else:
-        value = tl.load(updates + source.to(tl.int64) * COLUMNS + column, wanted, other=0)
-    value = up(value).to(ACC)
+    wanted = (key >= 0) & (key < ROWS)
+    value = up(UPDATE(source, column, wanted, operands, COLUMNS)).to(ACC)
     if OPERATION == "add" and not PIECES:
         value += tl.zeros_like(value)  # 0 + -0 is 0, as where the sum began with a zero in memory
     if KEEP:
         at = out + key.to(tl.int64) * COLUMNS + column
-        there = up(tl.load(at, wanted & begins, other=0)).to(ACC)
+        there = up(tl.load(at, wanted & begins & (column < COLUMNS), other=0)).to(ACC)
         value = tl.where(begins, merge(there, value, OPERATION), value)
-    return key, value, begins
+    return value, begins
 
 
 @triton.jit
@@ -130,9 +166,9 @@ def advanced(
 
 
 @triton.jit
-def walk_runs_kernel(
+def walk_runs(
     entries,
-    updates,
+    operands,
     out,
     pieces,
     piece_keys,
@@ -141,17 +177,24 @@ def walk_runs_kernel(
     COUNT: tl.constexpr,
     OPERATION: tl.constexpr,
     KEEP: tl.constexpr,
-    PIECES: tl.constexpr,
-    CARRIED: tl.constexpr,
+    LIST: tl.constexpr,
+    CLIP: tl.constexpr,
     CHUNK: tl.constexpr,
     CHUNK_BLOCK: tl.constexpr,
     COLUMN_BLOCK: tl.constexpr,
+    UPDATE: tl.constexpr,
 ):
-    """Runs that lie in a chunk into `out`; what a chunk has of the others into `pieces`."""
-    # `entries` are `row << 32 | number of the update`, ascending, or with PIECES the rows alone, of
-    # the pieces that another launch left: `updates` has them in the same order. A chunk leaves at
-    # most two: of a run that began before it, and, in the odd slot, of one that begins in it.
+    """Runs that lie in a chunk into `out`; what a chunk has of the others into `pieces`.
+
+    UPDATE(numbers [n, 1], columns [1, m], which are wanted [n, 1], operands, COLUMNS) are elements
+    of updates.
+    """
+    # `entries` are, as LIST says, "entries" `row << 32 | number of the update`, ascending, or
+    # "rows" alone, of updates in the same order, or those of "pieces" that another launch left. A
+    # chunk leaves at most two: of a run that began before it, and, in the odd slot, of one that
+    # begins in it.
     ACC: tl.constexpr = pieces.dtype.element_ty
+    PIECES: tl.constexpr = LIST == "pieces"
     chunk = tl.program_id(0) * CHUNK_BLOCK + tl.arange(0, CHUNK_BLOCK)[:, None]
     column = tl.program_id(1) * COLUMN_BLOCK + tl.arange(0, COLUMN_BLOCK)[None, :]
     inside = column < COLUMNS
@@ -162,42 +205,60 @@ def walk_runs_kernel(
     whole = run != run
     value = tl.zeros((CHUNK_BLOCK, COLUMN_BLOCK), ACC)
     # Of a list of updates a run begins where the row changes.
-    key, _ = key_at(entries, first - 1, COUNT, PIECES)
+    key, _ = key_at(entries, first - 1, ROWS, COUNT, LIST, CLIP)
+    k0, s0 = key_at(entries, first, ROWS, COUNT, LIST, CLIP)
+    k1, s1 = key_at(entries, first + 1, ROWS, COUNT, LIST, CLIP)
+    k2, s2 = key_at(entries, first + 2, ROWS, COUNT, LIST, CLIP)
+    k3, s3 = key_at(entries, first + 3, ROWS, COUNT, LIST, CLIP)
+    k4, s4 = key_at(entries, first + 4, ROWS, COUNT, LIST, CLIP)
+    k5, s5 = key_at(entries, first + 5, ROWS, COUNT, LIST, CLIP)
+    k6, s6 = key_at(entries, first + 6, ROWS, COUNT, LIST, CLIP)
+    k7, s7 = key_at(entries, first + 7, ROWS, COUNT, LIST, CLIP)
     for start in range(0, CHUNK, 8):
-        # Eight are read before anything is written, behind which no read would be moved.
+        # Eight are read before anything is written, behind which no read would be moved, and so are
+        # the entries of the next eight: an update waits for its own, which says where it is.
         at = first + start
-        k0, v0, b0 = read_entry(
-            entries, at, key, updates, out, column,
-            ROWS, COLUMNS, COUNT, OPERATION, KEEP, PIECES, CARRIED, ACC,
+        v0, b0 = read_entry(
+            k0, s0, at, key, operands, out, column,
+            ROWS, COLUMNS, OPERATION, KEEP, PIECES, ACC, UPDATE,
         )  # fmt: skip
-        k1, v1, b1 = read_entry(
-            entries, at + 1, k0, updates, out, column,
-            ROWS, COLUMNS, COUNT, OPERATION, KEEP, PIECES, CARRIED, ACC,
+        v1, b1 = read_entry(
+            k1, s1, at + 1, k0, operands, out, column,
+            ROWS, COLUMNS, OPERATION, KEEP, PIECES, ACC, UPDATE,
         )  # fmt: skip
-        k2, v2, b2 = read_entry(
-            entries, at + 2, k1, updates, out, column,
-            ROWS, COLUMNS, COUNT, OPERATION, KEEP, PIECES, CARRIED, ACC,
+        v2, b2 = read_entry(
+            k2, s2, at + 2, k1, operands, out, column,
+            ROWS, COLUMNS, OPERATION, KEEP, PIECES, ACC, UPDATE,
         )  # fmt: skip
-        k3, v3, b3 = read_entry(
-            entries, at + 3, k2, updates, out, column,
-            ROWS, COLUMNS, COUNT, OPERATION, KEEP, PIECES, CARRIED, ACC,
+        v3, b3 = read_entry(
+            k3, s3, at + 3, k2, operands, out, column,
+            ROWS, COLUMNS, OPERATION, KEEP, PIECES, ACC, UPDATE,
         )  # fmt: skip
-        k4, v4, b4 = read_entry(
-            entries, at + 4, k3, updates, out, column,
-            ROWS, COLUMNS, COUNT, OPERATION, KEEP, PIECES, CARRIED, ACC,
+        v4, b4 = read_entry(
+            k4, s4, at + 4, k3, operands, out, column,
+            ROWS, COLUMNS, OPERATION, KEEP, PIECES, ACC, UPDATE,
         )  # fmt: skip
-        k5, v5, b5 = read_entry(
-            entries, at + 5, k4, updates, out, column,
-            ROWS, COLUMNS, COUNT, OPERATION, KEEP, PIECES, CARRIED, ACC,
+        v5, b5 = read_entry(
+            k5, s5, at + 5, k4, operands, out, column,
+            ROWS, COLUMNS, OPERATION, KEEP, PIECES, ACC, UPDATE,
         )  # fmt: skip
-        k6, v6, b6 = read_entry(
-            entries, at + 6, k5, updates, out, column,
-            ROWS, COLUMNS, COUNT, OPERATION, KEEP, PIECES, CARRIED, ACC,
+        v6, b6 = read_entry(
+            k6, s6, at + 6, k5, operands, out, column,
+            ROWS, COLUMNS, OPERATION, KEEP, PIECES, ACC, UPDATE,
         )  # fmt: skip
-        k7, v7, b7 = read_entry(
-            entries, at + 7, k6, updates, out, column,
-            ROWS, COLUMNS, COUNT, OPERATION, KEEP, PIECES, CARRIED, ACC,
+        v7, b7 = read_entry(
+            k7, s7, at + 7, k6, operands, out, column,
+            ROWS, COLUMNS, OPERATION, KEEP, PIECES, ACC, UPDATE,
         )  # fmt: skip
+        after = at + 8
+        n0, t0 = key_at(entries, after, ROWS, COUNT, LIST, CLIP)
+        n1, t1 = key_at(entries, after + 1, ROWS, COUNT, LIST, CLIP)
+        n2, t2 = key_at(entries, after + 2, ROWS, COUNT, LIST, CLIP)
+        n3, t3 = key_at(entries, after + 3, ROWS, COUNT, LIST, CLIP)
+        n4, t4 = key_at(entries, after + 4, ROWS, COUNT, LIST, CLIP)
+        n5, t5 = key_at(entries, after + 5, ROWS, COUNT, LIST, CLIP)
+        n6, t6 = key_at(entries, after + 6, ROWS, COUNT, LIST, CLIP)
+        n7, t7 = key_at(entries, after + 7, ROWS, COUNT, LIST, CLIP)
         key = k7
         run, value, whole, left = advanced(
             run, value, whole, left, k0, v0, b0,
@@ -231,8 +292,16 @@ def walk_runs_kernel(
             run, value, whole, left, k7, v7, b7,
             pieces, out, slot, column, ROWS, COLUMNS, OPERATION,
         )  # fmt: skip
-    after, _ = key_at(entries, first + CHUNK, COUNT, PIECES)
-    goes_on = after == run
+        k0, s0 = n0, t0
+        k1, s1 = n1, t1
+        k2, s2 = n2, t2
+        k3, s3 = n3, t3
+        k4, s4 = n4, t4
+        k5, s5 = n5, t5
+        k6, s6 = n6, t6
+        k7, s7 = n7, t7
+    # What is ahead now is the first entry behind the chunk.
+    goes_on = k0 == run
     written = (run >= 0) & (run < ROWS)
     write_row(out, run, value, written & whole & (goes_on == 0) & inside, column, COLUMNS)
     broken = written & (whole == 0)
@@ -244,6 +313,38 @@ def walk_runs_kernel(
         tl.store(piece_keys + slot + 1, tl.where(begun, run, NOTHING), first < COUNT)
 
 
+@triton.jit
+def walk_runs_kernel(
+    entries,
+    updates,
+    out,
+    pieces,
+    piece_keys,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    COUNT: tl.constexpr,
+    OPERATION: tl.constexpr,
+    KEEP: tl.constexpr,
+    LIST: tl.constexpr,
+    CLIP: tl.constexpr,
+    CARRIED: tl.constexpr,
+    CHUNK: tl.constexpr,
+    CHUNK_BLOCK: tl.constexpr,
+    COLUMN_BLOCK: tl.constexpr,
+):
+    """`walk_runs` of updates in memory, or with CARRIED in the slots of their numbers."""
+    if CARRIED:
+        walk_runs(
+            entries, (updates,), out, pieces, piece_keys, ROWS, COLUMNS, COUNT, OPERATION, KEEP,
+            LIST, CLIP, CHUNK, CHUNK_BLOCK, COLUMN_BLOCK, carried_update,
+        )  # fmt: skip
+    else:
+        walk_runs(
+            entries, (updates,), out, pieces, piece_keys, ROWS, COLUMNS, COUNT, OPERATION, KEEP,
+            LIST, CLIP, CHUNK, CHUNK_BLOCK, COLUMN_BLOCK, stored_update,
+        )  # fmt: skip
+
+
 def _tile(columns: int, itemsize: int) -> tuple[int, int, int]:
     """(chunks, columns, warps) of a program: a warp reads a row, or as many narrow rows as it has
     room for, up to 16 bytes a thread."""
@@ -253,61 +354,78 @@ def _tile(columns: int, itemsize: int) -> tuple[int, int, int]:
     return chunks, column_block, max(1, column_block // wide)
 
 
+@dataclass(frozen=True, slots=True)
+class Runs:
+    """out[row] = operation over the updates of each row that has some, in type `accumulator`.
+
+    `keep`: each result is merged with what the output holds. The list is of "entries", `row << 32 |
+    number of the update`, ascending, or of "rows", of updates in the same order; rows outside of
+    the result are passed over, or with `clip` become the nearest. `carried`: the number of an
+    update is its bits, of its only column. `updates` are computed, if given.
+    """
+
+    rows: int
+    columns: int
+    count: int
+    accumulator: str
+    operation: str
+    list: str = "entries"
+    keep: bool = False
+    clip: bool = False
+    carried: bool = False
+    updates: ComputedUpdates | None = None
+
+
 def add_sorted_runs(
     builder: PlanBuilder,
-    shape: tuple[int, int, int],
+    runs: Runs,
     entries: BufferArg,
-    updates: BufferArg,
+    updates: Mapping[str, BufferArg],
     out: BufferArg,
-    accumulator: str,
-    *,
-    operation: str,
-    keep: bool,
-    carried: bool,
 ) -> None:
-    """Append out[row] = operation over the updates of each row that has some, in `accumulator`.
-
-    `shape` is (rows, columns, updates). `entries` are `row << 32 | number of the update`,
-    ascending; rows outside of the result are passed over. With `keep` each result is merged with
-    what `out` holds. With `carried` the number of an update is its bits, of its only column.
-    """
-    rows, columns, count = shape
+    """Append the walks over a list. `updates` are their pointers by name: "updates" of those in
+    memory, else those of the lines that compute them."""
+    count, kernel = runs.count, walk_runs_kernel
+    constants: dict[str, Any] = {"LIST": runs.list, "KEEP": runs.keep, "CLIP": runs.clip}
+    if runs.updates is not None:
+        kernel = kernel_of(walk_runs, POINTERS, CONSTANTS, runs.updates)
+    else:
+        constants["CARRIED"] = runs.carried
     # The longest walks that leave the GPU enough of them.
     chunk = LARGEST_CHUNK
-    while chunk > LEAST_CHUNK and count * columns < WALKED * chunk:
+    while chunk > LEAST_CHUNK and count * runs.columns < WALKED * chunk:
         chunk //= 2
-    of_pieces = False
     while True:
         chunks = cdiv(count, chunk)
-        chunk_block, column_block, warps = _tile(columns, ITEMSIZE[updates.dtype])
-        pieces = builder.workspace(2 * chunks * columns, accumulator)
+        itemsize = max([ITEMSIZE[b.dtype] for b in updates.values()])
+        chunk_block, column_block, warps = _tile(runs.columns, itemsize)
+        pieces = builder.workspace(2 * chunks * runs.columns, runs.accumulator)
         piece_keys = builder.workspace(2 * chunks, "i32")
         builder.launch(
-            walk_runs_kernel,
-            (cdiv(chunks, chunk_block), cdiv(columns, column_block)),
+            kernel,
+            (cdiv(chunks, chunk_block), cdiv(runs.columns, column_block)),
             {
                 "entries": entries,
-                "updates": updates,
+                **updates,
                 "out": out,
                 "pieces": pieces,
                 "piece_keys": piece_keys,
             },
             {
-                "ROWS": rows,
-                "COLUMNS": columns,
+                "ROWS": runs.rows,
+                "COLUMNS": runs.columns,
                 "COUNT": count,
-                "OPERATION": operation,
-                "KEEP": keep and not of_pieces,
-                "PIECES": of_pieces,
-                "CARRIED": carried and not of_pieces,
+                "OPERATION": runs.operation,
                 "CHUNK": chunk,
                 "CHUNK_BLOCK": chunk_block,
                 "COLUMN_BLOCK": column_block,
+                **constants,
             },
             num_warps=warps,
         )
         if chunks == 1:
             return
-        entries, updates, count, chunk, of_pieces = (
-            piece_keys, pieces, 2 * chunks, PIECES_CHUNK, True,
-        )  # fmt: skip
+        # Only the first walk has what the updates are merged with.
+        constants = {"LIST": "pieces", "KEEP": False, "CLIP": False, "CARRIED": False}
+        entries, updates, kernel = piece_keys, {"updates": pieces}, walk_runs_kernel
+        count, chunk = 2 * chunks, PIECES_CHUNK
