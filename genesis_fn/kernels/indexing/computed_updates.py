@@ -34,7 +34,7 @@ def kernel_of(
     inputs = ", ".join([name for name, _ in updates.inputs])
     given = ", ".join([f"({inputs},)" if p == "updates" else p for p in pointers])
     taken = ", ".join([inputs if p == "updates" else p for p in pointers])
-    name, module = body.__name__, body.__module__
+    name, module = body.fn.__name__, body.fn.__module__
     lines = [
         f"from {module} import {name}",
         "",
