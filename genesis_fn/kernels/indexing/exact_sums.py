@@ -79,6 +79,8 @@ def exact_sums(
     wanted = (exists & (row >= 0) & (row < ROWS))[:, None]
     column = tl.arange(0, COLUMN_BLOCK)[None, :]
     source = tl.program_id(0) * ROW_BLOCK + tl.arange(0, ROW_BLOCK)[:, None]
+    if COUNT * COLUMNS > 0x7FFFFFFF:
+        source = source.to(tl.int64)
     value = up(UPDATE(source, column, wanted, operands, COLUMNS))
     # |value| = mantissa * 2^(exponent - 150), where subnormal numbers have the exponent 1.
     bits = value.to(tl.int32, bitcast=True)

@@ -255,6 +255,8 @@ def scatter_unordered(
     mask = wanted & (column < COLUMNS)
     # Made with its axis, from which Triton tells that accesses are aligned.
     source = tl.program_id(0) * ROW_BLOCK + tl.arange(0, ROW_BLOCK)[:, None]
+    if COUNT * COLUMNS > 0x7FFFFFFF:
+        source = source.to(tl.int64)
     value = up(UPDATE(source, column, wanted, operands, COLUMNS))
     at = out + row[:, None].to(tl.int64) * COLUMNS + column
     if ATOMIC:

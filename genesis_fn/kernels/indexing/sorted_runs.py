@@ -34,7 +34,8 @@ PIECES_CHUNK = 32  # pieces that a program walks: an even number, both pieces of
 LEAST_CHUNK, LARGEST_CHUNK = 8, 64  # updates that a program walks
 WALKED = 1 << 20  # elements that are walked at once, of which a GPU wants about so many
 
-NOTHING = tl.constexpr(-2)  # the key of no row: what lies behind the end, a piece that is not there
+# The key of no row: of what lies behind the end, goes nowhere, or is a piece that is not there.
+NOTHING = tl.constexpr(-1)
 
 
 @triton.jit
@@ -60,38 +61,41 @@ def key_at(
     entries, position, ROWS: tl.constexpr, COUNT: tl.constexpr, LIST: tl.constexpr,
     CLIP: tl.constexpr,
 ):  # fmt: skip
-    """(the row that an entry goes to, the number of its update); NOTHING outside of the list."""
+    """(the row that an entry goes to or NOTHING, the number of its update)."""
     exists = (position >= 0) & (position < COUNT)
     if LIST == "pieces":
         return tl.load(entries + position, exists, other=NOTHING), position
-    elif LIST == "rows":
-        row = nearest_row(tl.load(entries + position, exists, other=0), ROWS, CLIP)
-        return tl.where(exists, row, NOTHING), position
     else:
-        tl.static_assert(LIST == "entries")
-        entry = tl.load(entries + position, exists, other=0)
-        key = tl.where(exists, (entry >> 32).to(tl.int32), NOTHING)
-        return key, (entry & 0xFFFFFFFF).to(tl.int32)
+        if LIST == "rows":
+            key, number = tl.load(entries + position, exists, other=0), position
+            key = nearest_row(key, ROWS, CLIP)
+        else:
+            tl.static_assert(LIST == "entries")
+            entry = tl.load(entries + position, exists, other=0)
+            key, number = (entry >> 32).to(tl.int32), (entry & 0xFFFFFFFF).to(tl.int32)
+        return tl.where(exists & (key >= 0) & (key < ROWS), key, NOTHING), number
 
 
 @triton.jit
 def stored_update(source, column, wanted, operands, COLUMNS: tl.constexpr):
     """The elements of updates that are in memory, the only operand."""
     (updates,) = operands
-    at = updates + source.to(tl.int64) * COLUMNS + column
+    at = updates + (source * COLUMNS + column)
     return tl.load(at, wanted & (column < COLUMNS), other=0)
 
 
 @triton.jit
 def carried_update(source, column, wanted, operands, COLUMNS: tl.constexpr):
     """The only element of an update, whose bits are in the slot of its number."""
+    source = source.to(tl.int32)
     TYPE: tl.constexpr = operands[0].dtype.element_ty
     if TYPE.primitive_bitwidth == 32:
-        return source.to(TYPE, bitcast=True)
+        value = source.to(TYPE, bitcast=True)
     elif TYPE.primitive_bitwidth == 16:
-        return source.to(tl.int16).to(TYPE, bitcast=True)
+        value = source.to(tl.int16).to(TYPE, bitcast=True)
     else:
-        return source.to(tl.int8).to(TYPE, bitcast=True)
+        value = source.to(tl.int8).to(TYPE, bitcast=True)
+    return tl.where(wanted, value, tl.zeros_like(value))
 
 
 @triton.jit
@@ -103,34 +107,36 @@ def read_entry(
     operands,
     out,
     column,
-    ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     OPERATION: tl.constexpr,
     KEEP: tl.constexpr,
     PIECES: tl.constexpr,
+    WIDE: tl.constexpr,
     ACC: tl.constexpr,
     UPDATE: tl.constexpr,
 ):
-    """(value, whether a run begins with it) of the entry behind one of the row `before`. Where a
-    run begins and the result is kept, the value is merged with that."""
+    """(value, whether a run begins with it) of an entry behind one of the row `before`. Where a run
+    begins and the result is kept, the value is merged with that."""
     # Of the two pieces of a chunk the second began in it.
     begins = position % 2 == 1 if PIECES else key != before
-    wanted = (key >= 0) & (key < ROWS)
-    value = up(UPDATE(source, column, wanted, operands, COLUMNS)).to(ACC)
-    if OPERATION == "add" and not PIECES:
-        value += tl.zeros_like(value)  # 0 + -0 is 0, as where the sum began with a zero in memory
+    if WIDE:
+        source = source.to(tl.int64)
+    value = up(UPDATE(source, column, key >= 0, operands, COLUMNS)).to(ACC)
     if KEEP:
-        at = out + key.to(tl.int64) * COLUMNS + column
-        there = up(tl.load(at, wanted & begins & (column < COLUMNS), other=0)).to(ACC)
+        at = out + row_offset(key, column, COLUMNS, WIDE)
+        there = up(tl.load(at, (key >= 0) & begins & (column < COLUMNS), other=0)).to(ACC)
         value = tl.where(begins, merge(there, value, OPERATION), value)
     return value, begins
 
 
 @triton.jit
-def write_row(out, key, value, mask, column, COLUMNS: tl.constexpr):
-    """out[key] = value where `mask`."""
-    at = out + key.to(tl.int64) * COLUMNS + column
-    tl.store(at, cast(value, out.dtype.element_ty), mask)
+def row_offset(key, column, COLUMNS: tl.constexpr, WIDE: tl.constexpr):
+    """The offset of an element of row `key`: in 64 bits only if WIDE, as they take more
+    instructions, of which a walk has as many as memory has time for."""
+    if WIDE:
+        return key.to(tl.int64) * COLUMNS + column
+    else:
+        return key * COLUMNS + column
 
 
 @triton.jit
@@ -146,23 +152,30 @@ def advanced(
     out,
     slot,
     column,
-    ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     OPERATION: tl.constexpr,
+    FROM_ZERO: tl.constexpr,
+    WIDE: tl.constexpr,
 ):
     """The state of a walk one entry later: the row of its run, the value, whether it has all of the
     run so far, and the run that began before the chunk. A run that ends here is written."""
     inside = column < COLUMNS
-    ends = (key != run) & (key != NOTHING)
-    written = ends & (run >= 0) & (run < ROWS)
-    write_row(out, run, value, written & whole & inside, column, COLUMNS)
+    ends = (key != run) & (key >= 0)
+    written = ends & (run >= 0)
+    at = out + row_offset(run, column, COLUMNS, WIDE)
+    tl.store(at, cast(value, out.dtype.element_ty), written & whole & inside)
     broken = written & (whole == 0)
-    tl.store(pieces + slot.to(tl.int64) * COLUMNS + column, value, broken & inside)
-    joined = tl.where(key == NOTHING, value, merge(value, row, OPERATION))
-    value = tl.where(ends, row, joined)
+    tl.store(pieces + row_offset(slot, column, COLUMNS, WIDE), value, broken & inside)
+    if FROM_ZERO:
+        # What is not there was read as 0. And 0 + -0 is 0, as where the sum began in memory.
+        value = tl.where(ends, 0.0, value) + row
+    else:
+        joined = tl.where(key >= 0, merge(value, row, OPERATION), value)
+        value = tl.where(ends, row, joined)
     left = tl.where(broken, run, left)
-    whole = tl.where(ends, begins, whole)
-    return tl.where(key == NOTHING, run, key), value, whole, left
+    # Only the first run of a chunk may have begun before it.
+    whole = tl.where(ends, begins | (run >= 0), whole)
+    return tl.where(key >= 0, key, run), value, whole, left
 
 
 @triton.jit
@@ -187,7 +200,7 @@ def walk_runs(
     """Runs that lie in a chunk into `out`; what a chunk has of the others into `pieces`.
 
     UPDATE(numbers [n, 1], columns [1, m], which are wanted [n, 1], operands, COLUMNS) are elements
-    of updates.
+    of updates, 0 where they are not wanted.
     """
     # `entries` are, as LIST says, "entries" `row << 32 | number of the update`, ascending, or
     # "rows" alone, of updates in the same order, or those of "pieces" that another launch left. A
@@ -195,8 +208,12 @@ def walk_runs(
     # begins in it.
     ACC: tl.constexpr = pieces.dtype.element_ty
     PIECES: tl.constexpr = LIST == "pieces"
+    WIDE: tl.constexpr = tl.constexpr(max(ROWS, COUNT) * COLUMNS > 0x7FFFFFFF)
+    FROM_ZERO: tl.constexpr = OPERATION == "add" and not KEEP and ACC.is_floating()
     chunk = tl.program_id(0) * CHUNK_BLOCK + tl.arange(0, CHUNK_BLOCK)[:, None]
-    column = tl.program_id(1) * COLUMN_BLOCK + tl.arange(0, COLUMN_BLOCK)[None, :]
+    column = tl.arange(0, COLUMN_BLOCK)[None, :]
+    if COLUMNS > COLUMN_BLOCK:
+        column = tl.program_id(1) * COLUMN_BLOCK + tl.arange(0, COLUMN_BLOCK)[None, :]
     inside = column < COLUMNS
     first = chunk * CHUNK
     slot = 2 * chunk
@@ -220,35 +237,35 @@ def walk_runs(
         at = first + start
         v0, b0 = read_entry(
             k0, s0, at, key, operands, out, column,
-            ROWS, COLUMNS, OPERATION, KEEP, PIECES, ACC, UPDATE,
+            COLUMNS, OPERATION, KEEP, PIECES, WIDE, ACC, UPDATE,
         )  # fmt: skip
         v1, b1 = read_entry(
             k1, s1, at + 1, k0, operands, out, column,
-            ROWS, COLUMNS, OPERATION, KEEP, PIECES, ACC, UPDATE,
+            COLUMNS, OPERATION, KEEP, PIECES, WIDE, ACC, UPDATE,
         )  # fmt: skip
         v2, b2 = read_entry(
             k2, s2, at + 2, k1, operands, out, column,
-            ROWS, COLUMNS, OPERATION, KEEP, PIECES, ACC, UPDATE,
+            COLUMNS, OPERATION, KEEP, PIECES, WIDE, ACC, UPDATE,
         )  # fmt: skip
         v3, b3 = read_entry(
             k3, s3, at + 3, k2, operands, out, column,
-            ROWS, COLUMNS, OPERATION, KEEP, PIECES, ACC, UPDATE,
+            COLUMNS, OPERATION, KEEP, PIECES, WIDE, ACC, UPDATE,
         )  # fmt: skip
         v4, b4 = read_entry(
             k4, s4, at + 4, k3, operands, out, column,
-            ROWS, COLUMNS, OPERATION, KEEP, PIECES, ACC, UPDATE,
+            COLUMNS, OPERATION, KEEP, PIECES, WIDE, ACC, UPDATE,
         )  # fmt: skip
         v5, b5 = read_entry(
             k5, s5, at + 5, k4, operands, out, column,
-            ROWS, COLUMNS, OPERATION, KEEP, PIECES, ACC, UPDATE,
+            COLUMNS, OPERATION, KEEP, PIECES, WIDE, ACC, UPDATE,
         )  # fmt: skip
         v6, b6 = read_entry(
             k6, s6, at + 6, k5, operands, out, column,
-            ROWS, COLUMNS, OPERATION, KEEP, PIECES, ACC, UPDATE,
+            COLUMNS, OPERATION, KEEP, PIECES, WIDE, ACC, UPDATE,
         )  # fmt: skip
         v7, b7 = read_entry(
             k7, s7, at + 7, k6, operands, out, column,
-            ROWS, COLUMNS, OPERATION, KEEP, PIECES, ACC, UPDATE,
+            COLUMNS, OPERATION, KEEP, PIECES, WIDE, ACC, UPDATE,
         )  # fmt: skip
         after = at + 8
         n0, t0 = key_at(entries, after, ROWS, COUNT, LIST, CLIP)
@@ -262,35 +279,35 @@ def walk_runs(
         key = k7
         run, value, whole, left = advanced(
             run, value, whole, left, k0, v0, b0,
-            pieces, out, slot, column, ROWS, COLUMNS, OPERATION,
+            pieces, out, slot, column, COLUMNS, OPERATION, FROM_ZERO, WIDE,
         )  # fmt: skip
         run, value, whole, left = advanced(
             run, value, whole, left, k1, v1, b1,
-            pieces, out, slot, column, ROWS, COLUMNS, OPERATION,
+            pieces, out, slot, column, COLUMNS, OPERATION, FROM_ZERO, WIDE,
         )  # fmt: skip
         run, value, whole, left = advanced(
             run, value, whole, left, k2, v2, b2,
-            pieces, out, slot, column, ROWS, COLUMNS, OPERATION,
+            pieces, out, slot, column, COLUMNS, OPERATION, FROM_ZERO, WIDE,
         )  # fmt: skip
         run, value, whole, left = advanced(
             run, value, whole, left, k3, v3, b3,
-            pieces, out, slot, column, ROWS, COLUMNS, OPERATION,
+            pieces, out, slot, column, COLUMNS, OPERATION, FROM_ZERO, WIDE,
         )  # fmt: skip
         run, value, whole, left = advanced(
             run, value, whole, left, k4, v4, b4,
-            pieces, out, slot, column, ROWS, COLUMNS, OPERATION,
+            pieces, out, slot, column, COLUMNS, OPERATION, FROM_ZERO, WIDE,
         )  # fmt: skip
         run, value, whole, left = advanced(
             run, value, whole, left, k5, v5, b5,
-            pieces, out, slot, column, ROWS, COLUMNS, OPERATION,
+            pieces, out, slot, column, COLUMNS, OPERATION, FROM_ZERO, WIDE,
         )  # fmt: skip
         run, value, whole, left = advanced(
             run, value, whole, left, k6, v6, b6,
-            pieces, out, slot, column, ROWS, COLUMNS, OPERATION,
+            pieces, out, slot, column, COLUMNS, OPERATION, FROM_ZERO, WIDE,
         )  # fmt: skip
         run, value, whole, left = advanced(
             run, value, whole, left, k7, v7, b7,
-            pieces, out, slot, column, ROWS, COLUMNS, OPERATION,
+            pieces, out, slot, column, COLUMNS, OPERATION, FROM_ZERO, WIDE,
         )  # fmt: skip
         k0, s0 = n0, t0
         k1, s1 = n1, t1
@@ -302,12 +319,15 @@ def walk_runs(
         k7, s7 = n7, t7
     # What is ahead now is the first entry behind the chunk.
     goes_on = k0 == run
-    written = (run >= 0) & (run < ROWS)
-    write_row(out, run, value, written & whole & (goes_on == 0) & inside, column, COLUMNS)
+    written = run >= 0
+    at = out + row_offset(run, column, COLUMNS, WIDE)
+    done = written & whole & (goes_on == 0) & inside
+    tl.store(at, cast(value, out.dtype.element_ty), done)
     broken = written & (whole == 0)
     begun = written & whole & goes_on
     mine = slot + tl.where(begun, 1, 0)
-    tl.store(pieces + mine.to(tl.int64) * COLUMNS + column, value, (broken | begun) & inside)
+    at = pieces + row_offset(mine, column, COLUMNS, WIDE)
+    tl.store(at, value, (broken | begun) & inside)
     if tl.program_id(1) == 0:  # programs for other columns of the chunk have the same keys
         tl.store(piece_keys + slot, tl.where(broken, run, left), first < COUNT)
         tl.store(piece_keys + slot + 1, tl.where(begun, run, NOTHING), first < COUNT)

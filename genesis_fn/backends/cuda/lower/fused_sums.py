@@ -115,7 +115,11 @@ class _UpdatesText(InlinedKernel):
         self.wide_names()
         for n in range(len(self.loops.instrs)):
             self.emit(n)
-        self.line(f"value = {self.value[self.root]}")
+        value = self.value[self.root]
+        # Loads are 0 already where they are not wanted.
+        if self.loops.instrs[self.root].op != "load" or "tl.where" in self.lines[-1]:
+            value = f"tl.where(wanted, {value}, {literal(0, self.loops.instrs[self.root].dtype)})"
+        self.line(f"value = {value}")
         types = tuple([(name, NAMES[v.aval.dtype]) for name, v in self.inputs.items()])
         return ComputedUpdates(tuple(self.lines), types)
 
