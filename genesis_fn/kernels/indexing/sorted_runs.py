@@ -73,14 +73,17 @@ def key_at(
             tl.static_assert(LIST == "entries")
             entry = tl.load(entries + position, exists, other=0)
             key, number = (entry >> 32).to(tl.int32), (entry & 0xFFFFFFFF).to(tl.int32)
-        return tl.where(exists & (key >= 0) & (key < ROWS), key, NOTHING), number
+        # One comparison: as unsigned, -1 is the largest of all.
+        known = exists & (key.to(tl.uint32, bitcast=True) < ROWS)
+        return tl.where(known, key, NOTHING), number
 
 
 @triton.jit
 def stored_update(source, column, wanted, operands, COLUMNS: tl.constexpr):
     """The elements of updates that are in memory, the only operand."""
     (updates,) = operands
-    at = updates + (source * COLUMNS + column)
+    # What does not vary by entry comes first: it is computed once.
+    at = updates + column + source.to(tl.int64) * COLUMNS
     return tl.load(at, wanted & (column < COLUMNS), other=0)
 
 
@@ -102,7 +105,6 @@ def carried_update(source, column, wanted, operands, COLUMNS: tl.constexpr):
 def read_entry(
     key,
     source,
-    position,
     before,
     operands,
     out,
@@ -110,33 +112,18 @@ def read_entry(
     COLUMNS: tl.constexpr,
     OPERATION: tl.constexpr,
     KEEP: tl.constexpr,
-    PIECES: tl.constexpr,
-    WIDE: tl.constexpr,
     ACC: tl.constexpr,
     UPDATE: tl.constexpr,
 ):
-    """(value, whether a run begins with it) of an entry behind one of the row `before`. Where a run
-    begins and the result is kept, the value is merged with that."""
-    # Of the two pieces of a chunk the second began in it.
-    begins = position % 2 == 1 if PIECES else key != before
-    if WIDE:
-        source = source.to(tl.int64)
+    """The value of an entry behind one of the row `before`. Where a run begins and the result is
+    kept, it is merged with that."""
     value = up(UPDATE(source, column, key >= 0, operands, COLUMNS)).to(ACC)
     if KEEP:
-        at = out + row_offset(key, column, COLUMNS, WIDE)
-        there = up(tl.load(at, (key >= 0) & begins & (column < COLUMNS), other=0)).to(ACC)
+        begins = (key >= 0) & (key != before)
+        at = out + column + key.to(tl.int64) * COLUMNS
+        there = up(tl.load(at, begins & (column < COLUMNS), other=0)).to(ACC)
         value = tl.where(begins, merge(there, value, OPERATION), value)
-    return value, begins
-
-
-@triton.jit
-def row_offset(key, column, COLUMNS: tl.constexpr, WIDE: tl.constexpr):
-    """The offset of an element of row `key`: in 64 bits only if WIDE, as they take more
-    instructions, of which a walk has as many as memory has time for."""
-    if WIDE:
-        return key.to(tl.int64) * COLUMNS + column
-    else:
-        return key * COLUMNS + column
+    return value
 
 
 @triton.jit
@@ -144,38 +131,35 @@ def advanced(
     run,
     value,
     whole,
-    left,
     key,
     row,
-    begins,
-    pieces,
     out,
-    slot,
+    piece,
     column,
     COLUMNS: tl.constexpr,
     OPERATION: tl.constexpr,
     FROM_ZERO: tl.constexpr,
-    WIDE: tl.constexpr,
+    FIRST: tl.constexpr,
+    start,
 ):
-    """The state of a walk one entry later: the row of its run, the value, whether it has all of the
-    run so far, and the run that began before the chunk. A run that ends here is written."""
-    inside = column < COLUMNS
+    """The state of a walk one entry later: the row of its run, the value, and whether it has all of
+    the run so far. A run that ends here is written: to `out`, or to `piece` what is left of one
+    that began before the chunk. The FIRST entry of the chunk, at `start` 0, ends none."""
     ends = (key != run) & (key >= 0)
-    written = ends & (run >= 0)
-    at = out + row_offset(run, column, COLUMNS, WIDE)
-    tl.store(at, cast(value, out.dtype.element_ty), written & whole & inside)
-    broken = written & (whole == 0)
-    tl.store(pieces + row_offset(slot, column, COLUMNS, WIDE), value, broken & inside)
+    written = ends & (run >= 0) & (column < COLUMNS)
+    at = out + column + run.to(tl.int64) * COLUMNS
+    tl.store(at, cast(value, out.dtype.element_ty), written & whole)
+    tl.store(piece, value, written & (whole == 0))
     if FROM_ZERO:
         # What is not there was read as 0. And 0 + -0 is 0, as where the sum began in memory.
-        value = tl.where(ends, 0.0, value) + row
+        value = tl.where(ends, 0, value) + row
     else:
         joined = tl.where(key >= 0, merge(value, row, OPERATION), value)
-        value = tl.where(ends, row, joined)
-    left = tl.where(broken, run, left)
-    # Only the first run of a chunk may have begun before it.
-    whole = tl.where(ends, begins | (run >= 0), whole)
-    return tl.where(key >= 0, key, run), value, whole, left
+        begins = ends
+        if FIRST:
+            begins = ends | (tl.zeros_like(key) + start == 0)
+        value = tl.where(begins, row, joined)
+    return tl.where(key >= 0, key, run), value, whole | ends
 
 
 @triton.jit
@@ -207,21 +191,13 @@ def walk_runs(
     # chunk leaves at most two: of a run that began before it, and, in the odd slot, of one that
     # begins in it.
     ACC: tl.constexpr = pieces.dtype.element_ty
-    PIECES: tl.constexpr = LIST == "pieces"
-    WIDE: tl.constexpr = tl.constexpr(max(ROWS, COUNT) * COLUMNS > 0x7FFFFFFF)
-    FROM_ZERO: tl.constexpr = OPERATION == "add" and not KEEP and ACC.is_floating()
+    FROM_ZERO: tl.constexpr = OPERATION == "add" and not KEEP
     chunk = tl.program_id(0) * CHUNK_BLOCK + tl.arange(0, CHUNK_BLOCK)[:, None]
     column = tl.arange(0, COLUMN_BLOCK)[None, :]
     if COLUMNS > COLUMN_BLOCK:
         column = tl.program_id(1) * COLUMN_BLOCK + tl.arange(0, COLUMN_BLOCK)[None, :]
-    inside = column < COLUMNS
     first = chunk * CHUNK
-    slot = 2 * chunk
-    run = tl.full((CHUNK_BLOCK, 1), NOTHING, tl.int32)
-    left = run
-    whole = run != run
-    value = tl.zeros((CHUNK_BLOCK, COLUMN_BLOCK), ACC)
-    # Of a list of updates a run begins where the row changes.
+    piece = pieces + column + (2 * chunk).to(tl.int64) * COLUMNS
     key, _ = key_at(entries, first - 1, ROWS, COUNT, LIST, CLIP)
     k0, s0 = key_at(entries, first, ROWS, COUNT, LIST, CLIP)
     k1, s1 = key_at(entries, first + 1, ROWS, COUNT, LIST, CLIP)
@@ -231,43 +207,42 @@ def walk_runs(
     k5, s5 = key_at(entries, first + 5, ROWS, COUNT, LIST, CLIP)
     k6, s6 = key_at(entries, first + 6, ROWS, COUNT, LIST, CLIP)
     k7, s7 = key_at(entries, first + 7, ROWS, COUNT, LIST, CLIP)
+    # Only the first run of a chunk may have begun before it: if the entry ahead has its row, or if
+    # a list of pieces has one in an even slot there, as no piece is the first of its chunk but one
+    # that goes on from the chunk before.
+    first_run = k0
+    run = k0
+    begun_here = k0 < 0 if LIST == "pieces" else k0 != key
+    whole = begun_here
+    value = tl.zeros((CHUNK_BLOCK, COLUMN_BLOCK), ACC)
     for start in range(0, CHUNK, 8):
         # Eight are read before anything is written, behind which no read would be moved, and so are
         # the entries of the next eight: an update waits for its own, which says where it is.
-        at = first + start
-        v0, b0 = read_entry(
-            k0, s0, at, key, operands, out, column,
-            COLUMNS, OPERATION, KEEP, PIECES, WIDE, ACC, UPDATE,
-        )  # fmt: skip
-        v1, b1 = read_entry(
-            k1, s1, at + 1, k0, operands, out, column,
-            COLUMNS, OPERATION, KEEP, PIECES, WIDE, ACC, UPDATE,
-        )  # fmt: skip
-        v2, b2 = read_entry(
-            k2, s2, at + 2, k1, operands, out, column,
-            COLUMNS, OPERATION, KEEP, PIECES, WIDE, ACC, UPDATE,
-        )  # fmt: skip
-        v3, b3 = read_entry(
-            k3, s3, at + 3, k2, operands, out, column,
-            COLUMNS, OPERATION, KEEP, PIECES, WIDE, ACC, UPDATE,
-        )  # fmt: skip
-        v4, b4 = read_entry(
-            k4, s4, at + 4, k3, operands, out, column,
-            COLUMNS, OPERATION, KEEP, PIECES, WIDE, ACC, UPDATE,
-        )  # fmt: skip
-        v5, b5 = read_entry(
-            k5, s5, at + 5, k4, operands, out, column,
-            COLUMNS, OPERATION, KEEP, PIECES, WIDE, ACC, UPDATE,
-        )  # fmt: skip
-        v6, b6 = read_entry(
-            k6, s6, at + 6, k5, operands, out, column,
-            COLUMNS, OPERATION, KEEP, PIECES, WIDE, ACC, UPDATE,
-        )  # fmt: skip
-        v7, b7 = read_entry(
-            k7, s7, at + 7, k6, operands, out, column,
-            COLUMNS, OPERATION, KEEP, PIECES, WIDE, ACC, UPDATE,
-        )  # fmt: skip
-        after = at + 8
+        v0 = read_entry(
+            k0, s0, key, operands, out, column, COLUMNS, OPERATION, KEEP, ACC, UPDATE
+        )
+        v1 = read_entry(
+            k1, s1, k0, operands, out, column, COLUMNS, OPERATION, KEEP, ACC, UPDATE
+        )
+        v2 = read_entry(
+            k2, s2, k1, operands, out, column, COLUMNS, OPERATION, KEEP, ACC, UPDATE
+        )
+        v3 = read_entry(
+            k3, s3, k2, operands, out, column, COLUMNS, OPERATION, KEEP, ACC, UPDATE
+        )
+        v4 = read_entry(
+            k4, s4, k3, operands, out, column, COLUMNS, OPERATION, KEEP, ACC, UPDATE
+        )
+        v5 = read_entry(
+            k5, s5, k4, operands, out, column, COLUMNS, OPERATION, KEEP, ACC, UPDATE
+        )
+        v6 = read_entry(
+            k6, s6, k5, operands, out, column, COLUMNS, OPERATION, KEEP, ACC, UPDATE
+        )
+        v7 = read_entry(
+            k7, s7, k6, operands, out, column, COLUMNS, OPERATION, KEEP, ACC, UPDATE
+        )
+        after = first + start + 8
         n0, t0 = key_at(entries, after, ROWS, COUNT, LIST, CLIP)
         n1, t1 = key_at(entries, after + 1, ROWS, COUNT, LIST, CLIP)
         n2, t2 = key_at(entries, after + 2, ROWS, COUNT, LIST, CLIP)
@@ -277,37 +252,37 @@ def walk_runs(
         n6, t6 = key_at(entries, after + 6, ROWS, COUNT, LIST, CLIP)
         n7, t7 = key_at(entries, after + 7, ROWS, COUNT, LIST, CLIP)
         key = k7
-        run, value, whole, left = advanced(
-            run, value, whole, left, k0, v0, b0,
-            pieces, out, slot, column, COLUMNS, OPERATION, FROM_ZERO, WIDE,
+        run, value, whole = advanced(
+            run, value, whole, k0, v0,
+            out, piece, column, COLUMNS, OPERATION, FROM_ZERO, True, start,
         )  # fmt: skip
-        run, value, whole, left = advanced(
-            run, value, whole, left, k1, v1, b1,
-            pieces, out, slot, column, COLUMNS, OPERATION, FROM_ZERO, WIDE,
+        run, value, whole = advanced(
+            run, value, whole, k1, v1,
+            out, piece, column, COLUMNS, OPERATION, FROM_ZERO, False, start,
         )  # fmt: skip
-        run, value, whole, left = advanced(
-            run, value, whole, left, k2, v2, b2,
-            pieces, out, slot, column, COLUMNS, OPERATION, FROM_ZERO, WIDE,
+        run, value, whole = advanced(
+            run, value, whole, k2, v2,
+            out, piece, column, COLUMNS, OPERATION, FROM_ZERO, False, start,
         )  # fmt: skip
-        run, value, whole, left = advanced(
-            run, value, whole, left, k3, v3, b3,
-            pieces, out, slot, column, COLUMNS, OPERATION, FROM_ZERO, WIDE,
+        run, value, whole = advanced(
+            run, value, whole, k3, v3,
+            out, piece, column, COLUMNS, OPERATION, FROM_ZERO, False, start,
         )  # fmt: skip
-        run, value, whole, left = advanced(
-            run, value, whole, left, k4, v4, b4,
-            pieces, out, slot, column, COLUMNS, OPERATION, FROM_ZERO, WIDE,
+        run, value, whole = advanced(
+            run, value, whole, k4, v4,
+            out, piece, column, COLUMNS, OPERATION, FROM_ZERO, False, start,
         )  # fmt: skip
-        run, value, whole, left = advanced(
-            run, value, whole, left, k5, v5, b5,
-            pieces, out, slot, column, COLUMNS, OPERATION, FROM_ZERO, WIDE,
+        run, value, whole = advanced(
+            run, value, whole, k5, v5,
+            out, piece, column, COLUMNS, OPERATION, FROM_ZERO, False, start,
         )  # fmt: skip
-        run, value, whole, left = advanced(
-            run, value, whole, left, k6, v6, b6,
-            pieces, out, slot, column, COLUMNS, OPERATION, FROM_ZERO, WIDE,
+        run, value, whole = advanced(
+            run, value, whole, k6, v6,
+            out, piece, column, COLUMNS, OPERATION, FROM_ZERO, False, start,
         )  # fmt: skip
-        run, value, whole, left = advanced(
-            run, value, whole, left, k7, v7, b7,
-            pieces, out, slot, column, COLUMNS, OPERATION, FROM_ZERO, WIDE,
+        run, value, whole = advanced(
+            run, value, whole, k7, v7,
+            out, piece, column, COLUMNS, OPERATION, FROM_ZERO, False, start,
         )  # fmt: skip
         k0, s0 = n0, t0
         k1, s1 = n1, t1
@@ -319,18 +294,16 @@ def walk_runs(
         k7, s7 = n7, t7
     # What is ahead now is the first entry behind the chunk.
     goes_on = k0 == run
-    written = run >= 0
-    at = out + row_offset(run, column, COLUMNS, WIDE)
-    done = written & whole & (goes_on == 0) & inside
-    tl.store(at, cast(value, out.dtype.element_ty), done)
-    broken = written & (whole == 0)
-    begun = written & whole & goes_on
-    mine = slot + tl.where(begun, 1, 0)
-    at = pieces + row_offset(mine, column, COLUMNS, WIDE)
-    tl.store(at, value, (broken | begun) & inside)
+    written = (run >= 0) & (column < COLUMNS)
+    at = out + column + run.to(tl.int64) * COLUMNS
+    tl.store(at, cast(value, out.dtype.element_ty), written & whole & (goes_on == 0))
+    begun = (run >= 0) & whole & goes_on
+    left = written & ((whole == 0) | begun)
+    tl.store(piece + tl.where(begun, COLUMNS, 0), value, left)
     if tl.program_id(1) == 0:  # programs for other columns of the chunk have the same keys
-        tl.store(piece_keys + slot, tl.where(broken, run, left), first < COUNT)
-        tl.store(piece_keys + slot + 1, tl.where(begun, run, NOTHING), first < COUNT)
+        keys = piece_keys + 2 * chunk
+        tl.store(keys, tl.where(begun_here, NOTHING, first_run), first < COUNT)
+        tl.store(keys + 1, tl.where(begun, run, NOTHING), first < COUNT)
 
 
 @triton.jit
