@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from genesis_fn.compiler.fusion.gemv_fusion import (
     FusedMatmul,
@@ -25,6 +25,7 @@ from genesis_fn.compiler.fusion.gemv_fusion import (
     share_launch,
 )
 from genesis_fn.compiler.fusion.matmul_grouping import grouped_eqn
+from genesis_fn.compiler.fusion.sum_fusion import FusedSum, fits_updates, is_row_gather, loading
 from genesis_fn.compiler.fusion.value_graph import (
     ValueGraph,
     build_value_graph,
@@ -75,7 +76,8 @@ def _holds_rows(domain: IterationDomain, target: Target) -> bool:
 
 class FusionGroup:
     """A step: a generated kernel over an iteration domain, or one opaque equation (`eqn`), which as
-    a matrix product may have a fused prologue and epilogue (`matmul`).
+    a matrix product may have a fused prologue and epilogue (`matmul`), and as a sum by segment may
+    compute what it adds (`sum`).
 
     `roots` are the values that it computes, `writes` those of them that go to memory, `reads` the
     buffers that it reads with the bytes of each. `lo` and `hi` are the positions of the first and
@@ -93,6 +95,7 @@ class FusionGroup:
         "reads",
         "writes",
         "matmul",
+        "sum",
         "columns",
     )
 
@@ -107,7 +110,9 @@ class FusionGroup:
         hi: int,
         matmul: FusedMatmul | None = None,
         columns: frozenset[Var] = frozenset(),
+        sum: FusedSum | None = None,
     ) -> None:
+        self.sum = sum
         self.roots, self.domain, self.kernel, self.eqn = roots, domain, kernel, eqn
         self.matmul, self.columns = matmul, columns
         self.reads, self.lo, self.hi = reads, lo, hi
@@ -141,10 +146,14 @@ class Fusion:
 
 
 def fuse_jaxpr(
-    jaxpr: Jaxpr, target: Target, slice_stores: dict[Var, SliceStore] | None = None
+    jaxpr: Jaxpr,
+    target: Target,
+    slice_stores: dict[Var, SliceStore] | None = None,
+    takes_updates: Callable[[Eqn], bool] = lambda e: False,
 ) -> Fusion:
     """The steps that compute a simplified program on `target`. `slice_stores` says which outputs
-    are written into a slice of another buffer."""
+    are written into a slice of another buffer, `takes_updates` which equations are sums by segment
+    that can compute their first operand."""
     graph = build_value_graph(jaxpr, target)
     while True:
         state = _FusionState(graph, target, slice_stores or {})
@@ -154,6 +163,9 @@ def fuse_jaxpr(
         except _TooLarge as large:
             # What is materialized decides every kernel, so start over.
             graph.materialized.update(large.values)
+    # Before any merge, in which what a sum adds would get other readers.
+    if enabled("sums"):
+        state.fuse_updates(takes_updates)
     # An epilogue of few rows is a kernel of one value, so these come before any merge. A product
     # with an epilogue shares no launch: gates are worth that, which keep two results out of memory,
     # and single epilogues are not.
@@ -192,6 +204,7 @@ class _FusionState:
         self.graph, self.target, self.slice_stores = graph, target, slice_stores
         self.groups: dict[int, FusionGroup] = {}
         self.owner: dict[Var, int] = {}
+        self._results = {graph.memory(v)[0] for v in graph.jaxpr.outs}
         self.readers: dict[Var, set[int]] = {}
         # Dependences that no value carries: the order of effects, reads before overwriting.
         self.before: dict[int, set[int]] = {}
@@ -422,6 +435,61 @@ class _FusionState:
         opaque = self._opaque_until
         return opaque[max(x.hi, y.hi)] == opaque[min(x.lo, y.lo)]
 
+    def fuse_updates(self, takes_updates: Callable[[Eqn], bool]) -> None:
+        """Fuse what only a sum by segment reads into it: the elementwise kernel of its first
+        operand, and the gathers of rows that this one reads."""
+        for n, g in list(self.groups.items()):
+            if g.eqn is None or not takes_updates(g.eqn):
+                continue
+            data = g.eqn.ins[0]
+            v, offset = self.graph.memory(data)
+            y = self._read_by(v, n)
+            if y is None or offset or v.aval.size != data.aval.size:
+                continue
+            if any(self.graph.memory(i)[0] is v for i in g.eqn.ins[1:]):
+                continue
+            x = self.groups[y]
+            if is_row_gather(x.eqn):
+                kernel = loading(v)
+            elif x.kernel is not None and x.domain is not None:
+                kernel = x.kernel
+                if not fits_updates(kernel, x.domain, v):
+                    continue
+                n = self._absorb(y, n)
+            else:
+                continue
+            gathers: dict[Var, Eqn] = {}
+            for u in kernel.loads:
+                y = self._read_by(u, n)
+                if y is not None and is_row_gather(self.groups[y].eqn):
+                    gathers[u] = self._eqn(y)
+                    n = self._absorb(y, n)
+            self.groups[n].sum = FusedSum(g.eqn, kernel, gathers)
+
+    def _read_by(self, v: Var, n: int) -> int | None:
+        """The step whose only result is `v`, if step n is the only one that reads it, in the same
+        pass; else None."""
+        y = self.owner.get(v)
+        if y is None or self.readers.get(v, set()) != {n} or len(self.groups[y].roots) > 1:
+            return None
+        if v in self._results or v in self.slice_stores or y in self.before or y in self.after:
+            return None
+        return y if self._in_backward(self.groups[y]) == self._in_backward(self.groups[n]) else None
+
+    def _absorb(self, y: int, n: int) -> int:
+        """Make step y, whose result only step n reads, a part of that: the number of the step that
+        replaces both."""
+        x, g = self.groups[y], self.groups[n]
+        (v,) = x.roots
+        reads = {u: size for u, size in g.reads.items() if u is not v}
+        for u, size in x.reads.items():
+            reads[u] = max(size, reads.get(u, 0))
+        lo, hi = min(x.lo, g.lo), max(x.hi, g.hi)
+        # Nothing else reads the result, so no step between depends on it.
+        self._replace(y, n, FusionGroup(g.roots, None, None, g.eqn, reads, lo, hi), [])
+        del self.owner[v]
+        return self.owner[g.roots[0]]
+
     def share_few_row_launches(self) -> None:
         """Make products of few rows of one left operand, as of queries, keys and values, one
         launch: none of them alone occupies the GPU, or takes longer than its launch."""
@@ -555,13 +623,12 @@ class _FusionState:
     def fuse_gemv_prologues(self) -> None:
         """Fuse the kernel that computes the left operand of products of few rows into them as their
         prologue. Each of their programs recomputes it, so all its readers must be such products."""
-        results = {self.graph.memory(v)[0] for v in self.graph.jaxpr.outs}
         for n, g in list(self.groups.items()):
             if g.kernel is None or g.domain is None or g.domain.row_column:
                 continue
             stored = self._stored(n)
             readers = self.readers.get(stored[0], set()) - {n} if len(stored) == 1 else set()
-            if not readers or stored[0] in results or stored[0] in self.slice_stores:
+            if not readers or stored[0] in self._results or stored[0] in self.slice_stores:
                 continue
             (h,) = stored
             if (
