@@ -16,6 +16,9 @@ from genesis_fn.kernels.plan_builder import next_power_of_two
 LANES = 32
 """Of a warp: the most rows that a matrix may have."""
 
+RING: tl.constexpr = tl.constexpr(8)
+"""The steps of one run-time loop, over columns that rotate."""
+
 
 @triton.jit
 def at_lane(x, lane):

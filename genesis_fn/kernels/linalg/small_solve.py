@@ -8,14 +8,14 @@ import triton
 import triton.language as tl
 
 from genesis_fn.compiler.target import Target
-from genesis_fn.kernels.linalg.small_lu import (
+from genesis_fn.kernels.linalg.small_elements import (
     add_product,
     element_at,
-    eliminate,
     is_zero,
     product,
     reciprocal,
 )
+from genesis_fn.kernels.linalg.small_lu import eliminate
 from genesis_fn.kernels.linalg.small_rows import (
     LANES,
     at_lane,
