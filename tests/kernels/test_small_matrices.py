@@ -12,6 +12,7 @@ import torch
 from genesis_fn.kernels.linalg.small_cholesky import SmallCholesky, plan_small_cholesky
 from genesis_fn.kernels.linalg.small_lu import SmallLu, plan_small_lu
 from genesis_fn.kernels.linalg.small_solve import SmallSolve, plan_small_solve
+from genesis_fn.kernels.linalg.small_triangular import SmallTriangular, plan_small_triangular
 from genesis_fn.kernels.plan import Plan
 from tests.kernels.run import TARGET, run_plan
 
@@ -104,6 +105,27 @@ def test_solve(kind, count, n):
         close(solve(a, b, transposed=True), np.linalg.solve(transposed, b))
 
 
+@pytest.mark.parametrize(
+    "kind, count, n, others, lower, left",
+    [
+        ("float32", 2, 32, 3, True, True),
+        ("float32", 3, 20, 35, False, True),  # more columns than a program takes
+        ("float64", 5, 9, 40, True, False),
+        ("complex64", 3, 8, 17, True, False),
+        ("complex128", 3, 11, 2, False, True),
+    ],
+)
+def test_triangular(kind, count, n, others, lower, left):
+    """Other operations, whose triangles and sides these kernels get, are tested by lowerings."""
+    x = normal((count, n, n), kind, 5) / 4 + 2 * np.eye(n, dtype=kind)
+    triangle = np.tril(x) if lower else np.triu(x)
+    given = np.where(triangle == 0, np.nan, x).astype(kind)
+    b = normal((count, n, others) if left else (count, others, n), kind, 6)
+    spec = SmallTriangular(count, n, others, *names(kind), lower=lower, left=left)
+    found = results(plan_small_triangular(spec, TARGET), [given, b], (b.shape, b.dtype))
+    close(triangle @ found if left else found @ np.swapaxes(triangle, -1, -2), b)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_pivots_of_equals(kind):
     """The first of the largest by LAPACK's measure, in the order of rows after exchanges."""
@@ -163,8 +185,9 @@ def test_too_large():
         lambda: SmallCholesky(2, 33, "fp32"),
         lambda: SmallLu(2, 33, "fp32"),
         lambda: SmallSolve(2, 33, 1, "fp32"),
-        lambda: SmallSolve(2, 3, 9, "fp32"),
-        lambda: SmallSolve(2, 3, 5, "fp32", True),
+        lambda: SmallSolve(2, 3, 33, "fp32"),
+        lambda: SmallSolve(2, 3, 17, "fp32", True),
+        lambda: SmallTriangular(2, 33, 1, "fp32"),
     ):
         with pytest.raises(ValueError, match="at most 32 rows"):
             refused()

@@ -18,16 +18,16 @@ def is_zero(x, COMPLEX: tl.constexpr):
 
 
 @triton.jit
-def reciprocal(pivot, zero, COMPLEX: tl.constexpr):
-    """The parts of 1 / pivot, of 1 / 1 where it is `zero`: nothing but zeros stands below."""
+def reciprocal(x, COMPLEX: tl.constexpr):
+    """The parts of 1 / x."""
     if COMPLEX:
         # Scaled, so that squares neither overflow nor vanish.
-        scale = 1.0 / tl.where(zero, 1.0, tl.abs(pivot[0]) + tl.abs(pivot[1]))
-        a, b = tl.where(zero, 1.0, pivot[0] * scale), pivot[1] * scale
+        scale = 1.0 / (tl.abs(x[0]) + tl.abs(x[1]))
+        a, b = x[0] * scale, x[1] * scale
         inverse = scale / (a * a + b * b)
         return (a * inverse, -b * inverse)
     else:
-        return (1.0 / tl.where(zero, 1.0, pivot[0]),)
+        return (1.0 / x[0],)
 
 
 @triton.jit
@@ -88,9 +88,7 @@ def negative(x, COMPLEX: tl.constexpr):
 
 
 @triton.jit
-def add_products(
-    entries, factor, lane, RIGHT: tl.constexpr, COMPLEX: tl.constexpr
-):
+def add_products(entries, factor, lane, RIGHT: tl.constexpr, COMPLEX: tl.constexpr):
     """entries[j] + factor * (entries[j] of `lane`), of RIGHT numbers in each lane."""
     PARTS: tl.constexpr = 2 if COMPLEX else 1
     sums = ()
@@ -98,3 +96,12 @@ def add_products(
         entry = entries[j * PARTS : (j + 1) * PARTS]
         sums = sums + add_product(entry, factor, element_at(entry, lane, COMPLEX), COMPLEX)
     return sums
+
+
+@triton.jit
+def conjugated(vectors):
+    """Vectors of complex elements, real and imaginary parts in turn, with the latter negated."""
+    turned = ()
+    for j in tl.static_range(len(vectors) // 2):
+        turned = turned + (vectors[2 * j], -vectors[2 * j + 1])
+    return turned

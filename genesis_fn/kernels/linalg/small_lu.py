@@ -71,7 +71,8 @@ def eliminate_some(
         zero = is_zero(pivot, COMPLEX)
         singular = singular | zero
         below = position > k
-        scaled = product(column, reciprocal(pivot, zero, COMPLEX), COMPLEX)
+        divisor = (tl.where(zero, 1.0, pivot[0]),) + pivot[1:]  # nothing but zeros stands below
+        scaled = product(column, reciprocal(divisor, COMPLEX), COMPLEX)
         less = kept(below, negative(scaled, COMPLEX), COMPLEX)
         rotated = add_products(columns[PARTS:], less, holder, PARTS * LATER, COMPLEX)
         for j in tl.static_range(LATER + 1, N - START):
@@ -122,6 +123,7 @@ def small_lu_kernel(
     COMPLEX: tl.constexpr,
     WIDTH: tl.constexpr,
     GROUP: tl.constexpr,
+    COALESCED: tl.constexpr,
 ):
     """L and U of `count` matrices [N, N] in one, pivots from 0, and the order of rows; NaN where a
     matrix holds one."""
@@ -131,7 +133,7 @@ def small_lu_kernel(
     matrix = (tl.program_id(0) * (32 // ROWS) + lane // ROWS).to(tl.int64)
     inside = (matrix < count) & (row < N)
     start = matrix * N * NUMBERS
-    columns = read_rows(x, start + row * NUMBERS, inside, NUMBERS, WIDTH, GROUP, GROUP)
+    columns = read_rows(x, start + row * NUMBERS, inside, NUMBERS, WIDTH, GROUP, GROUP, COALESCED)
     flawed = lane < 0
     for j in tl.static_range(NUMBERS):
         flawed = flawed | (columns[j] != columns[j])
@@ -142,7 +144,9 @@ def small_lu_kernel(
     factors = ()
     for j in tl.static_range(NUMBERS):
         factors = factors + (tl.where(flawed, float("nan"), columns[j]),)
-    write_rows(out, start + position * NUMBERS, inside, factors, NUMBERS, WIDTH, GROUP)
+    write_rows(
+        out, start + position * NUMBERS, inside, factors, NUMBERS, WIDTH, GROUP, GROUP, COALESCED
+    )
     tl.store(pivots + matrix * N + row, swaps, inside)
     tl.store(order + matrix * N + row, rows, inside)
 
