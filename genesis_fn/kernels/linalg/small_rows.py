@@ -57,6 +57,41 @@ def row_offsets_in_threads(
 
 
 @triton.jit
+def vectors_of(block, WIDTH: tl.constexpr):
+    """The columns of a block [lanes, WIDTH]."""
+    parts = (block,)
+    # Part r has every S-th number from the r-th on; its halves every 2 S-th.
+    for level in tl.static_range(WIDTH.bit_length() - 1):
+        even = ()
+        odd = ()
+        for r in tl.static_range(2**level):
+            left, right = tl.split(tl.reshape(parts[r], (32, WIDTH // 2 ** (level + 1), 2)))
+            even = even + (left,)
+            odd = odd + (right,)
+        parts = even + odd
+    vectors = ()
+    for j in tl.static_range(WIDTH):
+        vectors = vectors + (tl.reshape(parts[j], (32,)),)
+    return vectors
+
+
+@triton.jit
+def block_of(vectors, WIDTH: tl.constexpr):
+    """A block [lanes, WIDTH] of vectors, and of zeros behind them."""
+    parts = vectors
+    for _ in tl.static_range(len(vectors), WIDTH):
+        parts = parts + (tl.zeros_like(vectors[0]),)
+    for level in tl.static_range(WIDTH.bit_length() - 1):
+        joined = ()
+        for r in tl.static_range(WIDTH // 2 ** (level + 1)):
+            pairs = tl.join(parts[r], parts[r + WIDTH // 2 ** (level + 1)])
+            joined = joined + (tl.reshape(pairs, (32, 2 ** (level + 1))),)
+        parts = joined
+    whole = parts[0]  # pyright: ignore[reportGeneralTypeIssues]  joined
+    return tl.reshape(whole, (32, WIDTH))
+
+
+@triton.jit
 def read_rows(
     base,
     start,
@@ -79,20 +114,7 @@ def read_rows(
         offsets, mask = row_offsets_in_threads(start, inside, numbers, WIDTH, GROUP, STRIDE)
         block = tl.load(base + offsets, mask, other=0.0)
         block = tl.reshape(tl.permute(block, (1, 0, 2)), (32, WIDTH))
-    parts = (block,)
-    # Part r has every S-th number from the r-th on; its halves every 2 S-th.
-    for level in tl.static_range(WIDTH.bit_length() - 1):
-        even = ()
-        odd = ()
-        for r in tl.static_range(2**level):
-            left, right = tl.split(tl.reshape(parts[r], (32, WIDTH // 2 ** (level + 1), 2)))
-            even = even + (left,)
-            odd = odd + (right,)
-        parts = even + odd
-    vectors = ()
-    for j in tl.static_range(WIDTH):
-        vectors = vectors + (tl.reshape(parts[j], (32,)),)
-    return vectors
+    return vectors_of(block, WIDTH)
 
 
 @triton.jit
@@ -108,21 +130,12 @@ def write_rows(
     COALESCED: tl.constexpr,
 ):
     """Writes the first `numbers` of the vectors, at most WIDTH, to where `read_rows` reads."""
-    parts = vectors
-    for _ in tl.static_range(len(vectors), WIDTH):
-        parts = parts + (tl.zeros((32,), base.dtype.element_ty),)
-    for level in tl.static_range(WIDTH.bit_length() - 1):
-        joined = ()
-        for r in tl.static_range(WIDTH // 2 ** (level + 1)):
-            pairs = tl.join(parts[r], parts[r + WIDTH // 2 ** (level + 1)])
-            joined = joined + (tl.reshape(pairs, (32, 2 ** (level + 1))),)
-        parts = joined
-    whole = parts[0]  # pyright: ignore[reportGeneralTypeIssues]  joined
+    block = block_of(vectors, WIDTH)
     if COALESCED:
         offsets, mask = row_offsets(start, inside, numbers, WIDTH, GROUP, STRIDE)
-        tl.store(base + offsets, tl.reshape(whole, (32, WIDTH)), mask)
+        tl.store(base + offsets, block, mask)
     else:
-        block = tl.permute(tl.reshape(whole, (32, WIDTH // GROUP, GROUP)), (1, 0, 2))
+        block = tl.permute(tl.reshape(block, (32, WIDTH // GROUP, GROUP)), (1, 0, 2))
         offsets, mask = row_offsets_in_threads(start, inside, numbers, WIDTH, GROUP, STRIDE)
         tl.store(base + offsets, block, mask)
 
