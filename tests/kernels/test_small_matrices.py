@@ -10,6 +10,7 @@ import scipy.linalg
 import torch
 
 from genesis_fn.kernels.linalg.small_cholesky import SmallCholesky, plan_small_cholesky
+from genesis_fn.kernels.linalg.small_eigh import SmallEigh, plan_small_eigh
 from genesis_fn.kernels.linalg.small_lu import SmallLu, plan_small_lu
 from genesis_fn.kernels.linalg.small_solve import SmallSolve, plan_small_solve
 from genesis_fn.kernels.linalg.small_triangular import SmallTriangular, plan_small_triangular
@@ -63,6 +64,12 @@ def lu(x: np.ndarray) -> list[np.ndarray]:
     spec = SmallLu(len(x), x.shape[-1], *names(x.dtype.name))
     rows = (x.shape[:-1], np.int32)
     return results(plan_small_lu(spec, TARGET), [x], (x.shape, x.dtype), rows, rows)
+
+
+def eigh(x: np.ndarray) -> list[np.ndarray]:
+    spec = SmallEigh(len(x), x.shape[-1], *names(x.dtype.name))
+    values = (x.shape[:-1], x.real.dtype)
+    return results(plan_small_eigh(spec, TARGET), [x], (x.shape, x.dtype), values)
 
 
 def close(x: np.ndarray, y: np.ndarray) -> None:
@@ -124,6 +131,58 @@ def test_triangular(kind, count, n, others, lower, left):
     spec = SmallTriangular(count, n, others, *names(kind), lower=lower, left=left)
     found = results(plan_small_triangular(spec, TARGET), [given, b], (b.shape, b.dtype))
     close(triangle @ found if left else found @ np.swapaxes(triangle, -1, -2), b)
+
+
+def holds_eigh(x: np.ndarray, given: np.ndarray) -> None:
+    """Values by LAPACK's in double precision, vectors by their definition."""
+    eps = 32 * np.finfo(x.dtype).eps
+    for matrix, vectors, values in zip(x, *eigh(given)):
+        bound = eps * max(1e-300, np.abs(matrix).max())
+        wide = matrix.astype("complex128" if x.dtype.kind == "c" else "float64")
+        assert np.abs(values - np.linalg.eigvalsh(wide)).max() <= bound
+        assert np.abs((vectors * values) @ np.conj(vectors.T) - matrix).max() <= bound
+        assert np.abs(np.conj(vectors.T) @ vectors - np.eye(len(matrix))).max() <= eps
+
+
+@pytest.mark.parametrize(
+    "kind, count, n",
+    [(k, c, n) for k in KINDS for c, n in ((35, 1), (17, 2), (9, 3))]
+    + [("float32", 5, 8), ("float64", 2, 12), ("complex64", 3, 5), ("complex128", 1, 7)],
+)
+def test_eigh(kind, count, n):
+    """Of the lower triangle, whose diagonal is real."""
+    x = normal((count, n, n), kind, 7)
+    x = (x + np.conj(np.swapaxes(x, -1, -2))).astype(kind)
+    holds_eigh(x, (np.tril(x) + np.triu(np.full_like(x, np.nan), 1)).astype(kind))
+
+
+@pytest.mark.parametrize("kind", ["float32", "complex64"])
+def test_eigh_of_special_matrices(kind):
+    """Diagonal, zero, of equal eigenvalues, of rank one, with clusters, and of any size."""
+    n = 6
+    q = np.linalg.qr(normal((n, n), kind, 8).astype("complex128" if kind[0] == "c" else "float64"))[
+        0
+    ]
+    of = lambda *w: (q * np.array(w)) @ np.conj(q.T)
+    spread = of(1, -1, 1e-4, 1e-4, 1 + 1e-6, -1)
+    x = np.stack(
+        [np.diag([3.0, 1, 2, -4, 0, 1]), np.zeros((n, n)), np.eye(n), of(2, 2, 2, -1, -1, -1),
+         np.ones((n, n)), spread, of(0, 0, 0, 0, 0, 5), 1e30 * spread, 1e-30 * spread]
+    )  # fmt: skip
+    x = x.astype(kind)
+    x = np.tril(x, -1) + np.conj(np.swapaxes(np.tril(x, -1), -1, -2)) + x.real * np.eye(n)
+    holds_eigh(x.astype(kind), x.astype(kind))
+
+
+@pytest.mark.parametrize("flaw", [np.nan, np.inf])
+def test_eigh_of_what_is_not_finite(flaw):
+    """NaN, of this matrix and not of its neighbours."""
+    x = np.stack([np.diag([2.0, 1, 3]).astype("float32")] * 3)
+    x[1, 2, 0] = flaw
+    vectors, values = eigh(x)
+    assert np.isnan(vectors[1]).all() and np.isnan(values[1]).all()
+    np.testing.assert_array_equal(values[[0, 2]], [[1, 2, 3]] * 2)
+    np.testing.assert_array_equal(np.abs(vectors[0]), np.eye(3)[[1, 0, 2]].T)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -188,6 +247,7 @@ def test_too_large():
         lambda: SmallSolve(2, 3, 33, "fp32"),
         lambda: SmallSolve(2, 3, 17, "fp32", True),
         lambda: SmallTriangular(2, 33, 1, "fp32"),
+        lambda: SmallEigh(2, 33, "fp32"),
     ):
         with pytest.raises(ValueError, match="at most 32 rows"):
             refused()

@@ -1,10 +1,11 @@
 """Eigenvalues and vectors of many small Hermitian matrices, each in the registers of some lanes of
 a warp, by Jacobi's method.
 
-A round rotates N / 2 pairs of rows and columns that have none in common, a sweep every pair once, in
-the order of a round-robin tournament (Brent and Luk, "The solution of singular-value and symmetric
-eigenvalue problems on multiprocessor arrays", 1985). Columns move to the places of the tournament,
-where pairs are neighbours; rows stay in their lanes, which know where their columns are.
+A round rotates N / 2 pairs of rows and columns that have none in common, a sweep every pair once,
+in the order of a round-robin tournament (Brent and Luk, "The solution of singular-value and
+symmetric eigenvalue problems on multiprocessor arrays", 1985). Columns move to the places of the
+tournament, where pairs are neighbours; rows stay in their lanes, which know where their columns
+are.
 """
 
 from __future__ import annotations
@@ -17,22 +18,13 @@ import triton.language as tl
 from genesis_fn.compiler.target import Target
 from genesis_fn.kernels.language.language import rsqrt, sqrt
 from genesis_fn.kernels.linalg.small_elements import add_product, element_at
-from genesis_fn.kernels.linalg.small_rows import (
-    LANES,
-    at_lane,
-    block_of,
-    vectors_of,
-)
+from genesis_fn.kernels.linalg.small_rows import LANES, at_lane, block_of, over_rows, vectors_of
 from genesis_fn.kernels.linalg.small_scale import scales
 from genesis_fn.kernels.plan import BufferArg, Plan, Scalar
 from genesis_fn.kernels.plan_builder import PlanBuilder, cdiv, next_power_of_two
 
 MOST_SWEEPS = 20
 """A matrix of 32 rows takes some 7 in float32, and 9 in float64."""
-
-
-PRECISION = {"fp32": 2.0**-21, "fp64": 2.0**-50}
-"""Of elements beside the diagonal, over the largest one of the matrix: four roundings."""
 
 
 @triton.jit
@@ -64,7 +56,9 @@ def moved(columns, N: tl.constexpr, PARTS: tl.constexpr):
     result = slice_of(columns, 0, PARTS) + slice_of(columns, min(3, N - 1), PARTS)
     for i in tl.static_range(1, N // 2):
         result = result + slice_of(columns, max(2 * i - 2, 1), PARTS)
-        result = result + slice_of(columns, min(2 * i + 3, N - 2 + (2 * i + 3) % N // (N - 1)), PARTS)
+        result = result + slice_of(
+            columns, min(2 * i + 3, N - 2 + (2 * i + 3) % N // (N - 1)), PARTS
+        )
     return result
 
 
@@ -178,16 +172,21 @@ def sweep(columns, vectors, diagonal, row, first, N: tl.constexpr, COMPLEX: tl.c
 
 @triton.jit
 def is_unfinished(
-    columns, row, N: tl.constexpr, COMPLEX: tl.constexpr, PRECISION: tl.constexpr
+    columns, diagonal, row, N: tl.constexpr, ROWS: tl.constexpr, COMPLEX: tl.constexpr
 ):
-    """Whether a part of an element that is not of the diagonal is above PRECISION, of a warp."""
+    """Whether, in any matrix of a warp, some element beside the diagonal is more than what rounding
+    leaves there."""
     PARTS: tl.constexpr = 2 if COMPLEX else 1
-    largest = tl.zeros_like(columns[0])
+    PRECISION: tl.constexpr = 2.0**-50 if diagonal.dtype == tl.float64 else 2.0**-21
+    beside = tl.zeros_like(diagonal)
     for j in tl.static_range(N * PARTS):
-        beside = tl.where(row == j // PARTS, 0.0, tl.abs(columns[j]))
-        largest = tl.maximum(largest, beside)
+        beside = tl.maximum(beside, tl.where(row == j // PARTS, 0.0, tl.abs(columns[j])))
+    # Elements are rounded at the size of the eigenvalues, which are on the diagonal in the end.
+    KIND: tl.constexpr = tl.int64 if diagonal.dtype == tl.float64 else tl.int32
+    largest = over_rows(tl.abs(diagonal).to(KIND, bitcast=True), ROWS, True)
+    above = beside > largest.to(diagonal.dtype, bitcast=True) * PRECISION
     # As an integer, whose reduction is one instruction; the compiler knows that lanes agree on it.
-    return tl.max((largest > PRECISION).to(tl.int32), 0)
+    return tl.max(above.to(tl.int32), 0)
 
 
 @triton.jit
@@ -201,7 +200,6 @@ def small_eigh_kernel(
     ROWS: tl.constexpr,
     COMPLEX: tl.constexpr,
     WIDTH: tl.constexpr,
-    PRECISION: tl.constexpr,
     SWEEPS: tl.constexpr,
 ):
     """Vectors as columns and ascending values of `count` matrices [N, N], of which the lower
@@ -234,11 +232,11 @@ def small_eigh_kernel(
             vectors = vectors + (tl.zeros_like(real),)
     columns = scaled
     diagonal = at_place(columns, row, PARTS)[0]
-    unfinished = is_unfinished(columns, row, EVEN, COMPLEX, PRECISION)
+    unfinished = is_unfinished(columns, diagonal, row, EVEN, ROWS, COMPLEX)
     sweeps = 0
     while (unfinished > 0) & (sweeps < SWEEPS):
         columns, vectors, diagonal = sweep(columns, vectors, diagonal, row, first, EVEN, COMPLEX)
-        unfinished = is_unfinished(columns, row, EVEN, COMPLEX, PRECISION)
+        unfinished = is_unfinished(columns, diagonal, row, EVEN, ROWS, COMPLEX)
         sweeps += 1
     rank = tl.zeros_like(row)
     for k in tl.static_range(N):
@@ -292,7 +290,6 @@ def plan_small_eigh(spec: SmallEigh, target: Target) -> Plan:
             "ROWS": rows,
             "COMPLEX": spec.is_complex,
             "WIDTH": rows * (2 if spec.is_complex else 1),
-            "PRECISION": PRECISION[spec.name],
             "SWEEPS": MOST_SWEEPS,
         },
         num_warps=1,

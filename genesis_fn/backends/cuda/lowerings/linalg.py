@@ -35,6 +35,7 @@ from genesis_fn.kernels.linalg.matrices import (
 from genesis_fn.kernels.linalg.pivots import RowSwaps, plan_permutation
 from genesis_fn.kernels.linalg.reflectors import MOST_ROWS, Reflectors, plan_reflectors
 from genesis_fn.kernels.linalg.small_cholesky import SmallCholesky, plan_small_cholesky
+from genesis_fn.kernels.linalg.small_eigh import SmallEigh, plan_small_eigh
 from genesis_fn.kernels.linalg.small_lu import SmallLu, plan_small_lu
 from genesis_fn.kernels.linalg.small_rows import LANES
 from genesis_fn.kernels.linalg.small_solve import MOST_SIDES, SmallSolve, plan_small_solve
@@ -67,6 +68,8 @@ _BATCHED = 64  # batched routines are faster from one matrix for each so many ro
 _CHOLESKY_IN_REGISTERS = 128
 _LU_IN_REGISTERS = 256
 _TRIANGLE_IN_REGISTERS = 256
+_QR_IN_REGISTERS = 128  # Q stands beside it
+_EIGH_IN_REGISTERS = 128  # vectors stand beside the matrix; wider ones take 5 s and more to compile
 _FEW_COLUMNS = 64  # fewer right sides are solved from the left, in a copy (measured)
 _MOST_SCRATCH = 256 << 20  # bytes that batched eigenproblems may ask for at a time
 
@@ -415,8 +418,12 @@ def _add_q(
 def _eigh(call: Call) -> Lowered:
     x = call.operands[0]
     s, n = _solver(call, x), x.shape[-1]
-    held, info = s.matrices(n * n), s.info()
     values = s.result(1)
+    if s.fits_registers(n, _EIGH_IN_REGISTERS):
+        plan = plan_small_eigh(SmallEigh(s.count, n, s.real, s.parts == 2), call.target)
+        s.include(plan, s.operand(0), s.result(), values)
+        return s.builder.build()
+    held, info = s.matrices(n * n), s.info()
     s.transpose(s.operand(0), held, n, n)
     flawed = s.finite(held, n * n)
     sizes = [n * n * s.bytes, n * ITEMSIZE[s.real], 4]
