@@ -12,6 +12,7 @@ import torch
 from genesis_fn.kernels.linalg.small_cholesky import SmallCholesky, plan_small_cholesky
 from genesis_fn.kernels.linalg.small_eigh import SmallEigh, plan_small_eigh
 from genesis_fn.kernels.linalg.small_lu import SmallLu, plan_small_lu
+from genesis_fn.kernels.linalg.small_qr import SmallQr, plan_small_qr
 from genesis_fn.kernels.linalg.small_solve import SmallSolve, plan_small_solve
 from genesis_fn.kernels.linalg.small_triangular import SmallTriangular, plan_small_triangular
 from genesis_fn.kernels.plan import Plan
@@ -70,6 +71,13 @@ def eigh(x: np.ndarray) -> list[np.ndarray]:
     spec = SmallEigh(len(x), x.shape[-1], *names(x.dtype.name))
     values = (x.shape[:-1], x.real.dtype)
     return results(plan_small_eigh(spec, TARGET), [x], (x.shape, x.dtype), values)
+
+
+def qr(x: np.ndarray, full: bool = False) -> list[np.ndarray]:
+    count, m, n = x.shape
+    k = m if full else min(m, n)
+    plan = plan_small_qr(SmallQr(count, m, n, *names(x.dtype.name), full), TARGET)
+    return results(plan, [x], ((count, m, k), x.dtype), ((count, k, n), x.dtype))
 
 
 def close(x: np.ndarray, y: np.ndarray) -> None:
@@ -131,6 +139,47 @@ def test_triangular(kind, count, n, others, lower, left):
     spec = SmallTriangular(count, n, others, *names(kind), lower=lower, left=left)
     found = results(plan_small_triangular(spec, TARGET), [given, b], (b.shape, b.dtype))
     close(triangle @ found if left else found @ np.swapaxes(triangle, -1, -2), b)
+
+
+@pytest.mark.parametrize(
+    "kind, count, m, n, full",
+    [(k, c, m, n, f) for k in KINDS for c, m, n, f in ((35, 1, 1, False), (9, 3, 4, False))]
+    + [(k, 5, 4, 3, f) for k in ("float32", "complex128") for f in (False, True)]
+    + [("float32", 2, 32, 32, False), ("float64", 2, 11, 20, True), ("complex64", 3, 13, 9, True)],
+)
+def test_qr(kind, count, m, n, full):
+    """LAPACK's factors with its signs, of columns whose squares are out of range, too."""
+    x = normal((count, m, n), kind, 9)
+    x[0, :, 0] *= 1e-30
+    x[-1, :, -1] *= 1e30
+    q, r = qr(x, full)
+    size = np.abs(x).max(-2, keepdims=True)
+    close(q @ (r / size), x / size)
+    close(
+        np.conj(np.swapaxes(q, -1, -2)) @ q,
+        np.broadcast_to(np.eye(q.shape[-1]), q[:, 0, 0].shape + (q.shape[-1],) * 2),
+    )
+    np.testing.assert_array_equal(np.tril(r, -1), 0)
+    for m in range(count):
+        want = scipy.linalg.qr(
+            x[m].astype(np.result_type(kind, "f8")), mode="full" if full else "economic"
+        )
+        close(q[m], want[0])
+        close(r[m] / size[m], want[1] / size[m])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_qr_of_special_matrices(kind):
+    """Zero, triangular, of rank one, and NaN, which stays in its matrix."""
+    x = np.stack([np.zeros((4, 4)), -np.triu(np.ones((4, 4))), np.ones((4, 4)), np.eye(4)])
+    x = x.astype(kind)
+    x[3, 2, 1] = np.nan
+    q, r = qr(x)
+    np.testing.assert_array_equal(q[:2], np.stack([np.eye(4)] * 2))
+    np.testing.assert_array_equal(r[:2], x[:2])
+    close(q[2] @ r[2], x[2])
+    close(np.conj(q[2].T) @ q[2], np.eye(4))
+    assert np.isnan(q[3]).all() and np.isnan(r[3][np.triu_indices(4)]).all()
 
 
 def holds_eigh(x: np.ndarray, given: np.ndarray) -> None:
@@ -248,6 +297,7 @@ def test_too_large():
         lambda: SmallSolve(2, 3, 17, "fp32", True),
         lambda: SmallTriangular(2, 33, 1, "fp32"),
         lambda: SmallEigh(2, 33, "fp32"),
+        lambda: SmallQr(2, 3, 33, "fp32"),
     ):
         with pytest.raises(ValueError, match="at most 32 rows"):
             refused()

@@ -37,6 +37,7 @@ from genesis_fn.kernels.linalg.reflectors import MOST_ROWS, Reflectors, plan_ref
 from genesis_fn.kernels.linalg.small_cholesky import SmallCholesky, plan_small_cholesky
 from genesis_fn.kernels.linalg.small_eigh import SmallEigh, plan_small_eigh
 from genesis_fn.kernels.linalg.small_lu import SmallLu, plan_small_lu
+from genesis_fn.kernels.linalg.small_qr import SmallQr, plan_small_qr
 from genesis_fn.kernels.linalg.small_rows import LANES
 from genesis_fn.kernels.linalg.small_solve import MOST_SIDES, SmallSolve, plan_small_solve
 from genesis_fn.kernels.linalg.small_triangular import SmallTriangular, plan_small_triangular
@@ -103,7 +104,8 @@ class _Solver:
         return self.bytes // ITEMSIZE[self.real]
 
     def fits_registers(self, n: int, most: int) -> bool:
-        """Whether there are several matrices [n, n], of at most so many bytes a row."""
+        """Whether there are several matrices of `n` rows, of so many elements, which are at most
+        `most` bytes."""
         return self.count > 1 and n <= LANES and n * self.bytes <= most
 
     def matrices(self, elements: int) -> BufferArg:
@@ -353,7 +355,12 @@ def _qr(call: Call) -> Lowered:
     x = call.operands[0]
     s = _solver(call, x)
     m, n = x.shape[-2:]
-    k = m if call.params["full_matrices"] else min(m, n)
+    full = call.params["full_matrices"]
+    k = m if full else min(m, n)
+    if n <= LANES and s.fits_registers(m, _QR_IN_REGISTERS):
+        plan = plan_small_qr(SmallQr(s.count, m, n, s.real, s.parts == 2, full), call.target)
+        s.include(plan, s.operand(0), s.result(0), s.result(1))
+        return s.builder.build()
     _add_qr(s, s.operand(0), (m, n, k), s.result(0), s.result(1))
     flawed = s.flawed(m * n)
     s.poison(flawed, s.result(0), m * k)
