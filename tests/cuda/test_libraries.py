@@ -223,13 +223,34 @@ def test_transforms(kind, shape, count):
 @pytest.mark.parametrize("kind", KINDS)
 def test_many_small_matrices_by_routines(kind, monkeypatch):
     """As larger ones are: those that no kernel of ours takes."""
-    for bound in ("_CHOLESKY_IN_REGISTERS", "_LU_IN_REGISTERS"):
-        monkeypatch.setattr(lowerings_linalg, bound, 0)
+    for operation in ("CHOLESKY", "LU", "TRIANGLE", "EIGH", "QR"):
+        monkeypatch.setattr(lowerings_linalg, f"_{operation}_IN_REGISTERS", 0)
     x, b = positive((3,), 4, kind), normal((3, 4, 2), kind, 5)
     close(by_plan(linalg.cholesky_p, [x])[0], np.tril(np.linalg.cholesky(x)), kind)
     for transposed in (False, True):
         (found,) = by_plan(linalg.solve_p, [x, b], transpose_a=transposed)
         close(found, np.linalg.solve(np.swapaxes(x, -1, -2) if transposed else x, b), kind)
+    vectors, values = by_plan(linalg.eigh_p, [x])
+    close((vectors * values[:, None]) @ adjoint(vectors), x, kind)
+    for matrices in (b, adjoint(b).copy()):
+        q, r = by_plan(linalg.qr_p, [matrices], full_matrices=True)
+        close(q @ r, matrices, kind)
+        identity(adjoint(q) @ q, kind)
+    for left, transposed, conjugated in itertools.product((False, True), repeat=3):
+        op = np.conj(np.tril(x)) if conjugated else np.tril(x)
+        op = np.swapaxes(op, -1, -2) if transposed else op
+        for columns in (1, 2):
+            given = b[..., :columns] if left else np.swapaxes(b, -1, -2)[:, :columns]
+            (found,) = by_plan(
+                linalg.triangular_solve_p,
+                [x, np.ascontiguousarray(given)],
+                left_side=left,
+                lower=True,
+                transpose_a=transposed,
+                conjugate_a=conjugated,
+                unit_diagonal=False,
+            )
+            close(op @ found if left else found @ op, given, kind)
     factors, pivots, order = by_plan(linalg.lu_p, [x])
     for m in range(3):
         want, swaps = scipy.linalg.lu_factor(x[m])

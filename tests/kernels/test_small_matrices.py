@@ -10,8 +10,11 @@ import scipy.linalg
 import torch
 
 from genesis_fn.kernels.linalg.small_cholesky import SmallCholesky, plan_small_cholesky
+from genesis_fn.kernels.linalg.small_eigh import SmallEigh, plan_small_eigh
 from genesis_fn.kernels.linalg.small_lu import SmallLu, plan_small_lu
+from genesis_fn.kernels.linalg.small_qr import SmallQr, plan_small_qr
 from genesis_fn.kernels.linalg.small_solve import SmallSolve, plan_small_solve
+from genesis_fn.kernels.linalg.small_triangular import SmallTriangular, plan_small_triangular
 from genesis_fn.kernels.plan import Plan
 from tests.kernels.run import TARGET, run_plan
 
@@ -64,6 +67,19 @@ def lu(x: np.ndarray) -> list[np.ndarray]:
     return results(plan_small_lu(spec, TARGET), [x], (x.shape, x.dtype), rows, rows)
 
 
+def eigh(x: np.ndarray) -> list[np.ndarray]:
+    spec = SmallEigh(len(x), x.shape[-1], *names(x.dtype.name))
+    values = (x.shape[:-1], x.real.dtype)
+    return results(plan_small_eigh(spec, TARGET), [x], (x.shape, x.dtype), values)
+
+
+def qr(x: np.ndarray, full: bool = False) -> list[np.ndarray]:
+    count, m, n = x.shape
+    k = m if full else min(m, n)
+    plan = plan_small_qr(SmallQr(count, m, n, *names(x.dtype.name), full), TARGET)
+    return results(plan, [x], ((count, m, k), x.dtype), ((count, k, n), x.dtype))
+
+
 def close(x: np.ndarray, y: np.ndarray) -> None:
     bound = 2e-5 if x.dtype.name in ("float32", "complex64") else 1e-12
     assert x.shape == y.shape
@@ -102,6 +118,120 @@ def test_solve(kind, count, n):
         b = normal((count, n, columns), kind, 2)
         close(solve(a, b), np.linalg.solve(a, b))
         close(solve(a, b, transposed=True), np.linalg.solve(transposed, b))
+
+
+@pytest.mark.parametrize(
+    "kind, count, n, others, lower, left",
+    [
+        ("float32", 2, 32, 3, True, True),
+        ("float32", 3, 20, 35, False, True),  # more columns than a program takes
+        ("float64", 5, 9, 40, True, False),
+        ("complex64", 3, 8, 17, True, False),
+        ("complex128", 3, 11, 2, False, True),
+    ],
+)
+def test_triangular(kind, count, n, others, lower, left):
+    """Other operations, whose triangles and sides these kernels get, are tested by lowerings."""
+    x = normal((count, n, n), kind, 5) / 4 + 2 * np.eye(n, dtype=kind)
+    triangle = np.tril(x) if lower else np.triu(x)
+    given = np.where(triangle == 0, np.nan, x).astype(kind)
+    b = normal((count, n, others) if left else (count, others, n), kind, 6)
+    spec = SmallTriangular(count, n, others, *names(kind), lower=lower, left=left)
+    found = results(plan_small_triangular(spec, TARGET), [given, b], (b.shape, b.dtype))
+    close(triangle @ found if left else found @ np.swapaxes(triangle, -1, -2), b)
+
+
+@pytest.mark.parametrize(
+    "kind, count, m, n, full",
+    [(k, c, m, n, f) for k in KINDS for c, m, n, f in ((35, 1, 1, False), (9, 3, 4, False))]
+    + [(k, 5, 4, 3, f) for k in ("float32", "complex128") for f in (False, True)]
+    + [("float32", 2, 32, 32, False), ("float64", 2, 11, 20, True), ("complex64", 3, 13, 9, True)],
+)
+def test_qr(kind, count, m, n, full):
+    """LAPACK's factors with its signs, of columns whose squares are out of range, too."""
+    x = normal((count, m, n), kind, 9)
+    x[0, :, 0] *= 1e-30
+    x[-1, :, -1] *= 1e30
+    q, r = qr(x, full)
+    size = np.abs(x).max(-2, keepdims=True)
+    close(q @ (r / size), x / size)
+    close(
+        np.conj(np.swapaxes(q, -1, -2)) @ q,
+        np.broadcast_to(np.eye(q.shape[-1]), q[:, 0, 0].shape + (q.shape[-1],) * 2),
+    )
+    np.testing.assert_array_equal(np.tril(r, -1), 0)
+    for m in range(count):
+        want = scipy.linalg.qr(
+            x[m].astype(np.result_type(kind, "f8")), mode="full" if full else "economic"
+        )
+        close(q[m], want[0])
+        close(r[m] / size[m], want[1] / size[m])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_qr_of_special_matrices(kind):
+    """Zero, triangular, of rank one, and NaN, which stays in its matrix."""
+    x = np.stack([np.zeros((4, 4)), -np.triu(np.ones((4, 4))), np.ones((4, 4)), np.eye(4)])
+    x = x.astype(kind)
+    x[3, 2, 1] = np.nan
+    q, r = qr(x)
+    np.testing.assert_array_equal(q[:2], np.stack([np.eye(4)] * 2))
+    np.testing.assert_array_equal(r[:2], x[:2])
+    close(q[2] @ r[2], x[2])
+    close(np.conj(q[2].T) @ q[2], np.eye(4))
+    assert np.isnan(q[3]).all() and np.isnan(r[3][np.triu_indices(4)]).all()
+
+
+def holds_eigh(x: np.ndarray, given: np.ndarray) -> None:
+    """Values by LAPACK's in double precision, vectors by their definition."""
+    eps = 32 * np.finfo(x.dtype).eps
+    for matrix, vectors, values in zip(x, *eigh(given)):
+        bound = eps * max(1e-300, np.abs(matrix).max())
+        wide = matrix.astype("complex128" if x.dtype.kind == "c" else "float64")
+        assert np.abs(values - np.linalg.eigvalsh(wide)).max() <= bound
+        assert np.abs((vectors * values) @ np.conj(vectors.T) - matrix).max() <= bound
+        assert np.abs(np.conj(vectors.T) @ vectors - np.eye(len(matrix))).max() <= eps
+
+
+@pytest.mark.parametrize(
+    "kind, count, n",
+    [(k, c, n) for k in KINDS for c, n in ((35, 1), (17, 2), (9, 3))]
+    + [("float32", 5, 8), ("float64", 2, 12), ("complex64", 3, 5), ("complex128", 1, 7)],
+)
+def test_eigh(kind, count, n):
+    """Of the lower triangle, whose diagonal is real."""
+    x = normal((count, n, n), kind, 7)
+    x = (x + np.conj(np.swapaxes(x, -1, -2))).astype(kind)
+    holds_eigh(x, (np.tril(x) + np.triu(np.full_like(x, np.nan), 1)).astype(kind))
+
+
+@pytest.mark.parametrize("kind", ["float32", "complex64"])
+def test_eigh_of_special_matrices(kind):
+    """Diagonal, zero, of equal eigenvalues, of rank one, with clusters, and of any size."""
+    n = 6
+    q = np.linalg.qr(normal((n, n), kind, 8).astype("complex128" if kind[0] == "c" else "float64"))[
+        0
+    ]
+    of = lambda *w: (q * np.array(w)) @ np.conj(q.T)
+    spread = of(1, -1, 1e-4, 1e-4, 1 + 1e-6, -1)
+    x = np.stack(
+        [np.diag([3.0, 1, 2, -4, 0, 1]), np.zeros((n, n)), np.eye(n), of(2, 2, 2, -1, -1, -1),
+         np.ones((n, n)), spread, of(0, 0, 0, 0, 0, 5), 1e30 * spread, 1e-30 * spread]
+    )  # fmt: skip
+    x = x.astype(kind)
+    x = np.tril(x, -1) + np.conj(np.swapaxes(np.tril(x, -1), -1, -2)) + x.real * np.eye(n)
+    holds_eigh(x.astype(kind), x.astype(kind))
+
+
+@pytest.mark.parametrize("flaw", [np.nan, np.inf])
+def test_eigh_of_what_is_not_finite(flaw):
+    """NaN, of this matrix and not of its neighbours."""
+    x = np.stack([np.diag([2.0, 1, 3]).astype("float32")] * 3)
+    x[1, 2, 0] = flaw
+    vectors, values = eigh(x)
+    assert np.isnan(vectors[1]).all() and np.isnan(values[1]).all()
+    np.testing.assert_array_equal(values[[0, 2]], [[1, 2, 3]] * 2)
+    np.testing.assert_array_equal(np.abs(vectors[0]), np.eye(3)[[1, 0, 2]].T)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -163,8 +293,11 @@ def test_too_large():
         lambda: SmallCholesky(2, 33, "fp32"),
         lambda: SmallLu(2, 33, "fp32"),
         lambda: SmallSolve(2, 33, 1, "fp32"),
-        lambda: SmallSolve(2, 3, 9, "fp32"),
-        lambda: SmallSolve(2, 3, 5, "fp32", True),
+        lambda: SmallSolve(2, 3, 33, "fp32"),
+        lambda: SmallSolve(2, 3, 17, "fp32", True),
+        lambda: SmallTriangular(2, 33, 1, "fp32"),
+        lambda: SmallEigh(2, 33, "fp32"),
+        lambda: SmallQr(2, 3, 33, "fp32"),
     ):
         with pytest.raises(ValueError, match="at most 32 rows"):
             refused()

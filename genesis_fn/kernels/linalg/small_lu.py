@@ -11,9 +11,20 @@ import triton
 import triton.language as tl
 
 from genesis_fn.compiler.target import Target
+from genesis_fn.kernels.linalg.small_elements import (
+    add_product,
+    add_products,
+    element_at,
+    is_zero,
+    kept,
+    negative,
+    product,
+    reciprocal,
+    where_parts,
+)
 from genesis_fn.kernels.linalg.small_rows import (
     LANES,
-    at_lane,
+    RING,
     over_rows,
     read_rows,
     row_constants,
@@ -24,56 +35,53 @@ from genesis_fn.kernels.plan_builder import PlanBuilder, cdiv
 
 
 @triton.jit
-def is_zero(x, COMPLEX: tl.constexpr):
-    """Whether all parts are."""
+def choose_pivot(column, position, row, k, ROWS: tl.constexpr, COMPLEX: tl.constexpr):
+    """(row, position) of the pivot: the largest by LAPACK's measure of the rows in positions from
+    k on, of equals the first."""
+    size = tl.abs(column[0])
     if COMPLEX:
-        return (x[0] == 0) & (x[1] == 0)
-    else:
-        return x[0] == 0
+        size = size + tl.abs(column[1])
+    # Bits of numbers that are not negative are ordered as they are.
+    bits = size.to(tl.int64 if size.dtype == tl.float64 else tl.int32, bitcast=True)
+    bits = tl.where(position >= k, bits, -1)
+    candidate = bits == over_rows(bits, ROWS, True)
+    found = over_rows(tl.where(candidate, position * 32 + row, 1024), ROWS, False)
+    return found % 32, found // 32
 
 
 @triton.jit
-def reciprocal(pivot, zero, COMPLEX: tl.constexpr):
-    """The parts of 1 / pivot, of 1 / 1 where it is `zero`: nothing but zeros stands below."""
-    if COMPLEX:
-        # Scaled, so that squares neither overflow nor vanish.
-        scale = 1.0 / tl.where(zero, 1.0, tl.abs(pivot[0]) + tl.abs(pivot[1]))
-        a, b = tl.where(zero, 1.0, pivot[0] * scale), pivot[1] * scale
-        inverse = scale / (a * a + b * b)
-        return (a * inverse, -b * inverse)
-    else:
-        return (1.0 / tl.where(zero, 1.0, pivot[0]),)
-
-
-@triton.jit
-def product(x, y, COMPLEX: tl.constexpr):
-    """The parts of x * y."""
-    if COMPLEX:
-        return (x[0] * y[0] - x[1] * y[1], x[0] * y[1] + x[1] * y[0])
-    else:
-        return (x[0] * y[0],)
-
-
-@triton.jit
-def add_product(x, y, z, COMPLEX: tl.constexpr):
-    """The parts of x + y * z. Fused, since Triton's passes take a time that is quadratic in the
-    number of operations."""
-    if COMPLEX:
-        return (
-            tl.fma(y[0], z[0], tl.fma(-y[1], z[1], x[0])),
-            tl.fma(y[0], z[1], tl.fma(y[1], z[0], x[1])),
-        )
-    else:
-        return (tl.fma(y[0], z[0], x[0]),)
-
-
-@triton.jit
-def element_at(element, lane, COMPLEX: tl.constexpr):
-    """The parts of a lane's element."""
-    if COMPLEX:
-        return (at_lane(element[0], lane), at_lane(element[1], lane))
-    else:
-        return (at_lane(element[0], lane),)
+def eliminate_some(
+    columns, sides, position, pivots, order, singular, row, first, START: tl.constexpr,
+    END: tl.constexpr, N: tl.constexpr, ROWS: tl.constexpr, RIGHT: tl.constexpr,
+    COMPLEX: tl.constexpr,
+):  # fmt: skip
+    """Steps START to END of `eliminate`, on the columns from START on; those of these steps end
+    behind the others."""
+    PARTS: tl.constexpr = 2 if COMPLEX else 1
+    LATER: tl.constexpr = N - END
+    for k in range(START, END):
+        # The first column is the k-th: they rotate.
+        column = columns[:PARTS]
+        chosen, former = choose_pivot(column, position, row, k, ROWS, COMPLEX)
+        position = tl.where(row == chosen, k, tl.where(position == k, former, position))
+        pivots = tl.where(row == k, former, pivots)
+        order = tl.where(row == k, chosen, order)
+        holder = first + chosen
+        pivot = element_at(column, holder, COMPLEX)
+        zero = is_zero(pivot, COMPLEX)
+        singular = singular | zero
+        below = position > k
+        divisor = (tl.where(zero, 1.0, pivot[0]),) + pivot[1:]  # nothing but zeros stands below
+        scaled = product(column, reciprocal(divisor, COMPLEX), COMPLEX)
+        less = kept(below, negative(scaled, COMPLEX), COMPLEX)
+        rotated = add_products(columns[PARTS:], less, holder, PARTS * LATER, COMPLEX)
+        for j in tl.static_range(LATER + 1, N - START):
+            entry = columns[j * PARTS : (j + 1) * PARTS]
+            above = kept(j < N - k, element_at(entry, holder, COMPLEX), COMPLEX)
+            rotated = rotated + add_product(entry, less, above, COMPLEX)
+        columns = rotated + where_parts(below, scaled, column, COMPLEX)
+        sides = add_products(sides, less, holder, RIGHT, COMPLEX)
+    return columns, sides, position, pivots, order, singular
 
 
 @triton.jit
@@ -92,45 +100,15 @@ def eliminate(
     pivots = row
     order = row
     singular = row < 0
-    for k in tl.static_range(N):
-        column = columns[k * PARTS : (k + 1) * PARTS]
-        # The largest, by LAPACK's measure, of the rows that are left, of equals the first: bits of
-        # numbers that are not negative are ordered as they are.
-        size = tl.abs(column[0])
-        if COMPLEX:
-            size = size + tl.abs(column[1])
-        bits = size.to(tl.int64 if size.dtype == tl.float64 else tl.int32, bitcast=True)
-        bits = tl.where(position >= k, bits, -1)
-        candidate = bits == over_rows(bits, ROWS, True)
-        found = over_rows(tl.where(candidate, position * 32 + row, 1024), ROWS, False)
-        chosen = found % 32
-        former = found // 32
-        position = tl.where(row == chosen, k, tl.where(position == k, former, position))
-        pivots = tl.where(row == k, former, pivots)
-        order = tl.where(row == k, chosen, order)
-        pivot = element_at(column, first + chosen, COMPLEX)
-        zero = is_zero(pivot, COMPLEX)
-        singular = singular | zero
-        below = position > k
-        scaled = product(column, reciprocal(pivot, zero, COMPLEX), COMPLEX)
-        multiplier = ()
-        less = ()
-        for part in tl.static_range(PARTS):
-            multiplier = multiplier + (tl.where(below, scaled[part], column[part]),)
-            less = less + (tl.where(below, -scaled[part], 0.0),)
-        updated = columns[: k * PARTS] + multiplier
-        for j in tl.static_range(k + 1, N):
-            entry = columns[j * PARTS : (j + 1) * PARTS]
-            above = element_at(entry, first + chosen, COMPLEX)
-            updated = updated + add_product(entry, less, above, COMPLEX)
-        columns = updated
-        solved = ()
-        for j in tl.static_range(RIGHT // PARTS):
-            entry = sides[j * PARTS : (j + 1) * PARTS]
-            above = element_at(entry, first + chosen, COMPLEX)
-            solved = solved + add_product(entry, less, above, COMPLEX)
-        sides = solved
-    return columns, sides, position, pivots, order, singular
+    factors = ()
+    for start in tl.static_range(0, N, RING):
+        columns, sides, position, pivots, order, singular = eliminate_some(
+            columns, sides, position, pivots, order, singular, row, first, start,
+            min(start + RING, N), N, ROWS, RIGHT, COMPLEX,
+        )  # fmt: skip
+        factors = factors + columns[PARTS * max(N - start - RING, 0) :]
+        columns = columns[: PARTS * max(N - start - RING, 0)]
+    return factors, sides, position, pivots, order, singular
 
 
 @triton.jit
@@ -145,6 +123,7 @@ def small_lu_kernel(
     COMPLEX: tl.constexpr,
     WIDTH: tl.constexpr,
     GROUP: tl.constexpr,
+    COALESCED: tl.constexpr,
 ):
     """L and U of `count` matrices [N, N] in one, pivots from 0, and the order of rows; NaN where a
     matrix holds one."""
@@ -154,7 +133,7 @@ def small_lu_kernel(
     matrix = (tl.program_id(0) * (32 // ROWS) + lane // ROWS).to(tl.int64)
     inside = (matrix < count) & (row < N)
     start = matrix * N * NUMBERS
-    columns = read_rows(x, start + row * NUMBERS, inside, NUMBERS, WIDTH, GROUP, GROUP)
+    columns = read_rows(x, start + row * NUMBERS, inside, NUMBERS, WIDTH, GROUP, GROUP, COALESCED)
     flawed = lane < 0
     for j in tl.static_range(NUMBERS):
         flawed = flawed | (columns[j] != columns[j])
@@ -165,7 +144,9 @@ def small_lu_kernel(
     factors = ()
     for j in tl.static_range(NUMBERS):
         factors = factors + (tl.where(flawed, float("nan"), columns[j]),)
-    write_rows(out, start + position * NUMBERS, inside, factors, NUMBERS, WIDTH, GROUP)
+    write_rows(
+        out, start + position * NUMBERS, inside, factors, NUMBERS, WIDTH, GROUP, GROUP, COALESCED
+    )
     tl.store(pivots + matrix * N + row, swaps, inside)
     tl.store(order + matrix * N + row, rows, inside)
 

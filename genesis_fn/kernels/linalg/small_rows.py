@@ -16,6 +16,9 @@ from genesis_fn.kernels.plan_builder import next_power_of_two
 LANES = 32
 """Of a warp: the most rows that a matrix may have."""
 
+RING: tl.constexpr = tl.constexpr(8)
+"""The steps of one run-time loop, over columns that rotate."""
+
 
 @triton.jit
 def at_lane(x, lane):
@@ -33,39 +36,30 @@ def over_rows(x, ROWS: tl.constexpr, LARGEST: tl.constexpr):
 
 @triton.jit
 def row_offsets(
-    start,
-    inside,
-    NUMBERS: tl.constexpr,
-    WIDTH: tl.constexpr,
-    GROUP: tl.constexpr,
-    STRIDE: tl.constexpr,
+    start, inside, numbers, WIDTH: tl.constexpr, GROUP: tl.constexpr, STRIDE: tl.constexpr
 ):
-    """(offsets, mask) of WIDTH numbers from `start` on, of which NUMBERS are there, in groups of
-    GROUP neighbours; groups are STRIDE apart.
+    """(offsets, mask) [lanes, WIDTH] of numbers from `start` on, of which `numbers` are there, in
+    groups of GROUP neighbours; groups are STRIDE apart."""
+    j = tl.arange(0, WIDTH)[None, :]
+    mask = inside[:, None] & (j < numbers)
+    return start[:, None] + (j // GROUP * STRIDE + j % GROUP), mask
 
-    As one access [groups, lanes, GROUP], which Triton lays out with rows in threads: it follows
-    each access through the whole program, so that many take long to compile.
-    """
+
+@triton.jit
+def row_offsets_in_threads(
+    start, inside, numbers, WIDTH: tl.constexpr, GROUP: tl.constexpr, STRIDE: tl.constexpr
+):
+    """`row_offsets` as [groups, lanes, GROUP], which Triton lays out with rows in threads."""
     group = tl.arange(0, WIDTH // GROUP)[:, None, None]
     j = tl.arange(0, GROUP)[None, None, :]
-    mask = inside[None, :, None] & (group * GROUP + j < NUMBERS)
+    mask = inside[None, :, None] & (group * GROUP + j < numbers)
     return start[None, :, None] + (group * STRIDE + j), mask
 
 
 @triton.jit
-def read_rows(
-    base,
-    start,
-    inside,
-    NUMBERS: tl.constexpr,
-    WIDTH: tl.constexpr,
-    GROUP: tl.constexpr,
-    STRIDE: tl.constexpr,
-):
-    """WIDTH vectors, a power of two: the numbers of each lane's row, behind them zeros."""
-    offsets, mask = row_offsets(start, inside, NUMBERS, WIDTH, GROUP, STRIDE)
-    block = tl.load(base + offsets, mask, other=0.0)
-    parts = (tl.reshape(tl.permute(block, (1, 0, 2)), (32, WIDTH)),)
+def vectors_of(block, WIDTH: tl.constexpr):
+    """The columns of a block [lanes, WIDTH]."""
+    parts = (block,)
     # Part r has every S-th number from the r-th on; its halves every 2 S-th.
     for level in tl.static_range(WIDTH.bit_length() - 1):
         even = ()
@@ -82,13 +76,11 @@ def read_rows(
 
 
 @triton.jit
-def write_rows(
-    base, start, inside, vectors, NUMBERS: tl.constexpr, WIDTH: tl.constexpr, GROUP: tl.constexpr
-):
-    """Writes the first NUMBERS vectors to each lane's row."""
+def block_of(vectors, WIDTH: tl.constexpr):
+    """A block [lanes, WIDTH] of vectors, and of zeros behind them."""
     parts = vectors
-    for _ in tl.static_range(NUMBERS, WIDTH):
-        parts = parts + (tl.zeros((32,), base.dtype.element_ty),)
+    for _ in tl.static_range(len(vectors), WIDTH):
+        parts = parts + (tl.zeros_like(vectors[0]),)
     for level in tl.static_range(WIDTH.bit_length() - 1):
         joined = ()
         for r in tl.static_range(WIDTH // 2 ** (level + 1)):
@@ -96,9 +88,60 @@ def write_rows(
             joined = joined + (tl.reshape(pairs, (32, 2 ** (level + 1))),)
         parts = joined
     whole = parts[0]  # pyright: ignore[reportGeneralTypeIssues]  joined
-    block = tl.permute(tl.reshape(whole, (32, WIDTH // GROUP, GROUP)), (1, 0, 2))
-    offsets, mask = row_offsets(start, inside, NUMBERS, WIDTH, GROUP, GROUP)
-    tl.store(base + offsets, block, mask)
+    return tl.reshape(whole, (32, WIDTH))
+
+
+@triton.jit
+def read_rows(
+    base,
+    start,
+    inside,
+    numbers,
+    WIDTH: tl.constexpr,
+    GROUP: tl.constexpr,
+    STRIDE: tl.constexpr,
+    COALESCED: tl.constexpr,
+):
+    """WIDTH vectors, a power of two: the numbers of each lane's row, behind them zeros.
+
+    As one access, which Triton follows through the whole program, so that many take long to
+    compile. A COALESCED one goes through shared memory, others give each thread its row.
+    """
+    if COALESCED:
+        offsets, mask = row_offsets(start, inside, numbers, WIDTH, GROUP, STRIDE)
+        block = tl.load(base + offsets, mask, other=0.0)
+    else:
+        offsets, mask = row_offsets_in_threads(start, inside, numbers, WIDTH, GROUP, STRIDE)
+        block = tl.load(base + offsets, mask, other=0.0)
+        block = tl.reshape(tl.permute(block, (1, 0, 2)), (32, WIDTH))
+    return vectors_of(block, WIDTH)
+
+
+@triton.jit
+def write_rows(
+    base,
+    start,
+    inside,
+    vectors,
+    numbers,
+    WIDTH: tl.constexpr,
+    GROUP: tl.constexpr,
+    STRIDE: tl.constexpr,
+    COALESCED: tl.constexpr,
+):
+    """Writes the first `numbers` of the vectors, at most WIDTH, to where `read_rows` reads."""
+    block = block_of(vectors, WIDTH)
+    if COALESCED:
+        offsets, mask = row_offsets(start, inside, numbers, WIDTH, GROUP, STRIDE)
+        tl.store(base + offsets, block, mask)
+    else:
+        block = tl.permute(tl.reshape(block, (32, WIDTH // GROUP, GROUP)), (1, 0, 2))
+        offsets, mask = row_offsets_in_threads(start, inside, numbers, WIDTH, GROUP, STRIDE)
+        tl.store(base + offsets, block, mask)
+
+
+COALESCED = True
+"""Whether rows go through shared memory on their way to threads."""
 
 
 def group_of(width: int, name: str) -> int:
@@ -111,5 +154,12 @@ def row_constants(n: int, name: str, is_complex: bool) -> dict[str, int]:
     rows = next_power_of_two(n)
     width = 2 * rows if is_complex else rows
     return {
-        "N": n, "ROWS": rows, "COMPLEX": is_complex, "WIDTH": width, "GROUP": group_of(width, name)
+        "N": n, "ROWS": rows, "COMPLEX": is_complex, "WIDTH": width,
+        "GROUP": group_of(width, name), "COALESCED": COALESCED,
     }  # fmt: skip
+
+
+def side_constants(columns: int, name: str, is_complex: bool) -> dict[str, int]:
+    """The constants of kernels over so many columns of right sides."""
+    width = next_power_of_two(columns) * (2 if is_complex else 1)
+    return {"SIDES": columns, "SIDES_WIDTH": width, "SIDES_GROUP": group_of(width, name)}

@@ -8,26 +8,19 @@ import triton
 import triton.language as tl
 
 from genesis_fn.compiler.target import Target
-from genesis_fn.kernels.linalg.small_lu import (
-    add_product,
-    element_at,
-    eliminate,
-    is_zero,
-    product,
-    reciprocal,
-)
+from genesis_fn.kernels.linalg.small_lu import eliminate
 from genesis_fn.kernels.linalg.small_rows import (
     LANES,
-    at_lane,
-    group_of,
     read_rows,
     row_constants,
+    side_constants,
     write_rows,
 )
+from genesis_fn.kernels.linalg.small_substitution import substitute
 from genesis_fn.kernels.plan import BufferArg, Plan, Scalar
-from genesis_fn.kernels.plan_builder import PlanBuilder, cdiv, next_power_of_two
+from genesis_fn.kernels.plan_builder import PlanBuilder, cdiv
 
-MOST_SIDES = 8
+MOST_SIDES = 32
 """Numbers of a row of right sides, which stand in registers beside the row of the matrix."""
 
 
@@ -42,6 +35,7 @@ def small_solve_kernel(
     COMPLEX: tl.constexpr,
     WIDTH: tl.constexpr,
     GROUP: tl.constexpr,
+    COALESCED: tl.constexpr,
     TRANSPOSED: tl.constexpr,
     SIDES: tl.constexpr,
     SIDES_WIDTH: tl.constexpr,
@@ -56,37 +50,33 @@ def small_solve_kernel(
     matrix = (tl.program_id(0) * (32 // ROWS) + lane // ROWS).to(tl.int64)
     inside = (matrix < count) & (row < N)
     if TRANSPOSED:
-        # Said to be scattered, since Triton would give neighbours of a row to one thread.
-        start = tl.max_contiguous(matrix * N * NUMBERS + row * PARTS, [1])
-        columns = read_rows(a, start, inside, NUMBERS, WIDTH, PARTS, NUMBERS)
+        start = matrix * N * NUMBERS + row * PARTS
+        columns = read_rows(a, start, inside, NUMBERS, WIDTH, PARTS, NUMBERS, COALESCED)
     else:
         start = (matrix * N + row) * NUMBERS
-        columns = read_rows(a, start, inside, NUMBERS, WIDTH, GROUP, GROUP)
+        columns = read_rows(a, start, inside, NUMBERS, WIDTH, GROUP, GROUP, COALESCED)
     to = matrix * N * RIGHT
-    given = read_rows(b, to + row * RIGHT, inside, RIGHT, SIDES_WIDTH, SIDES_GROUP, SIDES_GROUP)
+    given = read_rows(
+        b, to + row * RIGHT, inside, RIGHT, SIDES_WIDTH, SIDES_GROUP, SIDES_GROUP, COALESCED
+    )
     columns, sides, position, _, order, singular = eliminate(
         columns[:NUMBERS], given[:RIGHT], row, first, N, ROWS, RIGHT, COMPLEX
     )
-    for k in tl.static_range(N - 1, -1, -1):
-        column = columns[k * PARTS : (k + 1) * PARTS]
-        holder = first + at_lane(order, first + k)
-        pivot = element_at(column, holder, COMPLEX)
-        inverse = reciprocal(pivot, is_zero(pivot, COMPLEX), COMPLEX)
-        less = ()
-        for part in tl.static_range(PARTS):
-            less = less + (tl.where(position < k, -column[part], 0.0),)
-        solved = ()
-        for j in tl.static_range(SIDES):
-            side = sides[j * PARTS : (j + 1) * PARTS]
-            value = product(element_at(side, holder, COMPLEX), inverse, COMPLEX)
-            rest = add_product(side, less, value, COMPLEX)
-            for part in tl.static_range(PARTS):
-                solved = solved + (tl.where(position == k, value[part], rest[part]),)
-        sides = solved
+    sides = substitute(columns, sides, position, order, first, N, False, False, COMPLEX)
     solution = ()
     for j in tl.static_range(RIGHT):
         solution = solution + (tl.where(singular, float("nan"), sides[j]),)
-    write_rows(out, to + position * RIGHT, inside, solution, RIGHT, SIDES_WIDTH, SIDES_GROUP)
+    write_rows(
+        out,
+        to + position * RIGHT,
+        inside,
+        solution,
+        RIGHT,
+        SIDES_WIDTH,
+        SIDES_GROUP,
+        SIDES_GROUP,
+        COALESCED,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +100,6 @@ def plan_small_solve(spec: SmallSolve, target: Target) -> Plan:
     """(matrices, right sides) -> solutions."""
     builder = PlanBuilder(2, 1)
     constants = row_constants(spec.n, spec.name, spec.is_complex)
-    width = next_power_of_two(spec.columns) * (2 if spec.is_complex else 1)
     builder.launch(
         small_solve_kernel,
         (cdiv(spec.count, LANES // constants["ROWS"]),),
@@ -123,9 +112,7 @@ def plan_small_solve(spec: SmallSolve, target: Target) -> Plan:
         {
             **constants,
             "TRANSPOSED": spec.transposed,
-            "SIDES": spec.columns,
-            "SIDES_WIDTH": width,
-            "SIDES_GROUP": group_of(width, spec.name),
+            **side_constants(spec.columns, spec.name, spec.is_complex),
         },
         num_warps=1,
     )

@@ -35,8 +35,12 @@ from genesis_fn.kernels.linalg.matrices import (
 from genesis_fn.kernels.linalg.pivots import RowSwaps, plan_permutation
 from genesis_fn.kernels.linalg.reflectors import MOST_ROWS, Reflectors, plan_reflectors
 from genesis_fn.kernels.linalg.small_cholesky import SmallCholesky, plan_small_cholesky
+from genesis_fn.kernels.linalg.small_eigh import SmallEigh, plan_small_eigh
 from genesis_fn.kernels.linalg.small_lu import SmallLu, plan_small_lu
+from genesis_fn.kernels.linalg.small_qr import SmallQr, plan_small_qr
+from genesis_fn.kernels.linalg.small_rows import LANES
 from genesis_fn.kernels.linalg.small_solve import MOST_SIDES, SmallSolve, plan_small_solve
+from genesis_fn.kernels.linalg.small_triangular import SmallTriangular, plan_small_triangular
 from genesis_fn.kernels.linalg.vectors import (
     ComplexNumbers,
     Signs,
@@ -59,12 +63,14 @@ from genesis_fn.primitives.linalg import (
 )
 
 _BATCHED = 64  # batched routines are faster from one matrix for each so many rows on (measured)
-# The most numbers of a row, two of a complex element, with which kernels factor several matrices in
-# registers; 0 for none. They read and write a matrix once, where a routine has transposes around
-# it: 28 us for 4096 Cholesky factors of 32 x 32, where that takes 106 (H200). Pivots cost time to
-# compile, 2 s for rows of 8 numbers and 18 s for 16.
-_CHOLESKY_IN_REGISTERS = 32
-_LU_IN_REGISTERS = 8
+# The most bytes of a row with which kernels hold several matrices in registers, of at most LANES
+# rows; 0 for none. They read and write a matrix once, where a routine has transposes around it: 28
+# us for 4096 Cholesky factors of 32 x 32, where that takes 106 (H200).
+_CHOLESKY_IN_REGISTERS = 128
+_LU_IN_REGISTERS = 256
+_TRIANGLE_IN_REGISTERS = 256
+_QR_IN_REGISTERS = 128  # Q stands beside it
+_EIGH_IN_REGISTERS = 128  # vectors stand beside the matrix; wider ones take 5 s and more to compile
 _FEW_COLUMNS = 64  # fewer right sides are solved from the left, in a copy (measured)
 _MOST_SCRATCH = 256 << 20  # bytes that batched eigenproblems may ask for at a time
 
@@ -98,8 +104,9 @@ class _Solver:
         return self.bytes // ITEMSIZE[self.real]
 
     def fits_registers(self, n: int, most: int) -> bool:
-        """Whether there are several matrices [n, n], of at most so many numbers a row."""
-        return self.count > 1 and n * self.parts <= most
+        """Whether there are several matrices of `n` rows, of so many elements, which are at most
+        `most` bytes."""
+        return self.count > 1 and n <= LANES and n * self.bytes <= most
 
     def matrices(self, elements: int) -> BufferArg:
         """A workspace for a matrix of so many elements each."""
@@ -220,6 +227,16 @@ def _triangular(call: Call) -> Lowered:
     rows, columns = b.shape[-2:]
     left, transposed = p["left_side"], p["transpose_a"]
     conjugated = p["conjugate_a"] and dtypes.is_complex(a.dtype)
+    n, others = (rows, columns) if left else (columns, rows)
+    if s.fits_registers(n, _TRIANGLE_IN_REGISTERS):
+        # X op(A) = B is op(A)^T X^T = B^T.
+        of_transpose = transposed == left
+        small = SmallTriangular(
+            s.count, n, others, s.real, s.parts == 2, p["lower"] != of_transpose, of_transpose,
+            conjugated, p["unit_diagonal"], left,
+        )  # fmt: skip
+        s.include(plan_small_triangular(small, call.target), s.operand(0), s.operand(1), s.result())
+        return s.builder.build()
     # In memory A is M = A^T. Right sides as they are in memory are B^T, and solve
     # X^T op(A)^T = B^T; a transposed copy of them is B. Of op(A) and op(A)^T, one may be conj(M),
     # which libraries do not have.
@@ -229,7 +246,6 @@ def _triangular(call: Call) -> Lowered:
         as_is, turned = ("C", None) if transposed else (None, "C")
     else:
         as_is, turned = ("T", "N") if transposed else ("N", "T")
-    n, others = (rows, columns) if left else (columns, rows)
     lower = not p["lower"]
     batched = _is_batched(s.count, n)
     # A solve from the left is the fastest, but for a lower triangle's transpose (measured).
@@ -339,7 +355,12 @@ def _qr(call: Call) -> Lowered:
     x = call.operands[0]
     s = _solver(call, x)
     m, n = x.shape[-2:]
-    k = m if call.params["full_matrices"] else min(m, n)
+    full = call.params["full_matrices"]
+    k = m if full else min(m, n)
+    if n <= LANES and s.fits_registers(m, _QR_IN_REGISTERS):
+        plan = plan_small_qr(SmallQr(s.count, m, n, s.real, s.parts == 2, full), call.target)
+        s.include(plan, s.operand(0), s.result(0), s.result(1))
+        return s.builder.build()
     _add_qr(s, s.operand(0), (m, n, k), s.result(0), s.result(1))
     flawed = s.flawed(m * n)
     s.poison(flawed, s.result(0), m * k)
@@ -404,8 +425,12 @@ def _add_q(
 def _eigh(call: Call) -> Lowered:
     x = call.operands[0]
     s, n = _solver(call, x), x.shape[-1]
-    held, info = s.matrices(n * n), s.info()
     values = s.result(1)
+    if s.fits_registers(n, _EIGH_IN_REGISTERS):
+        plan = plan_small_eigh(SmallEigh(s.count, n, s.real, s.parts == 2), call.target)
+        s.include(plan, s.operand(0), s.result(), values)
+        return s.builder.build()
+    held, info = s.matrices(n * n), s.info()
     s.transpose(s.operand(0), held, n, n)
     flawed = s.finite(held, n * n)
     sizes = [n * n * s.bytes, n * ITEMSIZE[s.real], 4]
