@@ -410,11 +410,12 @@ def plan_sort_rows(spec: SortRows, target: Target) -> Plan:
 def plan_scatter_rows(spec: ScatterRows, target: Target) -> Plan:
     """[operand,] index [count], updates [count, columns] -> out [rows, columns][, error word].
 
-    The inputs of computed updates take the place of the updates.
+    The inputs of computed updates take the place of the updates, one that is carried is the last.
     """
     has_operand = spec.base == "operand"
     computed = spec.updates.inputs if spec.updates is not None else None
-    inputs = 1 + has_operand + (1 if computed is None else len(computed))
+    through = spec.updates.carried if spec.updates is not None else ""
+    inputs = 1 + has_operand + (1 if computed is None else len(computed)) + bool(through)
     builder = PlanBuilder(inputs, 1 + (spec.site > 0))
     index = BufferArg(has_operand, "i64" if spec.entries else spec.index_dtype)
     copies = spec.operation == "set"
@@ -426,6 +427,8 @@ def plan_scatter_rows(spec: ScatterRows, target: Target) -> Plan:
         updates = {name: BufferArg(first + i, kind) for i, (name, kind) in enumerate(computed)}
     error = BufferArg(out.index + 1, "i64") if spec.site else index
     method = _method(spec)
+    if through and not sorts(spec):
+        raise ValueError("only a list that is sorted carries what updates are computed from")
     narrow = method == "atomics" and spec.dtype in NARROW_FLOATS and spec.columns > 0
     if narrow:
         sums = builder.workspace(spec.rows * spec.columns, "fp32")
@@ -459,6 +462,8 @@ def plan_scatter_rows(spec: ScatterRows, target: Target) -> Plan:
         # An update of one column is sorted with its row, instead of being read by its number later.
         carried = spec.columns == 1 and ITEMSIZE[spec.dtype] <= 4 and computed is None
         raw = BufferArg(first, raw_dtype(spec.dtype)) if carried else None
+        if through:
+            raw = BufferArg(inputs - 1, through)
         entries = builder.workspace(spec.count, "i64")
         _add_entries(builder, target, spec, index, raw, error, entries)
     runs = Runs(

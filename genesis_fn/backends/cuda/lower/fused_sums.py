@@ -70,8 +70,11 @@ def plan_fused_sum(
     data, ids = e.ins
     spec = scatter_of(e.prim, (data.aval, ids.aval), e.params)
     text = _UpdatesText(fused, spec.columns)
-    updates = text.updates()
+    carried = text.carriable() if sorts(spec) else None
+    updates = text.updates(carried)
     operands = [ids, *text.inputs.values()]
+    if carried is not None:
+        operands.append(carried)
     checks = checked_gathers(fused)
     builder = PlanBuilder(len(operands), 1 + bool(checks))
     out = BufferArg(len(operands), NAMES[e.outs[0].aval.dtype])
@@ -105,13 +108,40 @@ class _UpdatesText(InlinedKernel):
         tiling = Tiling("tiled", (1, 1, 1), 1, 1, columns)
         super().__init__(fused.updates, "u", tiling, {})
         body, self.fused = fused.updates, fused
-        rows = body.domain.size // columns
-        self.tiled = ix.add(ix.scale(ix.var("i", rows), columns), ix.var("j", columns))
+        self.rows = body.domain.size // columns
+        self.tiled = ix.add(ix.scale(ix.var("i", self.rows), columns), ix.var("j", columns))
+        self.carried: Var | None = None
         self.root = body.stores[0][2]
-        self._rows: dict[tuple[Eqn, str], tuple[str, str]] = {}
+        self._gathers: dict[tuple[Eqn, str], tuple[str, str]] = {}
 
-    def updates(self) -> ComputedUpdates:
-        """All lines, and the pointers that they use."""
+    def carriable(self) -> Var | None:
+        """The indices that all gathers have in common, if nothing else depends on the number of an
+        update; else None."""
+        found: set[Var] = set()
+        for n in self.loops.instrs:
+            guards = n.meta if n.op == "where" else n.meta[2] if n.op == "load" else ()
+            used = {x for g in guards for x in self.untiled(g.expr).names}
+            if n.op == "index":
+                used |= self.untiled(n.meta).names
+            elif n.op == "load":
+                at, gather = self.untiled(n.meta[1]), self.fused.gathers.get(n.meta[0])
+                if gather is not None:
+                    columns = math.prod(gather.ins[0].aval.shape[1:])
+                    if ix.div(at, columns) != ix.var("i", self.rows):
+                        return None
+                    found.add(gather.ins[1])
+                    at = ix.mod(at, columns)
+                used |= at.names
+            if "i" in used:
+                return None
+        if len(found) != 1:
+            return None
+        (indices,) = found
+        return indices if indices.aval.dtype.itemsize == 4 else None
+
+    def updates(self, carried: Var | None) -> ComputedUpdates:
+        """All lines, and the pointers that they use, with `carried` indices as `i`."""
+        self.carried = carried
         self.wide_names()
         for n in range(len(self.loops.instrs)):
             self.emit(n)
@@ -121,7 +151,8 @@ class _UpdatesText(InlinedKernel):
             value = f"tl.where(wanted, {value}, {literal(0, self.loops.instrs[self.root].dtype)})"
         self.line(f"value = {value}")
         types = tuple([(name, NAMES[v.aval.dtype]) for name, v in self.inputs.items()])
-        return ComputedUpdates(tuple(self.lines), types)
+        kind = NAMES[carried.aval.dtype] if carried is not None else ""
+        return ComputedUpdates(tuple(self.lines), types, kind)
 
     def mask(self, names: Collection[str], guards: Collection[IndexGuard] = ()) -> str:
         """The mask, with the axes of `names` only."""
@@ -157,16 +188,19 @@ class _UpdatesText(InlinedKernel):
         row, column = ix.div(at, columns), ix.mod(at, columns)
         fills = gather.params["mode"] == "fill"
         key = gather, self._text(row)
-        if key not in self._rows:
-            name = f"row{len(self._rows)}"
-            pointer = self.pointer(indices, False)
-            condition = self.mask(row.names)
-            self.line(f"{name} = tl.load({pointer} + ({key[1]}), {condition}, other=0)")
+        if key not in self._gathers:
+            name = f"row{len(self._gathers)}"
+            if self.carried is None:
+                pointer = self.pointer(indices, False)
+                condition = self.mask(row.names)
+                self.line(f"{name} = tl.load({pointer} + ({key[1]}), {condition}, other=0)")
+            else:
+                self.line(f"{name} = i")
             self.line(f"{name} = {name}.to(tl.int64)")
             self.line(f"{name}_fits = ({name} >= 0) & ({name} < {rows})")
             self.line(f"{name} = tl.minimum(tl.maximum({name}, 0), {rows - 1})")
-            self._rows[key] = name, f"{name}_fits"
-        name, fits = self._rows[key]
+            self._gathers[key] = name, f"{name}_fits"
+        name, fits = self._gathers[key]
         names = used | row.names
         mask = self.mask(names, guards)
         kind = table.aval.dtype
