@@ -60,8 +60,6 @@ def loading(v: Var) -> KernelIR:
     domain = iteration_domain(v.aval.shape)
     kernel = KernelIR({}, (), domain, (v,), 1, ())
     here = parallel_index(v.aval.size)
-    kernel.instrs = [
-        Instr("load", (), (v, here, frozenset()), v.aval.dtype, here.names, 0),
-    ]
+    kernel.instrs = [Instr("load", (), (v, here, frozenset()), v.aval.dtype, here.names, 0)]
     kernel.stores = [(v, here, 0)]
     return kernel

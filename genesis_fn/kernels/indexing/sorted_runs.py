@@ -218,30 +218,14 @@ def walk_runs(
     for start in range(0, CHUNK, 8):
         # Eight are read before anything is written, behind which no read would be moved, and so are
         # the entries of the next eight: an update waits for its own, which says where it is.
-        v0 = read_entry(
-            k0, s0, key, operands, out, column, COLUMNS, OPERATION, KEEP, ACC, UPDATE
-        )
-        v1 = read_entry(
-            k1, s1, k0, operands, out, column, COLUMNS, OPERATION, KEEP, ACC, UPDATE
-        )
-        v2 = read_entry(
-            k2, s2, k1, operands, out, column, COLUMNS, OPERATION, KEEP, ACC, UPDATE
-        )
-        v3 = read_entry(
-            k3, s3, k2, operands, out, column, COLUMNS, OPERATION, KEEP, ACC, UPDATE
-        )
-        v4 = read_entry(
-            k4, s4, k3, operands, out, column, COLUMNS, OPERATION, KEEP, ACC, UPDATE
-        )
-        v5 = read_entry(
-            k5, s5, k4, operands, out, column, COLUMNS, OPERATION, KEEP, ACC, UPDATE
-        )
-        v6 = read_entry(
-            k6, s6, k5, operands, out, column, COLUMNS, OPERATION, KEEP, ACC, UPDATE
-        )
-        v7 = read_entry(
-            k7, s7, k6, operands, out, column, COLUMNS, OPERATION, KEEP, ACC, UPDATE
-        )
+        v0 = read_entry(k0, s0, key, operands, out, column, COLUMNS, OPERATION, KEEP, ACC, UPDATE)
+        v1 = read_entry(k1, s1, k0, operands, out, column, COLUMNS, OPERATION, KEEP, ACC, UPDATE)
+        v2 = read_entry(k2, s2, k1, operands, out, column, COLUMNS, OPERATION, KEEP, ACC, UPDATE)
+        v3 = read_entry(k3, s3, k2, operands, out, column, COLUMNS, OPERATION, KEEP, ACC, UPDATE)
+        v4 = read_entry(k4, s4, k3, operands, out, column, COLUMNS, OPERATION, KEEP, ACC, UPDATE)
+        v5 = read_entry(k5, s5, k4, operands, out, column, COLUMNS, OPERATION, KEEP, ACC, UPDATE)
+        v6 = read_entry(k6, s6, k5, operands, out, column, COLUMNS, OPERATION, KEEP, ACC, UPDATE)
+        v7 = read_entry(k7, s7, k6, operands, out, column, COLUMNS, OPERATION, KEEP, ACC, UPDATE)
         after = first + start + 8
         n0, t0 = key_at(entries, after, ROWS, COUNT, LIST, CLIP)
         n1, t1 = key_at(entries, after + 1, ROWS, COUNT, LIST, CLIP)
@@ -397,13 +381,7 @@ def add_sorted_runs(
         builder.launch(
             kernel,
             (cdiv(chunks, chunk_block), cdiv(runs.columns, column_block)),
-            {
-                "entries": entries,
-                **updates,
-                "out": out,
-                "pieces": pieces,
-                "piece_keys": piece_keys,
-            },
+            {"entries": entries, **updates, "out": out, "pieces": pieces, "piece_keys": piece_keys},
             {
                 "ROWS": runs.rows,
                 "COLUMNS": runs.columns,

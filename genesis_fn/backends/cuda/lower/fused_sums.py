@@ -61,9 +61,7 @@ def checked_gathers(fused: FusedSum) -> list[Eqn]:
     return [e for e in fused.gathers.values() if e.params["mode"] == "check"]
 
 
-def plan_fused_sum(
-    fused: FusedSum, sites: Sequence[int], target: Target
-) -> tuple[Plan, list[Var]]:
+def plan_fused_sum(fused: FusedSum, sites: Sequence[int], target: Target) -> tuple[Plan, list[Var]]:
     """(the plan of the sum, the values of its inputs). `sites` are those of `checked_gathers`, for
     which the error word is one more output."""
     e = fused.eqn

@@ -27,9 +27,7 @@ from genesis_fn.kernels.plan_builder import PlanBuilder
 from genesis_fn.primitives.indexing.scatter import segment_sum_p
 
 sort_rows_p = Primitive(
-    "sort_rows",
-    lambda ids, *, rows, mode: Aval((ids.size,), dtypes.I64),
-    listed=False,
+    "sort_rows", lambda ids, *, rows, mode: Aval((ids.size,), dtypes.I64), listed=False
 )
 """The order in which a sum into `rows` segments adds what has these ids: `SortRows`."""
 
