@@ -16,8 +16,10 @@ from genesis_fn.kernels.indexing import sorted_runs
 from genesis_fn.kernels.indexing.scatter import (
     GatherRows,
     ScatterRows,
+    SortRows,
     plan_gather_rows,
     plan_scatter_rows,
+    plan_sort_rows,
 )
 from genesis_fn.kernels.plan import Launch
 from genesis_fn.kernels.sort import block_sort
@@ -314,6 +316,22 @@ def test_a_negative_zero_added_to_zeros_is_zero():
         spec = ScatterRows(2, 3, 1, "fp32", unique=unique)
         run_plan(plan_scatter_rows(spec, TARGET), [index, torch.full((1, 3), -0.0)], [out])
         assert not torch.signbit(out).any()
+
+
+@pytest.mark.parametrize("block", [64, 1024])
+def test_a_sort_of_rows_of_which_sums_take_the_result(block, monkeypatch):
+    monkeypatch.setattr(block_sort, "BLOCK", block)
+    index = torch.randint(-2, 33, (150,), dtype=torch.int32)
+    entries = torch.empty(150, dtype=torch.int64)
+    run_plan(plan_sort_rows(SortRows(30, 150), TARGET), [index], [entries])
+    rows = torch.where((index < 0) | (index > 30), 30, index).long()
+    order = torch.sort(rows, stable=True).indices
+    assert torch.equal(entries, rows[order] << 32 | order)
+    updates, out = torch.randn(150, 5), torch.empty(30, 5)
+    spec = ScatterRows(30, 5, 150, "fp32", entries=True)
+    run_plan(plan_scatter_rows(spec, TARGET), [entries, updates], [out])
+    want = reference(spec, torch.zeros(30, 5), index, updates)
+    torch.testing.assert_close(out.double(), want, rtol=1e-5, atol=1e-5)
 
 
 # ---- exact sums of few columns ----

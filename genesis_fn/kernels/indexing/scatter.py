@@ -128,6 +128,11 @@ class ScatterRows:
             return "fp64" if self.dtype == "fp64" else "fp32"
         return "i8" if self.dtype == "i1" else self.dtype
 
+    @property
+    def sorts(self) -> bool:
+        """Whether the plan sorts the indices."""
+        return _method(self) == "entries" and not (self.entries or self.sorted)
+
 
 @dataclass(frozen=True, slots=True)
 class SortRows:
@@ -393,11 +398,6 @@ def _method(spec: ScatterRows) -> str:
     return "exact" if exact and sums_exactly(spec) else "entries"
 
 
-def sorts(spec: ScatterRows) -> bool:
-    """Whether the plan of a scatter sorts its indices."""
-    return _method(spec) == "entries" and not spec.sorted
-
-
 def plan_sort_rows(spec: SortRows, target: Target) -> Plan:
     """index [count] -> entries [count], int64 [, error word]."""
     builder = PlanBuilder(1, 1 + (spec.site > 0))
@@ -427,7 +427,7 @@ def plan_scatter_rows(spec: ScatterRows, target: Target) -> Plan:
         updates = {name: BufferArg(first + i, kind) for i, (name, kind) in enumerate(computed)}
     error = BufferArg(out.index + 1, "i64") if spec.site else index
     method = _method(spec)
-    if through and not sorts(spec):
+    if through and not spec.sorts:
         raise ValueError("only a list that is sorted carries what updates are computed from")
     narrow = method == "atomics" and spec.dtype in NARROW_FLOATS and spec.columns > 0
     if narrow:

@@ -26,7 +26,7 @@ from genesis_fn.core.backend import index as ix
 from genesis_fn.core.backend.index import Expr, IndexGuard
 from genesis_fn.core.jaxpr import Eqn, Var
 from genesis_fn.kernels.indexing.computed_updates import ComputedUpdates
-from genesis_fn.kernels.indexing.scatter import plan_scatter_rows, sorts
+from genesis_fn.kernels.indexing.scatter import plan_scatter_rows
 from genesis_fn.kernels.language.dtypes import NAMES
 from genesis_fn.kernels.language.expressions import literal, loaded
 from genesis_fn.kernels.plan import BufferArg, Plan
@@ -52,7 +52,7 @@ def takes_updates(e: Eqn) -> bool:
     # A list that is sorted is walked in the order of rows, in which what was beside each other in
     # memory is not; short updates are better sorted with their ids.
     spec = scatter_of(e.prim, (data.aval, ids.aval), e.params)
-    scattered = spec.entries or sorts(spec)
+    scattered = spec.entries or spec.sorts
     return not scattered or spec.columns * data.aval.dtype.itemsize >= _SECTOR
 
 
@@ -68,7 +68,7 @@ def plan_fused_sum(fused: FusedSum, sites: Sequence[int], target: Target) -> tup
     data, ids = e.ins
     spec = scatter_of(e.prim, (data.aval, ids.aval), e.params)
     text = _UpdatesText(fused, spec.columns)
-    carried = text.carriable() if sorts(spec) else None
+    carried = text.carriable() if spec.sorts else None
     updates = text.updates(carried)
     operands = [ids, *text.inputs.values()]
     if carried is not None:
