@@ -56,14 +56,9 @@ def takes_updates(e: Eqn) -> bool:
     return not scattered or spec.columns * data.aval.dtype.itemsize >= _SECTOR
 
 
-def checked_gathers(fused: FusedSum) -> list[Eqn]:
-    """The gathers that check their indices."""
-    return [e for e in fused.gathers.values() if e.params["mode"] == "check"]
-
-
 def plan_fused_sum(fused: FusedSum, sites: Sequence[int], target: Target) -> tuple[Plan, list[Var]]:
-    """(the plan of the sum, the values of its inputs). `sites` are those of `checked_gathers`, for
-    which the error word is one more output."""
+    """(the plan of the sum, the values of its inputs). `sites` are those of its `checks`, for which
+    the error word is one more output."""
     e = fused.eqn
     data, ids = e.ins
     spec = scatter_of(e.prim, (data.aval, ids.aval), e.params)
@@ -73,7 +68,7 @@ def plan_fused_sum(fused: FusedSum, sites: Sequence[int], target: Target) -> tup
     operands = [ids, *text.inputs.values()]
     if carried is not None:
         operands.append(carried)
-    checks = checked_gathers(fused)
+    checks = fused.checks
     builder = PlanBuilder(len(operands), 1 + bool(checks))
     out = BufferArg(len(operands), NAMES[e.outs[0].aval.dtype])
     for gather, site in zip(checks, sites, strict=True):
