@@ -2,9 +2,10 @@
 
 A scatter sorts its indices (stably, so equal ones keep their order), and combines the updates of
 each row in the order that `sorted_runs` says: the result depends on the operands alone. An
-embedding's gradient is such a sum, into zeros. What has one result in every order (sums and
-extremes of integers), or may have any (sums that need not be deterministic), is combined in memory
-by atomics, and where no index occurs twice nothing is combined at all.
+embedding's gradient is such a sum, into zeros. Sums of few columns are exact instead
+(`exact_sums`). What has one result in every order (sums and extremes of integers), or may have any
+(sums that need not be deterministic), is combined in memory by atomics, and where no index occurs
+twice nothing is combined at all.
 """
 
 from __future__ import annotations
