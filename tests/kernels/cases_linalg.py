@@ -41,6 +41,15 @@ def _plans(kind: str) -> Iterator[tuple[str, Plan]]:
     for transposed in (False, True):
         name = "small transposed" if transposed else "small"
         yield name, plan(linalg.solve_p, small, side, transpose_a=transposed)
+    triangle = dict.fromkeys(("transpose_a", "conjugate_a", "unit_diagonal"), False)
+    yield (
+        "small",
+        plan(linalg.triangular_solve_p, small, side, left_side=True, lower=True, **triangle),
+    )
+    yield "small", plan(linalg.qr_p, small, full_matrices=False)
+    yield "small", plan(linalg.eigh_p, small)
+    n = 16 if kind[0] == "c" else 32
+    yield "32 rows", plan(linalg.lu_p, aval((64, n, n), DTYPES[kind]))
     yield "lu", plan(linalg.lu_p, aval((1024, 1024), DTYPES[kind]))
     yield "qr", plan(linalg.qr_p, tall, full_matrices=False)
     yield "svd", plan(linalg.svd_p, tall, full_matrices=True, compute_uv=True)

@@ -66,11 +66,11 @@ _BATCHED = 64  # batched routines are faster from one matrix for each so many ro
 # The most bytes of a row with which kernels hold several matrices in registers, of at most LANES
 # rows; 0 for none. They read and write a matrix once, where a routine has transposes around it: 28
 # us for 4096 Cholesky factors of 32 x 32, where that takes 106 (H200).
-_CHOLESKY_IN_REGISTERS = 128
 _LU_IN_REGISTERS = 256
 _TRIANGLE_IN_REGISTERS = 256
 _QR_IN_REGISTERS = 128  # Q stands beside it
-_EIGH_IN_REGISTERS = 128  # vectors stand beside the matrix; wider ones take 5 s and more to compile
+_EIGH_IN_REGISTERS = 128  # vectors stand beside it
+_CHOLESKY_IN_REGISTERS = 32  # in numbers, of which its loops are unrolled
 _FEW_COLUMNS = 64  # fewer right sides are solved from the left, in a copy (measured)
 _MOST_SCRATCH = 256 << 20  # bytes that batched eigenproblems may ask for at a time
 
@@ -202,7 +202,7 @@ def _solver(call: Call, matrices: Aval) -> _Solver:
 def _cholesky(call: Call) -> Lowered:
     x = call.operands[0]
     s, n = _solver(call, x), x.shape[-1]
-    if s.fits_registers(n, _CHOLESKY_IN_REGISTERS):
+    if s.fits_registers(n, _CHOLESKY_IN_REGISTERS * ITEMSIZE[s.real]):
         small = SmallCholesky(s.count, n, s.real, s.parts == 2)
         s.include(plan_small_cholesky(small, call.target), s.operand(0), s.result())
         return s.builder.build()
