@@ -33,6 +33,10 @@ if _typing.TYPE_CHECKING:
         plan_poison as plan_poison,
         plan_transpose as plan_transpose,
     )
+    from genesis_fn.kernels.linalg.panel_cholesky import (
+        PanelCholesky as PanelCholesky,
+        plan_panel_cholesky as plan_panel_cholesky,
+    )
     from genesis_fn.kernels.linalg.pivots import (
         RowSwaps as RowSwaps,
         plan_permutation as plan_permutation,
@@ -139,6 +143,8 @@ _HOME = {
     "plan_flaws": "linalg.matrices",
     "plan_poison": "linalg.matrices",
     "plan_transpose": "linalg.matrices",
+    "PanelCholesky": "linalg.panel_cholesky",
+    "plan_panel_cholesky": "linalg.panel_cholesky",
     "RowSwaps": "linalg.pivots",
     "plan_permutation": "linalg.pivots",
     "Reflectors": "linalg.reflectors",

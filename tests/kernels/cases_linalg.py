@@ -33,7 +33,9 @@ def cases() -> dict[str, Plan]:
 def _plans(kind: str) -> Iterator[tuple[str, Plan]]:
     many, tall = aval((64, 32, 32), DTYPES[kind]), aval((64, 128, 32), DTYPES[kind])
     plan: Callable[..., Plan] = lambda prim, *avals, **params: _planned(prim, avals, params)
-    yield "cholesky", plan(linalg.cholesky_p, aval((64, 64, 64), DTYPES[kind]))
+    yield "cholesky", plan(linalg.cholesky_p, aval((64, 160, 160), DTYPES[kind]))
+    if kind == "float32":
+        yield "panels", plan(linalg.cholesky_p, aval((64, 128, 128), DTYPES[kind]))
     yield "small", plan(linalg.cholesky_p, aval((64, 12, 12), DTYPES[kind]))
     n = 4 if kind[0] == "c" else 8
     small, side = aval((64, n, n), DTYPES[kind]), aval((64, n, 2), DTYPES[kind])
