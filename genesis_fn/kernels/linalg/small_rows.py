@@ -2,7 +2,11 @@
 
 A program is one warp, for as many matrices as its lanes hold rows: lane m * ROWS + i has row i of
 its m-th matrix. A column of 32 lanes is one register, so an element (i, k) is read by all lanes of
-its matrix with one shuffle, and what is known of a column is known when the kernel is compiled.
+its matrix with one shuffle.
+
+Loops over pivots are run-time loops, so that the code to compile does not grow with the square of
+the number of rows. They carry columns as a tuple that rotates by one each step, so that the pivot's
+is always the first, and that leaves out those that are done every `RING` steps.
 """
 
 from __future__ import annotations
