@@ -35,6 +35,10 @@ if _typing.TYPE_CHECKING:
         plan_poison as plan_poison,
         plan_transpose as plan_transpose,
     )
+    from genesis_fn.kernels.linalg.panel_cholesky import (
+        PanelCholesky as PanelCholesky,
+        plan_panel_cholesky as plan_panel_cholesky,
+    )
     from genesis_fn.kernels.linalg.pivots import (
         RowSwaps as RowSwaps,
         plan_permutation as plan_permutation,
@@ -47,13 +51,25 @@ if _typing.TYPE_CHECKING:
         SmallCholesky as SmallCholesky,
         plan_small_cholesky as plan_small_cholesky,
     )
+    from genesis_fn.kernels.linalg.small_eigh import (
+        SmallEigh as SmallEigh,
+        plan_small_eigh as plan_small_eigh,
+    )
     from genesis_fn.kernels.linalg.small_lu import (
         SmallLu as SmallLu,
         plan_small_lu as plan_small_lu,
     )
+    from genesis_fn.kernels.linalg.small_qr import (
+        SmallQr as SmallQr,
+        plan_small_qr as plan_small_qr,
+    )
     from genesis_fn.kernels.linalg.small_solve import (
         SmallSolve as SmallSolve,
         plan_small_solve as plan_small_solve,
+    )
+    from genesis_fn.kernels.linalg.small_triangular import (
+        SmallTriangular as SmallTriangular,
+        plan_small_triangular as plan_small_triangular,
     )
     from genesis_fn.kernels.linalg.vectors import (
         ComplexNumbers as ComplexNumbers,
@@ -131,6 +147,8 @@ _HOME = {
     "plan_flaws": "linalg.matrices",
     "plan_poison": "linalg.matrices",
     "plan_transpose": "linalg.matrices",
+    "PanelCholesky": "linalg.panel_cholesky",
+    "plan_panel_cholesky": "linalg.panel_cholesky",
     "RowSwaps": "linalg.pivots",
     "plan_permutation": "linalg.pivots",
     "Reflectors": "linalg.reflectors",
@@ -143,10 +161,16 @@ _HOME = {
     "plan_conjugate": "linalg.vectors",
     "SmallCholesky": "linalg.small_cholesky",
     "plan_small_cholesky": "linalg.small_cholesky",
+    "SmallEigh": "linalg.small_eigh",
+    "plan_small_eigh": "linalg.small_eigh",
     "SmallLu": "linalg.small_lu",
     "plan_small_lu": "linalg.small_lu",
+    "SmallQr": "linalg.small_qr",
+    "plan_small_qr": "linalg.small_qr",
     "SmallSolve": "linalg.small_solve",
     "plan_small_solve": "linalg.small_solve",
+    "SmallTriangular": "linalg.small_triangular",
+    "plan_small_triangular": "linalg.small_triangular",
     "Convolution": "matmul.conv",
     "plan_convolution": "matmul.conv",
     "plan_grouped_matmul": "matmul.grouped",

@@ -225,6 +225,7 @@ def test_many_small_matrices_by_routines(kind, monkeypatch):
     """As larger ones are: those that no kernel of ours takes."""
     for operation in ("CHOLESKY", "LU", "TRIANGLE", "EIGH", "QR"):
         monkeypatch.setattr(lowerings_linalg, f"_{operation}_IN_REGISTERS", 0)
+    monkeypatch.setattr(lowerings_linalg, "_CHOLESKY_IN_PANELS", 0)
     x, b = positive((3,), 4, kind), normal((3, 4, 2), kind, 5)
     close(by_plan(linalg.cholesky_p, [x])[0], np.tril(np.linalg.cholesky(x)), kind)
     for transposed in (False, True):

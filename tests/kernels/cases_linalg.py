@@ -33,7 +33,9 @@ def cases() -> dict[str, Plan]:
 def _plans(kind: str) -> Iterator[tuple[str, Plan]]:
     many, tall = aval((64, 32, 32), DTYPES[kind]), aval((64, 128, 32), DTYPES[kind])
     plan: Callable[..., Plan] = lambda prim, *avals, **params: _planned(prim, avals, params)
-    yield "cholesky", plan(linalg.cholesky_p, aval((64, 64, 64), DTYPES[kind]))
+    yield "cholesky", plan(linalg.cholesky_p, aval((64, 160, 160), DTYPES[kind]))
+    if kind == "float32":
+        yield "panels", plan(linalg.cholesky_p, aval((64, 128, 128), DTYPES[kind]))
     yield "small", plan(linalg.cholesky_p, aval((64, 12, 12), DTYPES[kind]))
     n = 4 if kind[0] == "c" else 8
     small, side = aval((64, n, n), DTYPES[kind]), aval((64, n, 2), DTYPES[kind])
@@ -41,6 +43,15 @@ def _plans(kind: str) -> Iterator[tuple[str, Plan]]:
     for transposed in (False, True):
         name = "small transposed" if transposed else "small"
         yield name, plan(linalg.solve_p, small, side, transpose_a=transposed)
+    triangle = dict.fromkeys(("transpose_a", "conjugate_a", "unit_diagonal"), False)
+    yield (
+        "small",
+        plan(linalg.triangular_solve_p, small, side, left_side=True, lower=True, **triangle),
+    )
+    yield "small", plan(linalg.qr_p, small, full_matrices=False)
+    yield "small", plan(linalg.eigh_p, small)
+    n = 16 if kind[0] == "c" else 32
+    yield "32 rows", plan(linalg.lu_p, aval((64, n, n), DTYPES[kind]))
     yield "lu", plan(linalg.lu_p, aval((1024, 1024), DTYPES[kind]))
     yield "qr", plan(linalg.qr_p, tall, full_matrices=False)
     yield "svd", plan(linalg.svd_p, tall, full_matrices=True, compute_uv=True)

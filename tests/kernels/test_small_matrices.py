@@ -9,6 +9,7 @@ import pytest
 import scipy.linalg
 import torch
 
+from genesis_fn.kernels.linalg.panel_cholesky import PanelCholesky, plan_panel_cholesky
 from genesis_fn.kernels.linalg.small_cholesky import SmallCholesky, plan_small_cholesky
 from genesis_fn.kernels.linalg.small_eigh import SmallEigh, plan_small_eigh
 from genesis_fn.kernels.linalg.small_lu import SmallLu, plan_small_lu
@@ -93,6 +94,19 @@ def test_cholesky(kind, count, n):
     given = np.tril(x) + np.triu(np.full_like(x, np.nan), 1)
     found = cholesky(given.astype(kind))
     close(found, np.linalg.cholesky(x))
+    np.testing.assert_array_equal(np.triu(found, 1), 0)
+
+
+@pytest.mark.parametrize("n", [34, 72])
+def test_cholesky_in_panels(n):
+    """Of more rows than lanes; NaN of the matrix that fails."""
+    x = positive(2, n, "float32")
+    x[1, n - 2, n - 2] = -1
+    given = (np.tril(x) + np.triu(np.full_like(x, np.nan), 1)).astype("float32")
+    spec = PanelCholesky(2, n)
+    found = results(plan_panel_cholesky(spec, TARGET), [given], (x.shape, x.dtype))
+    close(found[0], np.linalg.cholesky(x[0]))
+    assert np.isnan(found[1][np.tril_indices(n)]).all()
     np.testing.assert_array_equal(np.triu(found, 1), 0)
 
 
@@ -301,3 +315,5 @@ def test_too_large():
     ):
         with pytest.raises(ValueError, match="at most 32 rows"):
             refused()
+    with pytest.raises(ValueError, match="at most 128 rows"):
+        PanelCholesky(2, 129)

@@ -2,7 +2,11 @@
 
 A program is one warp, for as many matrices as its lanes hold rows: lane m * ROWS + i has row i of
 its m-th matrix. A column of 32 lanes is one register, so an element (i, k) is read by all lanes of
-its matrix with one shuffle, and what is known of a column is known when the kernel is compiled.
+its matrix with one shuffle.
+
+Loops over pivots are run-time loops, so that the code to compile does not grow with the square of
+the number of rows. They carry columns as a tuple that rotates by one each step, so that the pivot's
+is always the first, and that leaves out those that are done every `RING` steps.
 """
 
 from __future__ import annotations
@@ -59,25 +63,27 @@ def row_offsets_in_threads(
 @triton.jit
 def vectors_of(block, WIDTH: tl.constexpr):
     """The columns of a block [lanes, WIDTH]."""
+    LINES: tl.constexpr = block.shape[0]
     parts = (block,)
     # Part r has every S-th number from the r-th on; its halves every 2 S-th.
     for level in tl.static_range(WIDTH.bit_length() - 1):
         even = ()
         odd = ()
         for r in tl.static_range(2**level):
-            left, right = tl.split(tl.reshape(parts[r], (32, WIDTH // 2 ** (level + 1), 2)))
+            left, right = tl.split(tl.reshape(parts[r], (LINES, WIDTH // 2 ** (level + 1), 2)))
             even = even + (left,)
             odd = odd + (right,)
         parts = even + odd
     vectors = ()
     for j in tl.static_range(WIDTH):
-        vectors = vectors + (tl.reshape(parts[j], (32,)),)
+        vectors = vectors + (tl.reshape(parts[j], (LINES,)),)
     return vectors
 
 
 @triton.jit
 def block_of(vectors, WIDTH: tl.constexpr):
     """A block [lanes, WIDTH] of vectors, and of zeros behind them."""
+    LINES: tl.constexpr = vectors[0].shape[0]
     parts = vectors
     for _ in tl.static_range(len(vectors), WIDTH):
         parts = parts + (tl.zeros_like(vectors[0]),)
@@ -85,10 +91,10 @@ def block_of(vectors, WIDTH: tl.constexpr):
         joined = ()
         for r in tl.static_range(WIDTH // 2 ** (level + 1)):
             pairs = tl.join(parts[r], parts[r + WIDTH // 2 ** (level + 1)])
-            joined = joined + (tl.reshape(pairs, (32, 2 ** (level + 1))),)
+            joined = joined + (tl.reshape(pairs, (LINES, 2 ** (level + 1))),)
         parts = joined
     whole = parts[0]  # pyright: ignore[reportGeneralTypeIssues]  joined
-    return tl.reshape(whole, (32, WIDTH))
+    return tl.reshape(whole, (LINES, WIDTH))
 
 
 @triton.jit

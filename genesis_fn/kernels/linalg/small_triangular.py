@@ -66,10 +66,9 @@ def small_triangular_kernel(
     numbers = tl.minimum(OTHERS - side, SIDES) * PARTS
     if LEFT:
         at = (matrix * N + row) * (OTHERS * PARTS) + side * PARTS
-        STRIDE: tl.constexpr = SIDES_GROUP
     else:
         at = (matrix * OTHERS + side) * NUMBERS + row * PARTS
-        STRIDE: tl.constexpr = NUMBERS
+    STRIDE: tl.constexpr = SIDES_GROUP if LEFT else NUMBERS
     sides = read_rows(b, at, inside, numbers, SIDES_WIDTH, SIDES_GROUP, STRIDE, COALESCED)
     solved = substitute(
         columns[:NUMBERS], sides[: PARTS * SIDES], row, row, first, N, LOWER, UNIT, COMPLEX

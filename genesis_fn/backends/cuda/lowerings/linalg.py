@@ -33,6 +33,7 @@ from genesis_fn.kernels.linalg.matrices import (
     plan_poison,
     plan_transpose,
 )
+from genesis_fn.kernels.linalg.panel_cholesky import PanelCholesky, plan_panel_cholesky
 from genesis_fn.kernels.linalg.pivots import RowSwaps, plan_permutation
 from genesis_fn.kernels.linalg.reflectors import MOST_ROWS, Reflectors, plan_reflectors
 from genesis_fn.kernels.linalg.small_cholesky import SmallCholesky, plan_small_cholesky
@@ -67,11 +68,12 @@ _BATCHED = 64  # batched routines are faster from one matrix for each so many ro
 # The most bytes of a row with which kernels hold several matrices in registers, of at most LANES
 # rows; 0 for none. They read and write a matrix once, where a routine has transposes around it: 28
 # us for 4096 Cholesky factors of 32 x 32, where that takes 106 (H200).
-_CHOLESKY_IN_REGISTERS = 128
 _LU_IN_REGISTERS = 256
 _TRIANGLE_IN_REGISTERS = 256
 _QR_IN_REGISTERS = 128  # Q stands beside it
-_EIGH_IN_REGISTERS = 128  # vectors stand beside the matrix; wider ones take 5 s and more to compile
+_EIGH_IN_REGISTERS = 128  # vectors stand beside it
+_CHOLESKY_IN_REGISTERS = 32  # in numbers, of which its loops are unrolled
+_CHOLESKY_IN_PANELS = 128  # rows of float32 matrices that a program factors
 _FEW_COLUMNS = 64  # fewer right sides are solved from the left, in a copy (measured)
 _MOST_SCRATCH = 256 << 20  # bytes that batched eigenproblems may ask for at a time
 
@@ -203,9 +205,13 @@ def _solver(call: Call, matrices: Aval) -> _Solver:
 def _cholesky(call: Call) -> Lowered:
     x = call.operands[0]
     s, n = _solver(call, x), x.shape[-1]
-    if s.fits_registers(n, _CHOLESKY_IN_REGISTERS):
+    if s.fits_registers(n, _CHOLESKY_IN_REGISTERS * ITEMSIZE[s.real]):
         small = SmallCholesky(s.count, n, s.real, s.parts == 2)
         s.include(plan_small_cholesky(small, call.target), s.operand(0), s.result())
+        return s.builder.build()
+    if s.kind == "float32" and s.count > 1 and n <= _CHOLESKY_IN_PANELS:
+        plan = plan_panel_cholesky(PanelCholesky(s.count, n), call.target)
+        s.include(plan, s.operand(0), s.result())
         return s.builder.build()
     # The library factors a lower triangle 2.6 times as fast as an upper one, so it pays to
     # transpose the matrix and its factor.
