@@ -722,6 +722,7 @@ conj = elementwise(
 
 # ---- derivatives of digamma ----
 
+
 def _polygamma_shape(x: Aval, *, n: int) -> Aval:
     if not dtypes.is_float(x.dtype):
         raise errors.DTypeError(f"polygamma takes floats, got {x}")

@@ -87,7 +87,10 @@ def test_products_of_booleans_are_any_of_and():
     """Of as many true products as wrap in 8 and 16 bits, of batches, of other layouts, of none."""
     x = np.ones((3, 1 << 16), bool)
     x[1] = False
-    assert on_gpu("dot_general", [x, x.T.copy()], MATRICES).tolist() == np.outer(x[:, 0], x[:, 0]).tolist()
+    assert (
+        on_gpu("dot_general", [x, x.T.copy()], MATRICES).tolist()
+        == np.outer(x[:, 0], x[:, 0]).tolist()
+    )
     a, b = whole((4, 6, 40), BOOL, 2), whole((40, 4, 9), BOOL, 3)
     numbers = (((2,), (0,)), ((0,), (1,)))
     want = np.einsum("bik,kbj->bij", a.astype(int), b.astype(int)) > 0
@@ -176,7 +179,7 @@ def test_convolutions_in_another_dtype(kind, asked):
 
 
 def test_long_sums_of_a_convolution_are_split():
-    """As those of a kernel's gradient are: partial sums of integers are added in a second launch."""
+    """As those of a kernel's gradient are: a second launch adds the partial sums."""
     numbers = ConvDimensionNumbers(*[(0, 1, 2)] * 3)
     params = {
         "window_strides": (1,), "padding": ((0, 0),), "lhs_dilation": (1,), "rhs_dilation": (1,),

@@ -40,7 +40,9 @@ TRANSFORMS: dict[str, Callable[[Any, Any, int, str | None], Any]] = {
         m.np.fft.ifft(m.np.fft.fft(x, axis=axis) ** 2, axis=axis)
     ),
     "fft2": lambda m, x, axis, norm: _parts(m, m.np.fft.fft2(x, norm=norm)),
-    "irfft2": lambda m, x, axis, norm: m.np.fft.irfft2(m.np.fft.rfft2(x) * (0.4 + 0.3j), s=x.shape[-2:]),
+    "irfft2": lambda m, x, axis, norm: m.np.fft.irfft2(
+        m.np.fft.rfft2(x) * (0.4 + 0.3j), s=x.shape[-2:]
+    ),
 }
 
 

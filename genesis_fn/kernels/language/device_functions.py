@@ -366,9 +366,7 @@ def digamma(x):
 
 
 @triton.jit
-def scaled_zeta(
-    q, N: tl.constexpr, BITS: tl.constexpr, SCALE: tl.constexpr, TERMS: tl.constexpr
-):
+def scaled_zeta(q, N: tl.constexpr, BITS: tl.constexpr, SCALE: tl.constexpr, TERMS: tl.constexpr):
     """N SCALE^N zeta(N + 1, q) of q >= 0, the Hurwitz zeta function, for N of BITS binary digits.
 
     Eight terms, then the formula of Euler and Maclaurin, as in S. L. Moshier, Cephes, zeta.c, 1984.

@@ -90,7 +90,6 @@ class RaggedSpec:
         return "i64" if ITEMSIZE[self.out_dtype] == 8 else "i32"
 
 
-
 @dataclass(frozen=True, slots=True)
 class RaggedConfig:
     """Tile [bm, bn], depth bk of a step, and how programs walk the tiles.

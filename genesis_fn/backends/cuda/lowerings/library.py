@@ -47,7 +47,9 @@ def _of_no_elements(call: Call) -> Lowered:
         else:
             kind, parts = dtypes.real_of(out.dtype), 1 + dtypes.is_complex(out.dtype)
             at = f"(i // {parts})"
-            value = f"({at} % {columns} == {at} // {columns} % {out.shape[-2]}) & (i % {parts} == 0)"
+            value = (
+                f"({at} % {columns} == {at} // {columns} % {out.shape[-2]}) & (i % {parts} == 0)"
+            )
         lines = [f"tl.store(y + i, ({value}).to({MEMORY[kind]}), inside)"]
         buffers = {"y": BufferArg(len(call.operands) + number, NAMES[kind])}
         add_elements(builder, "of_no_elements", buffers, parts * out.size, lines)
