@@ -13,6 +13,7 @@ from test_every_primitive import run
 from genesis_fn.core.device import cuda
 from genesis_fn.core.dtypes import BOOL, F32, F64, I8, I16, I32, I64, U8, U16, U32, U64, DType
 from genesis_fn.core.primitive import PRIMITIVES
+from genesis_fn.kernels.matmul import ragged
 from genesis_fn.primitives.conv import ConvDimensionNumbers
 
 INTEGERS = (I8, I16, I32, I64, U8, U16, U32, U64)
@@ -212,3 +213,27 @@ def test_products_of_groups_are_exact(left, right, asked):
     got = on_gpu("ragged_contraction", [x, y, sizes], options)
     sums = [as_python(x[at]).T @ as_python(y[at]) for at in rows]
     same(got, wrapped(np.array(sums, object).reshape(3, 9, 5), got.dtype), "ragged_contraction")
+
+
+@pytest.mark.parametrize("kind, turned", [(F32, False), (I8, True)], ids=str)
+def test_more_groups_than_a_program_holds(kind, turned, monkeypatch):
+    """Their ends are looked up in memory: with rows of no group, groups of no rows, and batches."""
+    monkeypatch.setattr(ragged, "MAX_GROUPS", 4)
+    rng = np.random.default_rng(11)
+    sizes = np.zeros((2, 1100), np.int64)
+    sizes[0, 30:80], sizes[1, ::50] = rng.integers(0, 3, 50), 1
+    whole_numbers = lambda *shape: rng.integers(-5, 6, shape).astype(kind)
+    x, w, y = whole_numbers(2, 40, 9), whole_numbers(2, 1100, 9, 5), whole_numbers(2, 40, 5)
+    given = w.swapaxes(-1, -2).copy() if turned else w
+    got = on_gpu("ragged_dot", [x, given, sizes], {**PRODUCT, "rhs_transposed": turned})
+    sums = on_gpu("ragged_contraction", [x, y, sizes[:, :60]], PRODUCT)
+    assert got.dtype == sums.dtype == kind
+    want, added = np.zeros(got.shape), np.zeros(sums.shape)
+    for b in range(2):
+        group = np.repeat(np.arange(1100), sizes[b])[:40]
+        rows = x[b, : group.size].astype(float)
+        want[b, : group.size] = np.einsum("rk,rkn->rn", rows, w[b, group].astype(float))
+        outer = np.einsum("rk,rn->rkn", rows, y[b, : group.size].astype(float))
+        np.add.at(added[b], group[group < 60], outer[group < 60])
+    for found, wanted in ((got, want), (sums, added)):
+        np.testing.assert_array_equal(found, wanted.astype(np.int64).astype(kind))
