@@ -370,7 +370,7 @@ def group_ends_kernel(sizes, ends, rows, GROUPS: tl.constexpr, BLOCK: tl.constex
 
 
 @triton.jit
-def row_kernel(
+def ragged_row_kernel(
     lhs,
     rhs,
     ends,
@@ -416,7 +416,7 @@ def row_kernel(
 
 
 @triton.jit
-def group_kernel(
+def ragged_group_kernel(
     lhs,
     rhs,
     ends,
@@ -527,7 +527,7 @@ def _add_rows(builder: PlanBuilder, spec: RaggedSpec) -> None:
     lhs, rhs, out = _buffers(spec)
     bn = min(128, next_power_of_two(spec.n))
     builder.launch(
-        row_kernel,
+        ragged_row_kernel,
         (spec.rows * cdiv(spec.n, bn), spec.batch),
         {
             "lhs": lhs,
@@ -555,7 +555,7 @@ def _add_groups(builder: PlanBuilder, spec: RaggedSpec) -> None:
     lhs, rhs, out = _buffers(spec)
     bm, bn = min(32, next_power_of_two(spec.k)), min(32, next_power_of_two(spec.n))
     builder.launch(
-        group_kernel,
+        ragged_group_kernel,
         (spec.groups * cdiv(spec.k, bm) * cdiv(spec.n, bn), spec.batch),
         {
             "lhs": lhs,
