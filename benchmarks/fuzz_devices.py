@@ -2,8 +2,9 @@
 
     python benchmarks/fuzz_devices.py --seconds 120 --processes 14
 
-Makers: `tests/support/fuzz.py` (stacks of transforms, float64) and `tests/cpu/programs.py` (views,
-loops, branches and narrow casts, float32). A result may differ by `ULPS` units in the last place of
+Makers: `tests/support/fuzz.py` (stacks of transforms, float64), with Fourier transforms and linear
+algebra among the steps (`fuzz_matrices.py`, both types), and `tests/cpu/programs.py` (views, loops,
+branches and narrow casts, float32). A result may differ by `ULPS` units in the last place of
 its largest element, and by four times as much as the CPU's own result moves when every input moves
 by one unit. Programs whose results are not finite, or move by more than `LOOSE` of their size, are
 counted as skipped. Exits with 1 if a program differs; its seed reproduces it.
@@ -18,6 +19,7 @@ import sys
 import time
 import traceback
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +55,24 @@ def float32_case(seed: int) -> tuple[Any, list[np.ndarray]]:
     return lambda *xs: evaluate(jaxpr, *xs), [np.ascontiguousarray(x) for x in random_inputs(seed)]
 
 
-MAKERS = {"float64": float64_case, "float32": float32_case}
+def matrices_case(seed: int, kind: str) -> tuple[Any, list[np.ndarray]]:
+    """(a function of this library, inputs) of a program with transforms and linear algebra."""
+    from tests.support.fuzz import Case
+    from tests.support.fuzz_matrices import MATRICES
+    from tests.transforms.both import OURS
+
+    case = Case(seed, more=MATRICES)
+    f = case.function(OURS)
+    return lambda *xs: [f(*xs)], [x.astype(kind) for x in case.inputs]
+
+
+MAKERS: dict[str, tuple[str, Callable[[int], tuple[Any, list[np.ndarray]]]]] = {
+    "programs": ("float32", float32_case),
+    "transforms": ("float64", float64_case),
+    "matrices": ("float64", lambda seed: matrices_case(seed, "float64")),
+    "float32 matrices": ("float32", lambda seed: matrices_case(seed, "float32")),
+}
+"""The dtype that results are judged by, and the maker."""
 
 
 def values(place: Any, f: Any, inputs: list[np.ndarray]) -> list[np.ndarray]:
@@ -66,11 +85,12 @@ def values(place: Any, f: Any, inputs: list[np.ndarray]) -> list[np.ndarray]:
         return [np.asarray(o).astype(np.float64) for o in outs]
 
 
-def compare(kind: str, seed: int) -> str | None:
+def compare(maker: str, seed: int) -> str | None:
     """ "skipped", what differs, or None."""
     import genesis_fn as gf
 
-    f, inputs = MAKERS[kind](seed)
+    kind, make = MAKERS[maker]
+    f, inputs = make(seed)
     with np.errstate(all="ignore"):
         expected = values(gf.cpu(), f, inputs)
         if not all(np.isfinite(e).all() for e in expected):
@@ -97,7 +117,7 @@ def compare(kind: str, seed: int) -> str | None:
     return None
 
 
-def work(first: int, stride: int, seconds: float, most: int) -> int:
+def work(first: int, stride: int, seconds: float, most: int, makers: list[str]) -> int:
     """One process: seeds first, first + stride, ...; prints a line for each difference."""
     import genesis_fn as gf
 
@@ -106,16 +126,16 @@ def work(first: int, stride: int, seconds: float, most: int) -> int:
     for seed in range(first, most, stride):
         if time.monotonic() > end:
             break
-        kind = ("float32", "float64")[seed // stride % 2]
+        maker = makers[seed // stride % len(makers)]
         try:
-            found = compare(kind, seed)
+            found = compare(maker, seed)
         except Exception as error:
             place = traceback.extract_tb(error.__traceback__)[-1]
             found = f"{type(error).__name__}: {str(error)[:300]} ({place.name}:{place.lineno})"
         outcome = "agree" if found is None else found if found == "skipped" else "differ"
         counts[outcome] += 1
         if outcome == "differ":
-            print(f"DIFFERS {kind} seed {seed}: {found}", flush=True)
+            print(f"DIFFERS {maker} seed {seed}: {found}", flush=True)
         gf.clear_caches()
     print("COUNTS", *counts.values(), flush=True)
     return 0
@@ -128,13 +148,14 @@ def main() -> int:
     parser.add_argument("--processes", type=int, default=14)
     parser.add_argument("--programs", type=int, default=1_000_000)
     parser.add_argument("--start", type=int, default=0)
+    parser.add_argument("--makers", default=",".join(MAKERS), help="makers, by commas")
     parser.add_argument("--worker", type=int, help=argparse.SUPPRESS)
     args = parser.parse_args()
     # Imports and the last programs take some of the time.
     limit = max(args.seconds - 25, 5)
     if args.worker is not None:
         most = args.start + args.programs
-        return work(args.start + args.worker, args.processes, limit, most)
+        return work(args.start + args.worker, args.processes, limit, most, args.makers.split(","))
     command = [sys.executable, __file__, *sys.argv[1:]]
     environment = os.environ | {"GENESIS_COMPILE_WORKERS": "0", "OMP_NUM_THREADS": "1"}
     running = [

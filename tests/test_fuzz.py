@@ -18,6 +18,7 @@ from genesis_fn.primitives import elementwise as ops
 from genesis_fn.primitives.shape import rev
 from genesis_fn.transforms.jitting import clear_caches
 from tests.support.fuzz import LOW, Case, Reference, difference, low_difference, reference
+from tests.support.fuzz_matrices import MATRICES
 
 # Programs of static arguments trace one function again and again, on purpose.
 pytestmark = pytest.mark.filterwarnings("ignore::genesis_fn.errors.RecompilationWarning")
@@ -72,6 +73,15 @@ def test_smaller_types(block):
     kinds = list(LOW)
     wrong = [low_difference(case_of(s), kinds[s // 5 % 3]) for s in block if s % 5 == 0]
     assert not any(wrong), "\n".join(filter(None, wrong))
+
+
+@pytest.mark.parametrize("seed", [11, 20, 22, 28, 35, 46, 48, 52, 53, 75, 77])
+def test_transforms_and_linear_algebra(seed):
+    """Each of them once; `benchmarks/fuzz_devices.py` runs many on a GPU and the CPU."""
+    case = Case(seed, more=MATRICES)
+    value = reference(case)
+    assert value is not None
+    assert (wrong := difference(case, value)) is None, wrong
 
 
 # ---- the fuzzer is itself tested ----

@@ -20,6 +20,7 @@ PASSES = {
     "in_place": "updates of a part of an array overwrite it if it is not needed any more",
     "segments": "a sum of matrix products is one product with several pairs of operands",
     "epilogues": "the only reader of a tiled matrix product becomes its epilogue",
+    "sums": "sums by segment compute what they add, and share the sort of equal ids",
     "stored_casts": "a cast of a product that must be in memory is what its kernel stores",
     "overlap": "collectives run on a stream of their own, beside kernels that need none of them",
     "grouped": "matrix products with too few tiles to fill the GPU share launches",

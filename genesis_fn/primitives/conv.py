@@ -158,7 +158,12 @@ def _conv_shape(
     if x.dtype != w.dtype and not (dtypes.is_float(x.dtype) and dtypes.is_float(w.dtype)):
         raise errors.DTypeError(f"{what}: dtypes differ; convert one with .astype(...)")
     dtype = x.dtype if x.dtype == w.dtype else dtypes.promote_types(x.dtype, w.dtype)
-    return aval(tuple(shape), preferred_element_type or dtype)
+    preferred = dtype if preferred_element_type is None else preferred_element_type
+    if dtypes.kind_rank(preferred) < dtypes.kind_rank(dtype):
+        raise errors.DTypeError(
+            f"{what}: preferred_element_type {preferred.name} cannot hold products of {dtype.name}"
+        )
+    return aval(tuple(shape), preferred)
 
 
 # ---- derivatives ----

@@ -722,7 +722,22 @@ conj = elementwise(
 
 # ---- derivatives of digamma ----
 
-polygamma_p = Primitive("polygamma", lambda x, *, n: x, precision="high", transcendental=True)
+
+def _polygamma_shape(x: Aval, *, n: int) -> Aval:
+    if not dtypes.is_float(x.dtype):
+        raise errors.DTypeError(f"polygamma takes floats, got {x}")
+    if n < 0:
+        raise ValueError(f"polygamma: the order must not be negative, got {n}")
+    return x
+
+
+polygamma_p = Primitive(
+    "polygamma",
+    _polygamma_shape,
+    lowering=Elementwise(IN_KERNELS, cost=30),
+    precision="high",
+    transcendental=True,
+)
 polygamma_p.batch = functools.partial(batch_elementwise, polygamma_p)
 polygamma_p.linearize = lambda nonzero, x, *, n: (
     polygamma(n, x),

@@ -133,6 +133,31 @@ def test_residual_chains_are_cut() -> None:
     assert max(len(x.reads) for x in found) <= 24
 
 
+def test_a_chain_with_its_sum_and_gradient_is_one_kernel() -> None:
+    def chain(x):
+        for k in range(24):
+            x = x / (1 + 0.01 * k * x * x) + 0.1
+        return gnp.sum(x)
+
+    (found,) = groups(g.value_and_grad(chain), normal(1 << 18))
+    assert len(found.reads) == 1 and len(found.writes) == 2
+    # Rows that a program holds whole leave no room for that.
+    rows = groups(g.value_and_grad(lambda x: gnp.sum(gnp.tanh(chain(x)))), normal(64, 64))
+    assert len(rows) > 1
+
+
+def test_a_loss_shares_a_kernel_with_its_first_derivatives_only() -> None:
+    def loss(w, x):
+        return gnp.mean(gnp.tanh(gnp.tanh(x @ w) @ w) ** 2)
+
+    found = groups(g.value_and_grad(loss), normal(64, 64), normal(4096, 64))
+    # Behind the second product: the loss, and the gradient that the first products back read.
+    kernels = [sorted(v.aval.shape for v in x.writes) for x in found if x.kernel is not None]
+    assert [(), (4096, 64)] in kernels
+    # What the backward pass computes of the first layer is not computed ahead of that.
+    assert [(4096, 64), (4096, 64)] not in kernels
+
+
 # ---- index algebra ----
 
 

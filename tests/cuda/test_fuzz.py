@@ -14,6 +14,7 @@ import pytest
 
 from genesis_fn.core.configuration.settings import default_device
 from tests.support.fuzz import Case
+from tests.support.fuzz_matrices import MATRICES
 from tests.transforms.both import OURS
 
 COUNT = int(os.environ.get("FUZZ", 12))
@@ -34,7 +35,16 @@ def of_complex_numbers(count: int) -> list[int]:
 
 @pytest.mark.parametrize("seed", [*range(FIRST, FIRST + COUNT), *of_complex_numbers(COUNT // 3)])
 def test_fused_is_unfused_is_cpu(seed):
-    case = Case(seed, DEPTH)
+    agree(Case(seed, DEPTH))
+
+
+@pytest.mark.parametrize("seed", [48, 75])
+def test_transforms_and_linear_algebra(seed):
+    """Under `vmap`, `grad` and `jit`; fused, and one at a time."""
+    agree(Case(seed, more=MATRICES))
+
+
+def agree(case):
     f = case.function(OURS)
     jaxpr, inputs = programs.traced(f, *case.inputs)
     (want,) = programs.on_cpu(jaxpr, inputs)

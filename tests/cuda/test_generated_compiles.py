@@ -36,14 +36,20 @@ def printed(name: str, architecture: int, *kinds: str) -> list[dict[str, Any]]:
     return json.loads(run.stdout.splitlines()[-1])
 
 
-@pytest.mark.parametrize("kinds", [("int8", "uint8", "int32"), ("bool", "bfloat16", "float32")])
+@pytest.mark.parametrize(
+    "kinds",
+    [
+        ("bool", "int32", "bfloat16", "float32"),
+        pytest.param(("int8", "uint8"), marks=pytest.mark.slow),
+    ],
+)
 def test_every_elementwise_primitive_compiles(kinds: tuple[str, ...]) -> None:
     assert {r["case"] for r in printed("compile_generated.py", 90, *kinds)} == {
         f"every {k}" for k in kinds
     }
 
 
-@pytest.mark.parametrize("architecture", [90, 80])
+@pytest.mark.parametrize("architecture", [90, pytest.param(80, marks=pytest.mark.slow)])
 def test_no_spills(architecture: int) -> None:
     records = printed("compile_generated.py", architecture)
     assert len({r["case"] for r in records}) >= 15
@@ -63,7 +69,7 @@ def test_chains_are_one_kernel_each_without_spills() -> None:
         assert r["spills"] <= (0 if RECORDED else 16) and r["registers"] <= 160, r
 
 
-@pytest.mark.parametrize("architecture", [80, 90])
+@pytest.mark.parametrize("architecture", [90, pytest.param(80, marks=pytest.mark.slow)])
 def test_joined_products_have_room(architecture: int) -> None:
     records = printed("compile_joined.py", architecture)
     assert any(r["name"].startswith("joint_matmul") for r in records)

@@ -227,11 +227,11 @@ acc = acc * logistic(acc)""",
 )
 
 
-@pytest.mark.parametrize("split", [2, 3, 5])
+@pytest.mark.parametrize("split", [2, 5, 19])
 @pytest.mark.parametrize("family", ["tma", "pointer"])
 def test_split_k(family, split):
     config = MatmulConfig(family, 16, 32, 16, split_k=split, halves=split == 2)
-    spec = MatmulSpec(m=24, n=40, k=112, batch=(2,), hooks=BIAS, residual="bf16")
+    spec = MatmulSpec(m=24, n=40, k=304, batch=(2,), hooks=BIAS, residual="bf16")
     bias, residual = draw((40,), "fp32", 8), draw((2, 24, 40), "bf16", 9)
     want = torch.nn.functional.silu(0.5 * product(spec, *operands(spec)) + bias.double())
     first = run(spec, config, residual, bias)
@@ -239,6 +239,19 @@ def test_split_k(family, split):
     assert torch.equal(first, run(spec, config, residual, bias))
     odd = MatmulSpec(m=17, n=37, k=96)
     close(odd, run(odd, replace(config, family="pointer")), product(odd, *operands(odd)))
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize(("m", "n"), [(20, 40), (9, 12)])
+def test_small_products_of_great_depth_occupy_the_gpu(m, n, dtype):
+    names = dict.fromkeys(("lhs_dtype", "rhs_dtype", "out_dtype"), dtype)
+    spec = MatmulSpec(m=m, n=n, k=9000, lhs_transposed=True, **names)
+    chosen = chosen_config(spec, H200)
+    tiles = math.ceil(m / chosen.bm) * math.ceil(n / chosen.bn)
+    assert chosen.split_k * tiles >= 32
+    close(spec, run(spec, chosen), product(spec, *operands(spec)))
+    deepest = chosen_config(replace(spec, k=1 << 18), H200)
+    assert deepest.split_k * tiles >= 0.9 * H200.processors
 
 
 @pytest.mark.parametrize("config", [TMA, POINTER, MatmulConfig("tma", 16, 64, 16, halves=True)])

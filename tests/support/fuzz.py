@@ -1,7 +1,7 @@
 """Random programs under random stacks of transforms: this library against JAX.
 
 `Case(seed)` is a program with its inputs; `depth` is how deep loops, branches, calls and custom
-rules may nest in it. `reference(case)` runs it in JAX in float64, or returns None where the result
+rules may nest in it, and `more` are further kinds of steps, as those of `fuzz_matrices`. `reference(case)` runs it in JAX in float64, or returns None where the result
 is not finite or moves too much when the inputs change by one unit in the last place.
 `difference(case, expected)` runs it here, eagerly, jitted and batched, and says what differs.
 `low_difference` does so for the program in a smaller float type, with a bound in units of how far
@@ -30,7 +30,7 @@ EPSILON = {"float32": 2.0**-23, "bfloat16": 2.0**-7, "float16": 2.0**-10}
 class Case:
     """A program over a growing list of values, a stack of transforms, two examples of inputs."""
 
-    def __init__(self, seed: int, depth: int = 1) -> None:
+    def __init__(self, seed: int, depth: int = 1, more: dict[str, Any] | None = None) -> None:
         rng = random.Random(seed)
         self.seed, self.depth = seed, depth
         self.shapes = [rng.choice(SHAPES) for _ in range(2)]
@@ -38,7 +38,8 @@ class Case:
         self.axes = rng.choice([(0, 0), (0, None), (None, 0), (-1, 0)])
         # custom_vjp has no forward mode, unless a reverse mode takes its rule first.
         first = [name for name in self.stack if name in ("grad", "jvp", "hessian")]
-        draw = Draw(rng, list(self.shapes), depth, rules=first[:1] != ["jvp"])
+        rules = first[:1] != ["jvp"]
+        draw = Draw(rng, list(self.shapes), depth, rules, more=more or {})
         self.steps, self.names = grow(draw, rng.randint(3, 5 + 3 * depth))
         self.kept = sorted(rng.sample(range(len(self.steps)), min(3, len(self.steps))))
         numbers = np.random.default_rng(seed)

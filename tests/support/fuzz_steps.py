@@ -3,7 +3,7 @@
 A step is `f(m, values) -> value`, where `m` is one of the libraries of `tests.transforms.both` and
 `values` are floating arrays of known shapes. `STEPS[kind](draw, i)` makes one that works on value
 `i`: (description, step, shape of its result), or None where the kind does not fit. `NESTED` holds
-the kinds that have programs of their own inside.
+the kinds that have programs of their own inside; a draw may bring `more` kinds.
 """
 
 from __future__ import annotations
@@ -91,7 +91,8 @@ class Draw:
     """Where a program stands: its source of chance, the shapes of its values, what may come.
 
     `depth`: how deep programs may still nest. `rules`: whether custom_vjp fits, which has no
-    forward mode. `looped`: whether this is the body of a loop.
+    forward mode. `looped`: whether this is the body of a loop. `more`: further kinds of steps,
+    which make about a third of all.
     """
 
     rng: random.Random
@@ -99,6 +100,7 @@ class Draw:
     depth: int
     rules: bool
     looped: bool = False
+    more: dict[str, Callable[[Draw, int], Made]] = dataclasses.field(default_factory=dict)
 
     def like(self, shape: Shape) -> list[int]:
         """The values of that shape."""
@@ -109,10 +111,11 @@ def grow(d: Draw, count: int) -> tuple[list[Step], list[str]]:
     """(steps, descriptions) of `count` steps; the shapes of their results join `d.shapes`."""
     steps, names = [], []
     kinds = tuple(STEPS) + COMMON + (tuple(NESTED) if d.depth else ())
+    kinds += tuple(d.more) * (len(kinds) // (2 * len(d.more))) if d.more else ()
     while len(steps) < count:
         i = d.rng.randrange(len(d.shapes))
         kind = d.rng.choice(kinds)
-        made = (STEPS.get(kind) or NESTED[kind])(d, i)
+        made = (STEPS.get(kind) or NESTED.get(kind) or d.more[kind])(d, i)
         if made is not None and np.prod(made[2], dtype=int) <= 200:
             names.append(made[0])
             steps.append(made[1])
@@ -605,7 +608,7 @@ def inner(
     d: Draw, shapes: list[Shape], count: int, result: Shape, looped: bool = False
 ) -> tuple[Callable, str]:
     """(g(m, values) -> value of shape `result`, description): a program one level down."""
-    below = Draw(d.rng, list(shapes), d.depth - 1, d.rules, looped or d.looped)
+    below = Draw(d.rng, list(shapes), d.depth - 1, d.rules, looped or d.looped, d.more)
     steps, names = grow(below, count)
     last = [k for k, t in enumerate(below.shapes) if t == result][-1]
     return lambda m, values: run(m, steps, list(values))[last], ", ".join(names)
@@ -616,7 +619,7 @@ def scan(d: Draw, i: int) -> Made:
     if not s:
         return None
     row = s[1:]
-    below = Draw(d.rng, [row, row], d.depth - 1, d.rules, True)
+    below = Draw(d.rng, [row, row], d.depth - 1, d.rules, True, d.more)
     steps, names = grow(below, 3)
     last = [k for k, t in enumerate(below.shapes) if t == row]
     new, out, back = last[-1], last[len(last) // 2], d.rng.random() < 0.3
@@ -745,7 +748,8 @@ def gradient(d: Draw, i: int) -> Made:
     s = d.shapes[i]
     j = d.rng.choice(d.like(s))
     kind = d.rng.choice(["grad", "jvp", "vjp", "linearize"])
-    below = Draw(d.rng, d.shapes, d.depth, d.rules and kind in ("grad", "vjp"), d.looped)
+    rules = d.rules and kind in ("grad", "vjp")
+    below = Draw(d.rng, d.shapes, d.depth, rules, d.looped, d.more)
     g, names = inner(below, [s, s], 2, s)
 
     def f(m: Any, v: list) -> Any:

@@ -2,8 +2,9 @@
 
     program          physical -> represented -> contiguous_collectives        compile_jaxpr
                      -> simplify -> rematerialise -> donations
-    body by body     absorb_casts -> group_matmuls -> fuse -> lower           schedule
-                     -> fuse_horizontally -> overlap_collectives -> pack_arena
+    body by body     absorb_casts -> group_matmuls -> share_sorts -> fuse     schedule
+                     -> lower -> fuse_horizontally -> overlap_collectives
+                     -> pack_arena
     executable       ProgramBinding, IOBuffers, CudaExecutable                compile_jaxpr
 
 `compile_jaxpr` runs the passes of a whole program, and makes the executable. `schedule` runs those
@@ -18,8 +19,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from genesis_fn.backends.cuda.lower.fused_casts import absorb_casts
+from genesis_fn.backends.cuda.lower.fused_sums import takes_updates
 from genesis_fn.backends.cuda.lower.horizontal_fusion import fuse_horizontally
 from genesis_fn.backends.cuda.lower.overlap import overlap_collectives
+from genesis_fn.backends.cuda.lower.shared_sorts import share_sorts
 from genesis_fn.backends.cuda.lower.steps import (
     BufferTable,
     ProgramLowering,
@@ -135,9 +138,12 @@ def schedule(
     # Group matrix products that are too small to fill the GPU alone, or whose results are summed.
     jaxpr = group_matmuls(jaxpr, table.target)
 
+    # Sort the ids of sums by segment once for all that have the same.
+    jaxpr = share_sorts(jaxpr)
+
     # Fuse equations into groups, each the loops of one kernel. A value that only its own group
     # reads is never stored.
-    fusion = fuse_jaxpr(jaxpr, table.target, placed)
+    fusion = fuse_jaxpr(jaxpr, table.target, placed, takes_updates)
 
     # Lower groups to launches: loops become generated Triton source, other equations plans of
     # hand-written kernels. Values get buffers, those that are updated in place the same one.

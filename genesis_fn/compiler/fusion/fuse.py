@@ -11,7 +11,8 @@ Read `value_graph` and `loop_ir/kernel.py` first: what is materialized, and what
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Iterator, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from genesis_fn.compiler.fusion.gemv_fusion import (
     FusedMatmul,
@@ -24,6 +25,7 @@ from genesis_fn.compiler.fusion.gemv_fusion import (
     share_launch,
 )
 from genesis_fn.compiler.fusion.matmul_grouping import grouped_eqn
+from genesis_fn.compiler.fusion.sum_fusion import FusedSum, fits_updates, is_row_gather, loading
 from genesis_fn.compiler.fusion.value_graph import (
     ValueGraph,
     build_value_graph,
@@ -52,24 +54,30 @@ from genesis_fn.core.jaxpr import Eqn, Jaxpr, Var, e_jaxprs
 _MAX_ROOTS = 24
 _MAX_LOADS = 24
 _MAX_INSTRUCTIONS = 256
-_MAX_LIVE = 64  # values at once of a long pointwise kernel
+_MAX_LIVE = 104  # values at once of a long kernel: of one element a thread, with 16 warps at work
 _MIN_SHARED = 4096  # bytes of a common operand that are worth a merge
 _MAX_DISTANCE = 400  # equations between siblings: merging them lengthens live ranges
 
 
-def _small_enough(kernel: KernelIR) -> bool:
-    """Whether a merged kernel may have so many instructions: a pointwise one may have four times as
-    many as a reduction, as long as they leave a thread registers for several elements."""
+def _small_enough(kernel: KernelIR, target: Target) -> bool:
+    """Whether a merged kernel may have so many instructions: one whose threads may have as few
+    elements as registers allow has four times as many as one that holds rows."""
     if len(kernel.instrs) <= _MAX_INSTRUCTIONS:
         return True
-    if kernel.domain.reduced > 1 or len(kernel.instrs) > 4 * _MAX_INSTRUCTIONS:
+    if _holds_rows(kernel.domain, target) or len(kernel.instrs) > 4 * _MAX_INSTRUCTIONS:
         return False
     return peak_live(kernel.instrs, kernel.stores) <= _MAX_LIVE
 
 
+def _holds_rows(domain: IterationDomain, target: Target) -> bool:
+    """Whether a kernel reduces whole rows, rather than parts of them or none."""
+    return domain.reduced > 1 and not domain.wants_split(target)
+
+
 class FusionGroup:
     """A step: a generated kernel over an iteration domain, or one opaque equation (`eqn`), which as
-    a matrix product may have a fused prologue and epilogue (`matmul`).
+    a matrix product may have a fused prologue and epilogue (`matmul`), and as a sum by segment may
+    compute what it adds (`sum`).
 
     `roots` are the values that it computes, `writes` those of them that go to memory, `reads` the
     buffers that it reads with the bytes of each. `lo` and `hi` are the positions of the first and
@@ -87,6 +95,7 @@ class FusionGroup:
         "reads",
         "writes",
         "matmul",
+        "sum",
         "columns",
     )
 
@@ -101,7 +110,9 @@ class FusionGroup:
         hi: int,
         matmul: FusedMatmul | None = None,
         columns: frozenset[Var] = frozenset(),
+        sum: FusedSum | None = None,
     ) -> None:
+        self.sum = sum
         self.roots, self.domain, self.kernel, self.eqn = roots, domain, kernel, eqn
         self.matmul, self.columns = matmul, columns
         self.reads, self.lo, self.hi = reads, lo, hi
@@ -135,10 +146,14 @@ class Fusion:
 
 
 def fuse_jaxpr(
-    jaxpr: Jaxpr, target: Target, slice_stores: dict[Var, SliceStore] | None = None
+    jaxpr: Jaxpr,
+    target: Target,
+    slice_stores: dict[Var, SliceStore] | None = None,
+    takes_updates: Callable[[Eqn], bool] = lambda e: False,
 ) -> Fusion:
     """The steps that compute a simplified program on `target`. `slice_stores` says which outputs
-    are written into a slice of another buffer."""
+    are written into a slice of another buffer, `takes_updates` which equations are sums by segment
+    that can compute their first operand."""
     graph = build_value_graph(jaxpr, target)
     while True:
         state = _FusionState(graph, target, slice_stores or {})
@@ -148,6 +163,9 @@ def fuse_jaxpr(
         except _TooLarge as large:
             # What is materialized decides every kernel, so start over.
             graph.materialized.update(large.values)
+    # Before any merge, in which what a sum adds would get other readers.
+    if enabled("sums"):
+        state.fuse_updates(takes_updates)
     # An epilogue of few rows is a kernel of one value, so these come before any merge. A product
     # with an epilogue shares no launch: gates are worth that, which keep two results out of memory,
     # and single epilogues are not.
@@ -159,6 +177,7 @@ def fuse_jaxpr(
         state.fuse_few_row_epilogues(gated=False)
     state.fuse_into_consumers()
     state.fuse_siblings()
+    state.fuse_what_was_too_large()
     # A prologue such as a norm is one kernel, not two, only after its parts have merged.
     if enabled("products"):
         state.fuse_gemv_prologues()
@@ -185,13 +204,16 @@ class _FusionState:
         self.graph, self.target, self.slice_stores = graph, target, slice_stores
         self.groups: dict[int, FusionGroup] = {}
         self.owner: dict[Var, int] = {}
+        self._results = {graph.memory(v)[0] for v in graph.jaxpr.outs}
         self.readers: dict[Var, set[int]] = {}
         # Dependences that no value carries: the order of effects, reads before overwriting.
         self.before: dict[int, set[int]] = {}
         self.after: dict[int, set[int]] = {}
         self._next = 0
+        self._too_large: list[tuple[int, int, Var, Var]] = []  # steps and a root of each
         # A program of generated kernels alone keeps nothing for its backward pass: see
         # _in_backward.
+        self._opaque_until = list(itertools.accumulate([k == "opaque" for k in graph.kinds]))
         self._separate_passes = "opaque" in graph.kinds
         # A topological order of the steps, kept valid through merges, with gaps (-1): a merge
         # rewrites the span between its two steps only.
@@ -340,12 +362,13 @@ class _FusionState:
         x, y = self.groups[a], self.groups[b]
         if x.kernel is None or y.kernel is None or x.domain is None or y.domain is None:
             return False
-        if len(x.roots) + len(y.roots) > _MAX_ROOTS and not self._mostly_inside(a, b):
-            return False
-        if self._in_backward(x) != self._in_backward(y):
+        if self._in_backward(x) != self._in_backward(y) and not self._at_the_turn(x, y):
             return False
         domain = common_domain(x.domain, y.domain)
         if domain is None:
+            return False
+        if len(x.roots) + len(y.roots) > _MAX_ROOTS and not self._mostly_inside(a, b, domain):
+            self._too_large.append((a, b, x.roots[0], y.roots[0]))
             return False
         columns = _column_outputs(x, domain) | _column_outputs(y, domain)
         lo, hi = self._span(x, y, columns)
@@ -363,7 +386,8 @@ class _FusionState:
         except Infeasible:
             return False
         loads = kernel.loads
-        if len(loads) > _MAX_LOADS or not _small_enough(kernel):
+        if len(loads) > _MAX_LOADS or not _small_enough(kernel, self.target):
+            self._too_large.append((a, b, x.roots[0], y.roots[0]))
             return False
         # A split row is reduced by two kernels: none of them can walk along it after its reduction.
         if domain.wants_split(self.target) and any(
@@ -379,14 +403,11 @@ class _FusionState:
         )
         return True
 
-    def _mostly_inside(self, a: int, b: int) -> bool:
-        """Whether two pointwise steps have few roots that anything but them reads, as a chain of
-        operations and its derivatives have: the others stay in registers."""
-        x, y = self.groups[a], self.groups[b]
-        roots = x.roots + y.roots
-        if len(roots) > 4 * _MAX_ROOTS or any(
-            g.domain is None or g.domain.reduced > 1 for g in (x, y)
-        ):
+    def _mostly_inside(self, a: int, b: int, domain: IterationDomain) -> bool:
+        """Whether two steps that hold no rows have few roots that anything but them reads, as a
+        chain of operations and its derivatives have: the others stay in registers."""
+        roots = self.groups[a].roots + self.groups[b].roots
+        if len(roots) > 8 * _MAX_ROOTS or _holds_rows(domain, self.target):
             return False
         read = [v for v in roots if v in self.graph.required or self.readers.get(v, set()) - {a, b}]
         return len(read) <= _MAX_ROOTS
@@ -407,6 +428,67 @@ class _FusionState:
         """Whether a step belongs to a backward pass that may not merge with the forward pass: what
         the backward pass recomputes would be computed, and live, from the forward pass on."""
         return self._separate_passes and any([self.graph.producer[v].backward for v in g.roots])
+
+    def _at_the_turn(self, x: FusionGroup, y: FusionGroup) -> bool:
+        """Whether only generated kernels lie between two steps, as between a loss and its first
+        derivatives: what is merged there lives no longer than it did."""
+        opaque = self._opaque_until
+        return opaque[max(x.hi, y.hi)] == opaque[min(x.lo, y.lo)]
+
+    def fuse_updates(self, takes_updates: Callable[[Eqn], bool]) -> None:
+        """Fuse what only a sum by segment reads into it: the elementwise kernel of its first
+        operand, and the gathers of rows that this one reads."""
+        for n, g in list(self.groups.items()):
+            if g.eqn is None or not takes_updates(g.eqn):
+                continue
+            data = g.eqn.ins[0]
+            v, offset = self.graph.memory(data)
+            y = self._read_by(v, n)
+            if y is None or offset or v.aval.size != data.aval.size:
+                continue
+            if any(self.graph.memory(i)[0] is v for i in g.eqn.ins[1:]):
+                continue
+            x = self.groups[y]
+            if is_row_gather(x.eqn):
+                kernel = loading(v)
+            elif x.kernel is not None and x.domain is not None:
+                kernel = x.kernel
+                if not fits_updates(kernel, x.domain, v):
+                    continue
+                n = self._absorb(y, n)
+            else:
+                continue
+            gathers: dict[Var, Eqn] = {}
+            for u in kernel.loads:
+                y = self._read_by(u, n)
+                if y is not None and is_row_gather(self.groups[y].eqn):
+                    gathers[u] = self._eqn(y)
+                    n = self._absorb(y, n)
+            self.groups[n].sum = FusedSum(g.eqn, kernel, gathers)
+
+    def _read_by(self, v: Var, n: int) -> int | None:
+        """The step whose only result is `v`, if step n is the only one that reads it, in the same
+        pass; else None."""
+        y = self.owner.get(v)
+        if y is None or self.readers.get(v, set()) != {n} or len(self.groups[y].roots) > 1:
+            return None
+        if v in self._results or v in self.slice_stores or y in self.before or y in self.after:
+            return None
+        return y if self._in_backward(self.groups[y]) == self._in_backward(self.groups[n]) else None
+
+    def _absorb(self, y: int, n: int) -> int:
+        """Make step y, whose result only step n reads, a part of that: the number of the step that
+        replaces both."""
+        x, g = self.groups[y], self.groups[n]
+        (v,) = x.roots
+        reads = {u: size for u, size in g.reads.items() if u is not v}
+        for u, size in x.reads.items():
+            reads[u] = max(size, reads.get(u, 0))
+        lo, hi = min(x.lo, g.lo), max(x.hi, g.hi)
+        # Nothing else reads the result, so no step between depends on it.
+        self._replace(y, n, FusionGroup(g.roots, None, None, g.eqn, reads, lo, hi), [])
+        del self.owner[v]
+        return self.owner[g.roots[0]]
 
     def share_few_row_launches(self) -> None:
         """Make products of few rows of one left operand, as of queries, keys and values, one
@@ -541,13 +623,12 @@ class _FusionState:
     def fuse_gemv_prologues(self) -> None:
         """Fuse the kernel that computes the left operand of products of few rows into them as their
         prologue. Each of their programs recomputes it, so all its readers must be such products."""
-        results = {self.graph.memory(v)[0] for v in self.graph.jaxpr.outs}
         for n, g in list(self.groups.items()):
             if g.kernel is None or g.domain is None or g.domain.row_column:
                 continue
             stored = self._stored(n)
             readers = self.readers.get(stored[0], set()) - {n} if len(stored) == 1 else set()
-            if not readers or stored[0] in results or stored[0] in self.slice_stores:
+            if not readers or stored[0] in self._results or stored[0] in self.slice_stores:
                 continue
             (h,) = stored
             if (
@@ -632,6 +713,18 @@ class _FusionState:
                     if self.try_merge(a, b, _MAX_DISTANCE):
                         merged = True
                         break
+
+    def fuse_what_was_too_large(self) -> None:
+        """Merge steps whose kernel would have been too large when it was tried, and no longer is:
+        the values between two steps, which one of them stored for others, may be in neither."""
+        while self._too_large:
+            tried, self._too_large = self._too_large, []
+            for a, b, v, w in tried:
+                now = self.owner[v], self.owner[w]
+                x, y = [self.groups[n] for n in now]
+                near = max(x.lo - y.hi, y.lo - x.hi) <= _MAX_DISTANCE
+                if now[0] != now[1] and now != (a, b) and near:
+                    self.try_merge(*now)
 
     def scheduled(self) -> list[FusionGroup]:
         """The steps in order. Values that only their own kernel reads stay in registers."""

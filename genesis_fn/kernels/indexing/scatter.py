@@ -9,13 +9,22 @@ by atomics, and where no index occurs twice nothing is combined at all.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import triton
 import triton.language as tl
 
 from genesis_fn.compiler.target import Target
-from genesis_fn.kernels.indexing.sorted_runs import add_sorted_runs, merge
+from genesis_fn.kernels.indexing.computed_updates import ComputedUpdates, kernel_of
+from genesis_fn.kernels.indexing.exact_sums import add_exact_sums, sums_exactly
+from genesis_fn.kernels.indexing.sorted_runs import (
+    Runs,
+    add_sorted_runs,
+    merge,
+    nearest_row,
+    stored_update,
+)
 from genesis_fn.kernels.language.element_types import FLOATING, ITEMSIZE
 from genesis_fn.kernels.language.error_word import flag_error
 from genesis_fn.kernels.language.language import cast, up
@@ -29,6 +38,13 @@ from genesis_fn.kernels.plan_builder import (
 )
 from genesis_fn.kernels.sort import block_sort
 from genesis_fn.kernels.sort.radix_sort import add_radix_sort
+
+POINTERS = ("index", "updates", "out", "error")
+CONSTANTS = (
+    "ROWS", "COLUMNS", "COUNT", "CLIP", "SITE", "OPERATION", "KEEP", "ATOMIC", "ROW_BLOCK",
+    "COLUMN_BLOCK",
+)  # fmt: skip
+"""The parameters of `scatter_unordered`, in order."""
 
 OPERATIONS = ("add", "mul", "min", "max", "set")
 BASES = ("zeros", "operand", "output")
@@ -70,7 +86,8 @@ class ScatterRows:
     "operand", or what the "output" buffer holds. An index out of range is dropped or clipped, as
     `mode` says, and raises the error word if `site` > 0. `unique` promises that no index occurs
     twice, `sorted` that they ascend. Sums of narrow floats are kept in float32. Without
-    `deterministic` a sum of floats may be taken in another order in every run.
+    `deterministic` a sum of floats may be taken in another order in every run. `entries`: the index
+    is what `plan_sort_rows` made of it. `updates` are computed by these lines, if given.
     """
 
     rows: int
@@ -85,6 +102,8 @@ class ScatterRows:
     sorted: bool = False
     deterministic: bool = True
     site: int = 0
+    entries: bool = False
+    updates: ComputedUpdates | None = None
 
     def __post_init__(self) -> None:
         if self.operation not in OPERATIONS:
@@ -108,6 +127,18 @@ class ScatterRows:
         if self.dtype in FLOATING:
             return "fp64" if self.dtype == "fp64" else "fp32"
         return "i8" if self.dtype == "i1" else self.dtype
+
+
+@dataclass(frozen=True, slots=True)
+class SortRows:
+    """entries = `row << 32 | number` of `count` indices, ascending: the order in which the updates
+    of a scatter into `rows` rows are combined. Modes and `site` as of `ScatterRows`."""
+
+    rows: int
+    count: int
+    index_dtype: str = "i32"
+    mode: str = "drop"
+    site: int = 0
 
 
 @triton.jit
@@ -147,12 +178,9 @@ def gather_rows_kernel(
 
 @triton.jit
 def row_of(index, inside, error, ROWS: tl.constexpr, CLIP: tl.constexpr, SITE: tl.constexpr):
-    """The row that each index names; -1 or ROWS for those that go nowhere, below or above."""
-    index = index.to(tl.int64)  # narrow indices have no room for ROWS
-    in_range(index, inside, error, ROWS, SITE)
-    least: tl.constexpr = 0 if CLIP else -1
-    most: tl.constexpr = ROWS - 1 if CLIP else ROWS
-    return tl.minimum(tl.maximum(index, least), most).to(tl.int32)
+    """`nearest_row`; reports indices that are out of range to the error word."""
+    in_range(index.to(tl.int64), inside, error, ROWS, SITE)
+    return nearest_row(index, ROWS, CLIP)
 
 
 @triton.jit
@@ -199,9 +227,9 @@ def scatter_entries_kernel(
 
 
 @triton.jit
-def scatter_unordered_kernel(
+def scatter_unordered(
     index,
-    updates,
+    operands,
     out,
     error,
     ROWS: tl.constexpr,
@@ -214,17 +242,22 @@ def scatter_unordered_kernel(
     ATOMIC: tl.constexpr,
     ROW_BLOCK: tl.constexpr,
     COLUMN_BLOCK: tl.constexpr,
+    UPDATE: tl.constexpr,
 ):
-    """Updates into their rows of `out`, in any order: by atomics, or no two into one row."""
+    """Updates into their rows of `out`, in any order: by atomics, or no two into one row. UPDATE as
+    in `walk_runs`."""
     position = tl.program_id(0) * ROW_BLOCK + tl.arange(0, ROW_BLOCK)
     exists = position < COUNT
     i = tl.load(index + position, exists, other=-1)
     row = row_of(i, exists, error, ROWS, CLIP, SITE)
-    exists = exists & (row >= 0) & (row < ROWS)
+    wanted = (exists & (row >= 0) & (row < ROWS))[:, None]
     column = tl.program_id(1) * COLUMN_BLOCK + tl.arange(0, COLUMN_BLOCK)[None, :]
-    mask = exists[:, None] & (column < COLUMNS)
-    source = tl.program_id(0).to(tl.int64) * ROW_BLOCK + tl.arange(0, ROW_BLOCK)[:, None]
-    value = up(tl.load(updates + source * COLUMNS + column, mask, other=0))
+    mask = wanted & (column < COLUMNS)
+    # Made with its axis, from which Triton tells that accesses are aligned.
+    source = tl.program_id(0) * ROW_BLOCK + tl.arange(0, ROW_BLOCK)[:, None]
+    if COUNT * COLUMNS > 0x7FFFFFFF:
+        source = source.to(tl.int64)
+    value = up(UPDATE(source, column, wanted, operands, COLUMNS))
     at = out + row[:, None].to(tl.int64) * COLUMNS + column
     if ATOMIC:
         # Nothing is read back, so these are reductions, of 16 bytes each where rows allow it.
@@ -242,6 +275,30 @@ def scatter_unordered_kernel(
         elif OPERATION == "add":
             value += tl.zeros_like(value)  # 0 + -0 is 0
         tl.store(at, cast(value, out.dtype.element_ty), mask)
+
+
+@triton.jit
+def scatter_unordered_kernel(
+    index,
+    updates,
+    out,
+    error,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    COUNT: tl.constexpr,
+    CLIP: tl.constexpr,
+    SITE: tl.constexpr,
+    OPERATION: tl.constexpr,
+    KEEP: tl.constexpr,
+    ATOMIC: tl.constexpr,
+    ROW_BLOCK: tl.constexpr,
+    COLUMN_BLOCK: tl.constexpr,
+):
+    """`scatter_unordered` of updates in memory."""
+    scatter_unordered(
+        index, (updates,), out, error, ROWS, COLUMNS, COUNT, CLIP, SITE, OPERATION, KEEP, ATOMIC,
+        ROW_BLOCK, COLUMN_BLOCK, stored_update,
+    )  # fmt: skip
 
 
 @triton.jit
@@ -320,52 +377,70 @@ def _uses_atomics(spec: ScatterRows) -> bool:
     return spec.dtype in ATOMIC_FLOATS or (spec.dtype in NARROW_FLOATS and spec.count >= spec.rows)
 
 
+def _method(spec: ScatterRows) -> str:
+    """How updates are combined: "unordered" where each has a row of its own, "atomics", "exact", or
+    in the order of a list of "entries" or, where indices ascend, of "rows"."""
+    if spec.entries:
+        return "entries"
+    if spec.unique:
+        return "unordered"
+    if _uses_atomics(spec):
+        return "atomics"
+    # Indices that are checked are read by a kernel of its own.
+    if spec.sorted and not spec.site:
+        return "rows"
+    exact = spec.operation == "add" and spec.rows >= ATOMIC_ROWS and not spec.sorted
+    return "exact" if exact and sums_exactly(spec) else "entries"
+
+
+def sorts(spec: ScatterRows) -> bool:
+    """Whether the plan of a scatter sorts its indices."""
+    return _method(spec) == "entries" and not spec.sorted
+
+
+def plan_sort_rows(spec: SortRows, target: Target) -> Plan:
+    """index [count] -> entries [count], int64 [, error word]."""
+    builder = PlanBuilder(1, 1 + (spec.site > 0))
+    index, entries = BufferArg(0, spec.index_dtype), BufferArg(1, "i64")
+    error = BufferArg(2, "i64") if spec.site else index
+    _add_entries(builder, target, spec, index, None, error, entries)
+    return builder.build()
+
+
 def plan_scatter_rows(spec: ScatterRows, target: Target) -> Plan:
-    """[operand,] index [count], updates [count, columns] -> out [rows, columns][, error word]."""
+    """[operand,] index [count], updates [count, columns] -> out [rows, columns][, error word].
+
+    The inputs of computed updates take the place of the updates.
+    """
     has_operand = spec.base == "operand"
-    builder = PlanBuilder(2 + has_operand, 1 + (spec.site > 0))
-    index = BufferArg(has_operand, spec.index_dtype)
+    computed = spec.updates.inputs if spec.updates is not None else None
+    inputs = 1 + has_operand + (1 if computed is None else len(computed))
+    builder = PlanBuilder(inputs, 1 + (spec.site > 0))
+    index = BufferArg(has_operand, "i64" if spec.entries else spec.index_dtype)
     copies = spec.operation == "set"
     stored = {"i1": "i8"}.get(spec.dtype, spec.dtype)
-    out = BufferArg(2 + has_operand, raw_dtype(spec.dtype) if copies else stored)
-    updates = BufferArg(1 + has_operand, out.dtype)
+    out = BufferArg(inputs, raw_dtype(spec.dtype) if copies else stored)
+    first = 1 + has_operand
+    updates = {"updates": BufferArg(first, out.dtype)}
+    if computed is not None:
+        updates = {name: BufferArg(first + i, kind) for i, (name, kind) in enumerate(computed)}
     error = BufferArg(out.index + 1, "i64") if spec.site else index
-    atomic = not spec.unique and spec.columns > 0 and _uses_atomics(spec)
-    sums = out
-    if atomic and spec.dtype in NARROW_FLOATS:
+    method = _method(spec)
+    narrow = method == "atomics" and spec.dtype in NARROW_FLOATS and spec.columns > 0
+    if narrow:
         sums = builder.workspace(spec.rows * spec.columns, "fp32")
         builder.clear(sums)
     else:
-        _add_base(builder, spec, out)
+        sums = out
+        if method != "exact":
+            _add_base(builder, spec, out)
     if 0 in (spec.count, spec.columns):
         return builder.build()
     # With a base of zeros a sum need not read it.
     keep = not copies and not (spec.base == "zeros" and spec.operation == "add")
-    checks = {
-        "ROWS": spec.rows,
-        "COUNT": spec.count,
-        "CLIP": spec.mode == "clip",
-        "SITE": spec.site,
-    }
-    if spec.unique or atomic:
-        column_block = min(next_power_of_two(spec.columns), 1024)
-        row_block = max(1, min(next_power_of_two(spec.count), 2048 // column_block))
-        builder.launch(
-            scatter_unordered_kernel,
-            (cdiv(spec.count, row_block), cdiv(spec.columns, column_block)),
-            {"index": index, "updates": updates, "out": sums, "error": error},
-            checks
-            | {
-                "COLUMNS": spec.columns,
-                "OPERATION": spec.operation,
-                "KEEP": keep,
-                "ATOMIC": atomic,
-                "ROW_BLOCK": row_block,
-                "COLUMN_BLOCK": column_block,
-            },
-            num_warps=max(1, min(8, row_block * column_block // 256)),
-        )
-        if sums is not out:
+    if method in ("unordered", "atomics"):
+        _add_unordered(builder, spec, index, updates, sums, error, keep)
+        if narrow:
             size = spec.rows * spec.columns
             base = {"zeros": sums, "operand": BufferArg(0, out.dtype), "output": out}[spec.base]
             builder.launch(
@@ -375,37 +450,105 @@ def plan_scatter_rows(spec: ScatterRows, target: Target) -> Plan:
                 {"SIZE": size, "HAS_BASE": spec.base != "zeros", "BLOCK": 2048},
             )
         return builder.build()
-    # An update of one column is sorted with its row, instead of being read by its number later.
-    carried = spec.columns == 1 and ITEMSIZE[spec.dtype] <= 4
-    entries = builder.workspace(spec.count, "i64")
-    raw = BufferArg(updates.index, raw_dtype(spec.dtype))
-    sorts = not spec.sorted and spec.count <= block_sort.BLOCK
-    block = max(2, next_power_of_two(spec.count)) if sorts else 1024
+    if method == "exact":
+        add_exact_sums(builder, spec, index, updates, out, error)
+        return builder.build()
+    carried = False
+    entries, kind = index, "rows" if method == "rows" else "entries"
+    if not spec.entries and kind == "entries":
+        # An update of one column is sorted with its row, instead of being read by its number later.
+        carried = spec.columns == 1 and ITEMSIZE[spec.dtype] <= 4 and computed is None
+        raw = BufferArg(first, raw_dtype(spec.dtype)) if carried else None
+        entries = builder.workspace(spec.count, "i64")
+        _add_entries(builder, target, spec, index, raw, error, entries)
+    runs = Runs(
+        spec.rows,
+        spec.columns,
+        spec.count,
+        spec.accumulator,
+        spec.operation,
+        kind,
+        keep,
+        spec.mode == "clip",
+        carried,
+        spec.updates,
+    )
+    add_sorted_runs(builder, runs, entries, updates, out)
+    return builder.build()
+
+
+def _add_entries(
+    builder: PlanBuilder,
+    target: Target,
+    spec: ScatterRows | SortRows,
+    index: BufferArg,
+    carried: BufferArg | None,
+    error: BufferArg,
+    entries: BufferArg,
+) -> None:
+    """Append the list of entries, in order: `row << 32 | number`, or the bits of `carried`."""
+    in_order = type(spec) is ScatterRows and spec.sorted
+    in_block = not in_order and spec.count <= block_sort.BLOCK
+    block = max(2, next_power_of_two(spec.count)) if in_block else 1024
+    done = in_order or in_block
+    made = entries if done else builder.workspace(spec.count, "i64")
     builder.launch(
         scatter_entries_kernel,
         (cdiv(spec.count, block),),
-        {"index": index, "updates": raw, "entries": entries, "error": error},
-        checks | {"SORTED": spec.sorted, "SORTS": sorts, "CARRIED": carried, "BLOCK": block},
+        {"index": index, "updates": carried or index, "entries": made, "error": error},
+        {
+            "ROWS": spec.rows,
+            "COUNT": spec.count,
+            "CLIP": spec.mode == "clip",
+            "SITE": spec.site,
+            "SORTED": in_order,
+            "SORTS": in_block,
+            "CARRIED": carried is not None,
+            "BLOCK": block,
+        },
         num_warps=max(1, min(8, block // 128)),
     )
-    if not (sorts or spec.sorted):
+    if not done:
         # Stable: equal rows keep the order of their updates, which fixes the order of sums and has
-        # the last of a "set" win. Rows are at most `rows`: passes for the bits of that only.
-        ordered = builder.workspace(spec.count, "i64")
-        bits = (32, 32 + max(1, spec.rows.bit_length()))
+        # the last of a "set" win. Rows are at most `rows`: passes for the bits of that only. None
+        # is more than the last one where all are clipped into the result.
+        most = spec.rows - (spec.mode == "clip")
+        bits = (32, 32 + max(1, most.bit_length()))
         add_radix_sort(
-            builder, target, 1, spec.count, (entries, "i64"), None, values=ordered, bits=bits
+            builder, target, 1, spec.count, (made, "i64"), None, values=entries, bits=bits
         )
-        entries = ordered
-    add_sorted_runs(
-        builder,
-        (spec.rows, spec.columns, spec.count),
-        entries,
-        updates,
-        out,
-        spec.accumulator,
-        operation=spec.operation,
-        keep=keep,
-        carried=carried,
+
+
+def _add_unordered(
+    builder: PlanBuilder,
+    spec: ScatterRows,
+    index: BufferArg,
+    updates: Mapping[str, BufferArg],
+    out: BufferArg,
+    error: BufferArg,
+    keep: bool,
+) -> None:
+    """Append one launch that combines updates where their rows are."""
+    kernel = scatter_unordered_kernel
+    if spec.updates is not None:
+        kernel = kernel_of(scatter_unordered, POINTERS, CONSTANTS, spec.updates)
+    column_block = min(next_power_of_two(spec.columns), 1024)
+    row_block = max(1, min(next_power_of_two(spec.count), 2048 // column_block))
+    builder.launch(
+        kernel,
+        (cdiv(spec.count, row_block), cdiv(spec.columns, column_block)),
+        {"index": index, **updates, "out": out, "error": error},
+        {
+            "ROWS": spec.rows,
+            "COLUMNS": spec.columns,
+            "COUNT": spec.count,
+            "CLIP": spec.mode == "clip",
+            "SITE": spec.site,
+            "OPERATION": spec.operation,
+            "KEEP": keep,
+            "ATOMIC": not spec.unique,
+            "ROW_BLOCK": row_block,
+            "COLUMN_BLOCK": column_block,
+        },
+        num_warps=max(1, min(8, row_block * column_block // 256)),
     )
-    return builder.build()

@@ -9,20 +9,33 @@ long, is the work of one program, and no sum depends on which program comes firs
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
 import triton
 import triton.language as tl
 
+from genesis_fn.kernels.indexing.computed_updates import ComputedUpdates, kernel_of
 from genesis_fn.kernels.language.element_types import ITEMSIZE
 from genesis_fn.kernels.language.language import cast, up
 from genesis_fn.kernels.plan import BufferArg
 from genesis_fn.kernels.plan_builder import PlanBuilder, cdiv, next_power_of_two
 from genesis_fn.kernels.rows.scan import combine
 
+POINTERS = ("entries", "updates", "out", "pieces", "piece_keys")
+CONSTANTS = (
+    "ROWS", "COLUMNS", "COUNT", "OPERATION", "KEEP", "LIST", "CLIP", "CHUNK", "CHUNK_BLOCK",
+    "COLUMN_BLOCK",
+)  # fmt: skip
+"""The parameters of `walk_runs`, in order."""
+
 PIECES_CHUNK = 32  # pieces that a program walks: an even number, both pieces of sixteen chunks
 LEAST_CHUNK, LARGEST_CHUNK = 8, 64  # updates that a program walks
 WALKED = 1 << 20  # elements that are walked at once, of which a GPU wants about so many
 
-NOTHING = tl.constexpr(-2)  # the key of no row: what lies behind the end, a piece that is not there
+# The key of no row: of what lies behind the end, goes nowhere, or is a piece that is not there.
+NOTHING = tl.constexpr(-1)
 
 
 @triton.jit
@@ -35,66 +48,82 @@ def merge(a, b, OPERATION: tl.constexpr):
 
 
 @triton.jit
-def key_at(entries, position, COUNT: tl.constexpr, PIECES: tl.constexpr):
-    """(the row that an entry goes to, the number of its update); NOTHING outside of the list."""
+def nearest_row(index, ROWS: tl.constexpr, CLIP: tl.constexpr):
+    """The row that each index names; -1 or ROWS for those that go nowhere, below or above."""
+    index = index.to(tl.int64)  # narrow indices have no room for ROWS
+    least: tl.constexpr = 0 if CLIP else -1
+    most: tl.constexpr = ROWS - 1 if CLIP else ROWS
+    return tl.minimum(tl.maximum(index, least), most).to(tl.int32)
+
+
+@triton.jit
+def key_at(
+    entries, position, ROWS: tl.constexpr, COUNT: tl.constexpr, LIST: tl.constexpr,
+    CLIP: tl.constexpr,
+):  # fmt: skip
+    """(the row that an entry goes to or NOTHING, the number of its update)."""
     exists = (position >= 0) & (position < COUNT)
-    if PIECES:
+    if LIST == "pieces":
         return tl.load(entries + position, exists, other=NOTHING), position
     else:
-        entry = tl.load(entries + position, exists, other=0)
-        key = tl.where(exists, (entry >> 32).to(tl.int32), NOTHING)
-        return key, (entry & 0xFFFFFFFF).to(tl.int32)
+        if LIST == "rows":
+            key, number = tl.load(entries + position, exists, other=0), position
+            key = nearest_row(key, ROWS, CLIP)
+        else:
+            tl.static_assert(LIST == "entries")
+            entry = tl.load(entries + position, exists, other=0)
+            key, number = (entry >> 32).to(tl.int32), (entry & 0xFFFFFFFF).to(tl.int32)
+        # One comparison: as unsigned, -1 is the largest of all.
+        known = exists & (key.to(tl.uint32, bitcast=True) < ROWS)
+        return tl.where(known, key, NOTHING), number
+
+
+@triton.jit
+def stored_update(source, column, wanted, operands, COLUMNS: tl.constexpr):
+    """The elements of updates that are in memory, the only operand."""
+    (updates,) = operands
+    # What does not vary by entry comes first: it is computed once.
+    at = updates + column + source.to(tl.int64) * COLUMNS
+    return tl.load(at, wanted & (column < COLUMNS), other=0)
+
+
+@triton.jit
+def carried_update(source, column, wanted, operands, COLUMNS: tl.constexpr):
+    """The only element of an update, whose bits are in the slot of its number."""
+    source = source.to(tl.int32)
+    TYPE: tl.constexpr = operands[0].dtype.element_ty
+    if TYPE.primitive_bitwidth == 32:
+        value = source.to(TYPE, bitcast=True)
+    elif TYPE.primitive_bitwidth == 16:
+        value = source.to(tl.int16).to(TYPE, bitcast=True)
+    else:
+        value = source.to(tl.int8).to(TYPE, bitcast=True)
+    return tl.where(wanted, value, tl.zeros_like(value))
 
 
 @triton.jit
 def read_entry(
-    entries,
-    position,
+    key,
+    source,
     before,
-    updates,
+    operands,
     out,
     column,
-    ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
-    COUNT: tl.constexpr,
     OPERATION: tl.constexpr,
     KEEP: tl.constexpr,
-    PIECES: tl.constexpr,
-    CARRIED: tl.constexpr,
     ACC: tl.constexpr,
+    UPDATE: tl.constexpr,
 ):
-    """(row that it goes to, value, whether a run begins with it): the entry behind one of the row
-    `before`. Where a run begins and the result is kept, the value is merged with that."""
-    key, source = key_at(entries, position, COUNT, PIECES)
-    # Of the two pieces of a chunk the second began in it.
-    begins = position % 2 == 1 if PIECES else key != before
-    wanted = (key >= 0) & (key < ROWS) & (column < COLUMNS)
-    if CARRIED:
-        # The only element of the update is in the slot of its number.
-        TYPE: tl.constexpr = updates.dtype.element_ty
-        if TYPE.primitive_bitwidth == 32:
-            value = source.to(TYPE, bitcast=True)
-        elif TYPE.primitive_bitwidth == 16:
-            value = source.to(tl.int16).to(TYPE, bitcast=True)
-        else:
-            value = source.to(tl.int8).to(TYPE, bitcast=True)
-    else:
-        value = tl.load(updates + source.to(tl.int64) * COLUMNS + column, wanted, other=0)
-    value = up(value).to(ACC)
-    if OPERATION == "add" and not PIECES:
-        value += tl.zeros_like(value)  # 0 + -0 is 0, as where the sum began with a zero in memory
+    """The value of an entry behind one of the row `before`. Where a run begins and the result is
+    kept, it is merged with that."""
+    value = up(UPDATE(source, column, key >= 0, operands, COLUMNS)).to(ACC)
     if KEEP:
-        at = out + key.to(tl.int64) * COLUMNS + column
-        there = up(tl.load(at, wanted & begins, other=0)).to(ACC)
+        begins = (key >= 0) & (key != before)
+        at = out + column + key.to(tl.int64) * COLUMNS
+        there = up(tl.load(at, begins & (column < COLUMNS), other=0)).to(ACC)
         value = tl.where(begins, merge(there, value, OPERATION), value)
-    return key, value, begins
-
-
-@triton.jit
-def write_row(out, key, value, mask, column, COLUMNS: tl.constexpr):
-    """out[key] = value where `mask`."""
-    at = out + key.to(tl.int64) * COLUMNS + column
-    tl.store(at, cast(value, out.dtype.element_ty), mask)
+    return value
 
 
 @triton.jit
@@ -102,31 +131,163 @@ def advanced(
     run,
     value,
     whole,
-    left,
     key,
     row,
-    begins,
-    pieces,
     out,
-    slot,
+    piece,
     column,
-    ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     OPERATION: tl.constexpr,
+    FROM_ZERO: tl.constexpr,
+    FIRST: tl.constexpr,
+    start,
 ):
-    """The state of a walk one entry later: the row of its run, the value, whether it has all of the
-    run so far, and the run that began before the chunk. A run that ends here is written."""
-    inside = column < COLUMNS
-    ends = (key != run) & (key != NOTHING)
-    written = ends & (run >= 0) & (run < ROWS)
-    write_row(out, run, value, written & whole & inside, column, COLUMNS)
-    broken = written & (whole == 0)
-    tl.store(pieces + slot.to(tl.int64) * COLUMNS + column, value, broken & inside)
-    joined = tl.where(key == NOTHING, value, merge(value, row, OPERATION))
-    value = tl.where(ends, row, joined)
-    left = tl.where(broken, run, left)
-    whole = tl.where(ends, begins, whole)
-    return tl.where(key == NOTHING, run, key), value, whole, left
+    """The state of a walk one entry later: the row of its run, the value, and whether it has all of
+    the run so far. A run that ends here is written: to `out`, or to `piece` what is left of one
+    that began before the chunk. The FIRST entry of the chunk, at `start` 0, ends none."""
+    ends = (key != run) & (key >= 0)
+    written = ends & (run >= 0) & (column < COLUMNS)
+    at = out + column + run.to(tl.int64) * COLUMNS
+    tl.store(at, cast(value, out.dtype.element_ty), written & whole)
+    tl.store(piece, value, written & (whole == 0))
+    if FROM_ZERO:
+        # What is not there was read as 0. And 0 + -0 is 0, as where the sum began in memory.
+        value = tl.where(ends, 0, value) + row
+    else:
+        joined = tl.where(key >= 0, merge(value, row, OPERATION), value)
+        begins = ends
+        if FIRST:
+            begins = ends | (tl.zeros_like(key) + start == 0)
+        value = tl.where(begins, row, joined)
+    return tl.where(key >= 0, key, run), value, whole | ends
+
+
+@triton.jit
+def walk_runs(
+    entries,
+    operands,
+    out,
+    pieces,
+    piece_keys,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    COUNT: tl.constexpr,
+    OPERATION: tl.constexpr,
+    KEEP: tl.constexpr,
+    LIST: tl.constexpr,
+    CLIP: tl.constexpr,
+    CHUNK: tl.constexpr,
+    CHUNK_BLOCK: tl.constexpr,
+    COLUMN_BLOCK: tl.constexpr,
+    UPDATE: tl.constexpr,
+):
+    """Runs that lie in a chunk into `out`; what a chunk has of the others into `pieces`.
+
+    UPDATE(numbers [n, 1], columns [1, m], which are wanted [n, 1], operands, COLUMNS) are elements
+    of updates, 0 where they are not wanted.
+    """
+    # `entries` are, as LIST says, "entries" `row << 32 | number of the update`, ascending, or
+    # "rows" alone, of updates in the same order, or those of "pieces" that another launch left. A
+    # chunk leaves at most two: of a run that began before it, and, in the odd slot, of one that
+    # begins in it.
+    ACC: tl.constexpr = pieces.dtype.element_ty
+    FROM_ZERO: tl.constexpr = OPERATION == "add" and not KEEP
+    chunk = tl.program_id(0) * CHUNK_BLOCK + tl.arange(0, CHUNK_BLOCK)[:, None]
+    column = tl.arange(0, COLUMN_BLOCK)[None, :]
+    if COLUMNS > COLUMN_BLOCK:
+        column = tl.program_id(1) * COLUMN_BLOCK + tl.arange(0, COLUMN_BLOCK)[None, :]
+    first = chunk * CHUNK
+    piece = pieces + column + (2 * chunk).to(tl.int64) * COLUMNS
+    key, _ = key_at(entries, first - 1, ROWS, COUNT, LIST, CLIP)
+    k0, s0 = key_at(entries, first, ROWS, COUNT, LIST, CLIP)
+    k1, s1 = key_at(entries, first + 1, ROWS, COUNT, LIST, CLIP)
+    k2, s2 = key_at(entries, first + 2, ROWS, COUNT, LIST, CLIP)
+    k3, s3 = key_at(entries, first + 3, ROWS, COUNT, LIST, CLIP)
+    k4, s4 = key_at(entries, first + 4, ROWS, COUNT, LIST, CLIP)
+    k5, s5 = key_at(entries, first + 5, ROWS, COUNT, LIST, CLIP)
+    k6, s6 = key_at(entries, first + 6, ROWS, COUNT, LIST, CLIP)
+    k7, s7 = key_at(entries, first + 7, ROWS, COUNT, LIST, CLIP)
+    # Only the first run of a chunk may have begun before it: if the entry ahead has its row, or if
+    # a list of pieces has one in an even slot there, as no piece is the first of its chunk but one
+    # that goes on from the chunk before.
+    first_run = k0
+    run = k0
+    begun_here = k0 < 0 if LIST == "pieces" else k0 != key
+    whole = begun_here
+    value = tl.zeros((CHUNK_BLOCK, COLUMN_BLOCK), ACC)
+    for start in range(0, CHUNK, 8):
+        # Eight are read before anything is written, behind which no read would be moved, and so are
+        # the entries of the next eight: an update waits for its own, which says where it is.
+        v0 = read_entry(k0, s0, key, operands, out, column, COLUMNS, OPERATION, KEEP, ACC, UPDATE)
+        v1 = read_entry(k1, s1, k0, operands, out, column, COLUMNS, OPERATION, KEEP, ACC, UPDATE)
+        v2 = read_entry(k2, s2, k1, operands, out, column, COLUMNS, OPERATION, KEEP, ACC, UPDATE)
+        v3 = read_entry(k3, s3, k2, operands, out, column, COLUMNS, OPERATION, KEEP, ACC, UPDATE)
+        v4 = read_entry(k4, s4, k3, operands, out, column, COLUMNS, OPERATION, KEEP, ACC, UPDATE)
+        v5 = read_entry(k5, s5, k4, operands, out, column, COLUMNS, OPERATION, KEEP, ACC, UPDATE)
+        v6 = read_entry(k6, s6, k5, operands, out, column, COLUMNS, OPERATION, KEEP, ACC, UPDATE)
+        v7 = read_entry(k7, s7, k6, operands, out, column, COLUMNS, OPERATION, KEEP, ACC, UPDATE)
+        after = first + start + 8
+        n0, t0 = key_at(entries, after, ROWS, COUNT, LIST, CLIP)
+        n1, t1 = key_at(entries, after + 1, ROWS, COUNT, LIST, CLIP)
+        n2, t2 = key_at(entries, after + 2, ROWS, COUNT, LIST, CLIP)
+        n3, t3 = key_at(entries, after + 3, ROWS, COUNT, LIST, CLIP)
+        n4, t4 = key_at(entries, after + 4, ROWS, COUNT, LIST, CLIP)
+        n5, t5 = key_at(entries, after + 5, ROWS, COUNT, LIST, CLIP)
+        n6, t6 = key_at(entries, after + 6, ROWS, COUNT, LIST, CLIP)
+        n7, t7 = key_at(entries, after + 7, ROWS, COUNT, LIST, CLIP)
+        key = k7
+        run, value, whole = advanced(
+            run, value, whole, k0, v0,
+            out, piece, column, COLUMNS, OPERATION, FROM_ZERO, True, start,
+        )  # fmt: skip
+        run, value, whole = advanced(
+            run, value, whole, k1, v1,
+            out, piece, column, COLUMNS, OPERATION, FROM_ZERO, False, start,
+        )  # fmt: skip
+        run, value, whole = advanced(
+            run, value, whole, k2, v2,
+            out, piece, column, COLUMNS, OPERATION, FROM_ZERO, False, start,
+        )  # fmt: skip
+        run, value, whole = advanced(
+            run, value, whole, k3, v3,
+            out, piece, column, COLUMNS, OPERATION, FROM_ZERO, False, start,
+        )  # fmt: skip
+        run, value, whole = advanced(
+            run, value, whole, k4, v4,
+            out, piece, column, COLUMNS, OPERATION, FROM_ZERO, False, start,
+        )  # fmt: skip
+        run, value, whole = advanced(
+            run, value, whole, k5, v5,
+            out, piece, column, COLUMNS, OPERATION, FROM_ZERO, False, start,
+        )  # fmt: skip
+        run, value, whole = advanced(
+            run, value, whole, k6, v6,
+            out, piece, column, COLUMNS, OPERATION, FROM_ZERO, False, start,
+        )  # fmt: skip
+        run, value, whole = advanced(
+            run, value, whole, k7, v7,
+            out, piece, column, COLUMNS, OPERATION, FROM_ZERO, False, start,
+        )  # fmt: skip
+        k0, s0 = n0, t0
+        k1, s1 = n1, t1
+        k2, s2 = n2, t2
+        k3, s3 = n3, t3
+        k4, s4 = n4, t4
+        k5, s5 = n5, t5
+        k6, s6 = n6, t6
+        k7, s7 = n7, t7
+    # What is ahead now is the first entry behind the chunk.
+    goes_on = k0 == run
+    written = (run >= 0) & (column < COLUMNS)
+    at = out + column + run.to(tl.int64) * COLUMNS
+    tl.store(at, cast(value, out.dtype.element_ty), written & whole & (goes_on == 0))
+    begun = (run >= 0) & whole & goes_on
+    left = written & ((whole == 0) | begun)
+    tl.store(piece + tl.where(begun, COLUMNS, 0), value, left)
+    if tl.program_id(1) == 0:  # programs for other columns of the chunk have the same keys
+        keys = piece_keys + 2 * chunk
+        tl.store(keys, tl.where(begun_here, NOTHING, first_run), first < COUNT)
+        tl.store(keys + 1, tl.where(begun, run, NOTHING), first < COUNT)
 
 
 @triton.jit
@@ -141,107 +302,24 @@ def walk_runs_kernel(
     COUNT: tl.constexpr,
     OPERATION: tl.constexpr,
     KEEP: tl.constexpr,
-    PIECES: tl.constexpr,
+    LIST: tl.constexpr,
+    CLIP: tl.constexpr,
     CARRIED: tl.constexpr,
     CHUNK: tl.constexpr,
     CHUNK_BLOCK: tl.constexpr,
     COLUMN_BLOCK: tl.constexpr,
 ):
-    """Runs that lie in a chunk into `out`; what a chunk has of the others into `pieces`."""
-    # `entries` are `row << 32 | number of the update`, ascending, or with PIECES the rows alone, of
-    # the pieces that another launch left: `updates` has them in the same order. A chunk leaves at
-    # most two: of a run that began before it, and, in the odd slot, of one that begins in it.
-    ACC: tl.constexpr = pieces.dtype.element_ty
-    chunk = tl.program_id(0) * CHUNK_BLOCK + tl.arange(0, CHUNK_BLOCK)[:, None]
-    column = tl.program_id(1) * COLUMN_BLOCK + tl.arange(0, COLUMN_BLOCK)[None, :]
-    inside = column < COLUMNS
-    first = chunk * CHUNK
-    slot = 2 * chunk
-    run = tl.full((CHUNK_BLOCK, 1), NOTHING, tl.int32)
-    left = run
-    whole = run != run
-    value = tl.zeros((CHUNK_BLOCK, COLUMN_BLOCK), ACC)
-    # Of a list of updates a run begins where the row changes.
-    key, _ = key_at(entries, first - 1, COUNT, PIECES)
-    for start in range(0, CHUNK, 8):
-        # Eight are read before anything is written, behind which no read would be moved.
-        at = first + start
-        k0, v0, b0 = read_entry(
-            entries, at, key, updates, out, column,
-            ROWS, COLUMNS, COUNT, OPERATION, KEEP, PIECES, CARRIED, ACC,
+    """`walk_runs` of updates in memory, or with CARRIED in the slots of their numbers."""
+    if CARRIED:
+        walk_runs(
+            entries, (updates,), out, pieces, piece_keys, ROWS, COLUMNS, COUNT, OPERATION, KEEP,
+            LIST, CLIP, CHUNK, CHUNK_BLOCK, COLUMN_BLOCK, carried_update,
         )  # fmt: skip
-        k1, v1, b1 = read_entry(
-            entries, at + 1, k0, updates, out, column,
-            ROWS, COLUMNS, COUNT, OPERATION, KEEP, PIECES, CARRIED, ACC,
+    else:
+        walk_runs(
+            entries, (updates,), out, pieces, piece_keys, ROWS, COLUMNS, COUNT, OPERATION, KEEP,
+            LIST, CLIP, CHUNK, CHUNK_BLOCK, COLUMN_BLOCK, stored_update,
         )  # fmt: skip
-        k2, v2, b2 = read_entry(
-            entries, at + 2, k1, updates, out, column,
-            ROWS, COLUMNS, COUNT, OPERATION, KEEP, PIECES, CARRIED, ACC,
-        )  # fmt: skip
-        k3, v3, b3 = read_entry(
-            entries, at + 3, k2, updates, out, column,
-            ROWS, COLUMNS, COUNT, OPERATION, KEEP, PIECES, CARRIED, ACC,
-        )  # fmt: skip
-        k4, v4, b4 = read_entry(
-            entries, at + 4, k3, updates, out, column,
-            ROWS, COLUMNS, COUNT, OPERATION, KEEP, PIECES, CARRIED, ACC,
-        )  # fmt: skip
-        k5, v5, b5 = read_entry(
-            entries, at + 5, k4, updates, out, column,
-            ROWS, COLUMNS, COUNT, OPERATION, KEEP, PIECES, CARRIED, ACC,
-        )  # fmt: skip
-        k6, v6, b6 = read_entry(
-            entries, at + 6, k5, updates, out, column,
-            ROWS, COLUMNS, COUNT, OPERATION, KEEP, PIECES, CARRIED, ACC,
-        )  # fmt: skip
-        k7, v7, b7 = read_entry(
-            entries, at + 7, k6, updates, out, column,
-            ROWS, COLUMNS, COUNT, OPERATION, KEEP, PIECES, CARRIED, ACC,
-        )  # fmt: skip
-        key = k7
-        run, value, whole, left = advanced(
-            run, value, whole, left, k0, v0, b0,
-            pieces, out, slot, column, ROWS, COLUMNS, OPERATION,
-        )  # fmt: skip
-        run, value, whole, left = advanced(
-            run, value, whole, left, k1, v1, b1,
-            pieces, out, slot, column, ROWS, COLUMNS, OPERATION,
-        )  # fmt: skip
-        run, value, whole, left = advanced(
-            run, value, whole, left, k2, v2, b2,
-            pieces, out, slot, column, ROWS, COLUMNS, OPERATION,
-        )  # fmt: skip
-        run, value, whole, left = advanced(
-            run, value, whole, left, k3, v3, b3,
-            pieces, out, slot, column, ROWS, COLUMNS, OPERATION,
-        )  # fmt: skip
-        run, value, whole, left = advanced(
-            run, value, whole, left, k4, v4, b4,
-            pieces, out, slot, column, ROWS, COLUMNS, OPERATION,
-        )  # fmt: skip
-        run, value, whole, left = advanced(
-            run, value, whole, left, k5, v5, b5,
-            pieces, out, slot, column, ROWS, COLUMNS, OPERATION,
-        )  # fmt: skip
-        run, value, whole, left = advanced(
-            run, value, whole, left, k6, v6, b6,
-            pieces, out, slot, column, ROWS, COLUMNS, OPERATION,
-        )  # fmt: skip
-        run, value, whole, left = advanced(
-            run, value, whole, left, k7, v7, b7,
-            pieces, out, slot, column, ROWS, COLUMNS, OPERATION,
-        )  # fmt: skip
-    after, _ = key_at(entries, first + CHUNK, COUNT, PIECES)
-    goes_on = after == run
-    written = (run >= 0) & (run < ROWS)
-    write_row(out, run, value, written & whole & (goes_on == 0) & inside, column, COLUMNS)
-    broken = written & (whole == 0)
-    begun = written & whole & goes_on
-    mine = slot + tl.where(begun, 1, 0)
-    tl.store(pieces + mine.to(tl.int64) * COLUMNS + column, value, (broken | begun) & inside)
-    if tl.program_id(1) == 0:  # programs for other columns of the chunk have the same keys
-        tl.store(piece_keys + slot, tl.where(broken, run, left), first < COUNT)
-        tl.store(piece_keys + slot + 1, tl.where(begun, run, NOTHING), first < COUNT)
 
 
 def _tile(columns: int, itemsize: int) -> tuple[int, int, int]:
@@ -253,61 +331,72 @@ def _tile(columns: int, itemsize: int) -> tuple[int, int, int]:
     return chunks, column_block, max(1, column_block // wide)
 
 
+@dataclass(frozen=True, slots=True)
+class Runs:
+    """out[row] = operation over the updates of each row that has some, in type `accumulator`.
+
+    `keep`: each result is merged with what the output holds. The list is of "entries", `row << 32 |
+    number of the update`, ascending, or of "rows", of updates in the same order; rows outside of
+    the result are passed over, or with `clip` become the nearest. `carried`: the number of an
+    update is its bits, of its only column. `updates` are computed, if given.
+    """
+
+    rows: int
+    columns: int
+    count: int
+    accumulator: str
+    operation: str
+    list: str = "entries"
+    keep: bool = False
+    clip: bool = False
+    carried: bool = False
+    updates: ComputedUpdates | None = None
+
+
 def add_sorted_runs(
     builder: PlanBuilder,
-    shape: tuple[int, int, int],
+    runs: Runs,
     entries: BufferArg,
-    updates: BufferArg,
+    updates: Mapping[str, BufferArg],
     out: BufferArg,
-    accumulator: str,
-    *,
-    operation: str,
-    keep: bool,
-    carried: bool,
 ) -> None:
-    """Append out[row] = operation over the updates of each row that has some, in `accumulator`.
-
-    `shape` is (rows, columns, updates). `entries` are `row << 32 | number of the update`,
-    ascending; rows outside of the result are passed over. With `keep` each result is merged with
-    what `out` holds. With `carried` the number of an update is its bits, of its only column.
-    """
-    rows, columns, count = shape
+    """Append the walks over a list. `updates` are their pointers by name: "updates" of those in
+    memory, else those of the lines that compute them."""
+    count, kernel = runs.count, walk_runs_kernel
+    constants: dict[str, Any] = {"LIST": runs.list, "KEEP": runs.keep, "CLIP": runs.clip}
+    if runs.updates is not None:
+        kernel = kernel_of(walk_runs, POINTERS, CONSTANTS, runs.updates)
+    else:
+        constants["CARRIED"] = runs.carried
     # The longest walks that leave the GPU enough of them.
     chunk = LARGEST_CHUNK
-    while chunk > LEAST_CHUNK and count * columns < WALKED * chunk:
+    while chunk > LEAST_CHUNK and count * runs.columns < WALKED * chunk:
         chunk //= 2
-    of_pieces = False
     while True:
         chunks = cdiv(count, chunk)
-        chunk_block, column_block, warps = _tile(columns, ITEMSIZE[updates.dtype])
-        pieces = builder.workspace(2 * chunks * columns, accumulator)
+        itemsize = max([ITEMSIZE[b.dtype] for b in updates.values()])
+        chunk_block, column_block, warps = _tile(runs.columns, itemsize)
+        pieces = builder.workspace(2 * chunks * runs.columns, runs.accumulator)
         piece_keys = builder.workspace(2 * chunks, "i32")
         builder.launch(
-            walk_runs_kernel,
-            (cdiv(chunks, chunk_block), cdiv(columns, column_block)),
+            kernel,
+            (cdiv(chunks, chunk_block), cdiv(runs.columns, column_block)),
+            {"entries": entries, **updates, "out": out, "pieces": pieces, "piece_keys": piece_keys},
             {
-                "entries": entries,
-                "updates": updates,
-                "out": out,
-                "pieces": pieces,
-                "piece_keys": piece_keys,
-            },
-            {
-                "ROWS": rows,
-                "COLUMNS": columns,
+                "ROWS": runs.rows,
+                "COLUMNS": runs.columns,
                 "COUNT": count,
-                "OPERATION": operation,
-                "KEEP": keep and not of_pieces,
-                "PIECES": of_pieces,
-                "CARRIED": carried and not of_pieces,
+                "OPERATION": runs.operation,
                 "CHUNK": chunk,
                 "CHUNK_BLOCK": chunk_block,
                 "COLUMN_BLOCK": column_block,
+                **constants,
             },
             num_warps=warps,
         )
         if chunks == 1:
             return
-        entries, updates, count, chunk, of_pieces = (
-            piece_keys, pieces, 2 * chunks, PIECES_CHUNK, True,
-        )  # fmt: skip
+        # Only the first walk has what the updates are merged with.
+        constants = {"LIST": "pieces", "KEEP": False, "CLIP": False, "CARRIED": False}
+        entries, updates, kernel = piece_keys, {"updates": pieces}, walk_runs_kernel
+        count, chunk = 2 * chunks, PIECES_CHUNK

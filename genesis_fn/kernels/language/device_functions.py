@@ -10,9 +10,12 @@ import triton
 import triton.language as tl
 
 from genesis_fn.kernels.language.language import (
+    INTERPRETED,
     cast,
+    ceil,
     copysign,
     exp,
+    floor,
     fmod,
     log,
     popcount,
@@ -81,8 +84,24 @@ def div(x, y):
 
 @triton.jit
 def div_close(x, y):
-    """x / y of float32 values, to two units in the last place."""
-    return x / y
+    """x / y of float32 values, to two units in the last place.
+
+    The steps of div.full.f32, written out so that quotients with one divisor share its scale, which
+    keeps the reciprocal within range, and its reciprocal.
+    """
+    if INTERPRETED:
+        return x / y
+    else:
+        size = tl.abs(y)
+        scale = tl.where(size > 8.507059173023462e37, 0.25, 1.0)  # 2^126
+        scale = tl.where(size < 1.1754943508222875e-38, 16777216.0, scale)  # 2^-126, by 2^24
+        inverse = tl.inline_asm_elementwise(
+            "rcp.approx.ftz.f32 $0, $1;", "=f,f", [y * scale], tl.float32, True, 1
+        )
+        # Not contracted with a sum behind it, so that x / x is 1 wherever it is used.
+        return tl.inline_asm_elementwise(
+            "mul.rn.f32 $0, $1, $2;", "=f,f,f", [x * scale, inverse], tl.float32, True, 1
+        )
 
 
 @triton.jit
@@ -364,6 +383,58 @@ def digamma(x):
 
 
 @triton.jit
+def scaled_zeta(q, N: tl.constexpr, BITS: tl.constexpr, SCALE: tl.constexpr, TERMS: tl.constexpr):
+    """N SCALE^N zeta(N + 1, q) of q >= 0, the Hurwitz zeta function, for N of BITS binary digits.
+
+    Eight terms, then the formula of Euler and Maclaurin, as in S. L. Moshier, Cephes, zeta.c, 1984.
+
+    With w = q + 8 it is (SCALE / w)^N (1 + N / 2w + TERMS[0] / w^2 + TERMS[1] / w^4 + ...).
+    """
+    total = tl.zeros_like(q)
+    v = q
+    # Not unrolled: the terms of all elements at once would spill.
+    for _ in range(8):
+        total += by_squaring(SCALE / v, N, BITS) * (N / v)
+        v += 1.0
+    w = q + 8.0
+    inverse = 1.0 / w
+    square = inverse * inverse
+    rest = TERMS[len(TERMS) - 1] * square
+    for j in tl.static_range(len(TERMS) - 1):
+        rest = (rest + TERMS[len(TERMS) - 2 - j]) * square
+    return total + by_squaring(SCALE / w, N, BITS) * (1.0 + (0.5 * N) * inverse + rest)
+
+
+@triton.jit
+def polygamma(
+    x,
+    N: tl.constexpr,
+    BITS: tl.constexpr,
+    SCALE: tl.constexpr,
+    FACTOR: tl.constexpr,
+    TERMS: tl.constexpr,
+):
+    """The derivative of order N >= 1 of digamma: (-1)^(N + 1) N! zeta(N + 1, x), where N! is
+    N SCALE^N FACTOR.
+
+    Left of 0 it is the sum of 1 / (x + k)^(N + 1) over all k, in two halves: the terms before the
+    first positive x + k are those of |x|, |x| - 1, ...
+    """
+    SIGN: tl.constexpr = 1.0 if N % 2 else -1.0
+    below = x < 0
+    fraction = x - floor(x)
+    # Close to a pole on its left this is exact, and one less than it is not.
+    distance = tl.where(fraction == 0, 1.0, ceil(x) - x)
+    # Of zeros of both signs, the one on the right.
+    value = scaled_zeta(tl.abs(tl.where(below, fraction, x)), N, BITS, SCALE, TERMS)
+    nearest = scaled_zeta(tl.where(below, distance, 1.0), N, BITS, SCALE, TERMS)
+    beyond = scaled_zeta(tl.where(below, 1.0 - x, 1.0), N, BITS, SCALE, TERMS)
+    before = tl.where(nearest == float("inf"), nearest, nearest - beyond)
+    value = tl.where(below, value + SIGN * before, value)
+    return (SIGN * FACTOR) * tl.where(x == float("-inf"), float("nan"), value)
+
+
+@triton.jit
 def to_integer(x, dtype: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr):
     """A float cut to an integer, saturated at LOW and HIGH; NaN is 0."""
     # In float64, which holds every bound of 32 bits; HIGH + 1 is a power of two in any type.
@@ -436,8 +507,8 @@ __all__ = [
     "bits_of", "by_squaring", "clz", "count_bits", "digamma", "div", "div_close",
     "divide_exactly", "integer_pow", "integer_pow_close", "is_finite", "logistic",
     "logistic_close", "logistic_fast", "maximum", "minimum",
-    "narrow", "negate", "nextafter_narrow", "not_", "power_of_integers", "reduce_precision", "rem",
-    "safe_mul",
+    "narrow", "negate", "nextafter_narrow", "not_", "polygamma", "power_of_integers",
+    "reduce_precision", "rem", "safe_mul", "scaled_zeta",
     "shift_left", "shift_right_arithmetic", "shift_right_logical", "sign", "signed_bits_of",
     "square_root", "to_integer",
 ]  # fmt: skip

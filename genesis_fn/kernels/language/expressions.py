@@ -20,6 +20,7 @@ import functools
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
+from fractions import Fraction
 from typing import Any
 
 from genesis_fn.core import dtypes
@@ -28,7 +29,13 @@ from genesis_fn.core.backend.lowering import IN_KERNELS, Elementwise
 from genesis_fn.core.dtypes import DType
 from genesis_fn.core.primitive import Primitive
 from genesis_fn.kernels.language.dtypes import MEMORY
-from genesis_fn.primitives.elementwise import bitcast_p, convert_p, is_finite, nextafter
+from genesis_fn.primitives.elementwise import (
+    bitcast_p,
+    convert_p,
+    is_finite,
+    nextafter,
+    polygamma_p,
+)
 from genesis_fn.primitives.shape import reduce_precision_p
 
 MODULES = ("genesis_fn.kernels.language.language", "genesis_fn.kernels.language.device_functions")
@@ -232,6 +239,34 @@ def _nextafter(texts: Sequence[str], kind: DType) -> str:
 def _is_finite(texts: Sequence[str], kind: DType) -> str:
     # A value of a narrow type may have left its range in registers.
     return f"is_finite({rounded(texts[0], kind)})"
+
+
+# B_2j / (2j)!, of Bernoulli's numbers.
+_BERNOULLI = [
+    b / math.factorial(2 * j)
+    for j, b in enumerate(
+        (1 / 6, -1 / 30, 1 / 42, -1 / 30, 5 / 66, -691 / 2730, 7 / 6, -3617 / 510, 43867 / 798), 1
+    )
+]
+_WIDE_FROM = 3  # the order from which polygamma of float32 is computed in float64
+
+
+@writes(polygamma_p)
+def _polygamma(texts: Sequence[str], kind: DType, *, n: int) -> str:
+    (x,) = texts
+    if n == 0:
+        return f"digamma({x})"
+    wide = kind == dtypes.F64 or n >= _WIDE_FROM
+    # (n - 1)! = scale^n factor: the powers that are taken neither overflow nor vanish.
+    scale = math.exp(math.lgamma(n) / n)
+    factor = float(Fraction(math.factorial(n - 1)) / Fraction(scale) ** n)
+    # B_2j / (2j)! n (n + 1) ... (n + 2j - 1)
+    rising = [float(math.prod(range(n, n + 2 * j))) for j in range(1, 10 if wide else 5)]
+    terms = tuple([b * r for b, r in zip(_BERNOULLI, rising)])
+    numbers = f"{n}, {n.bit_length()}, {scale!r}, {factor!r}, {terms}"
+    if wide and kind != dtypes.F64:
+        return f"polygamma({x}.to(tl.float64), {numbers}).to(tl.float32)"
+    return f"polygamma({x}, {numbers})"
 
 
 __all__ = [

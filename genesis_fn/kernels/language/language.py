@@ -132,6 +132,26 @@ else:
 
 
 @triton.jit
+def zeros_of(kind: tl.constexpr, rows: tl.constexpr, columns: tl.constexpr):
+    """A tile of zeros of an accumulator's type: "fp32", "fp64", "i32" or "i64"."""
+    if kind == "fp64":
+        return tl.zeros((rows, columns), tl.float64)
+    elif kind == "fp32":
+        return tl.zeros((rows, columns), tl.float32)
+    elif kind == "i64":
+        return tl.zeros((rows, columns), tl.int64)
+    else:
+        return tl.zeros((rows, columns), tl.int32)
+
+
+@triton.jit
+def add_products(a, b, acc):
+    """`acc + a @ b` in `acc`'s type, without tensor cores: products are written out, then summed."""
+    products = cast(a, acc.dtype)[:, :, None] * cast(b, acc.dtype)[None, :, :]
+    return acc + tl.sum(products, 1)
+
+
+@triton.jit
 def tile_of(tile, tiles_m, tiles_n, group: tl.constexpr):
     """(row, column) of a tile in an order that walks `group` rows of tiles at a time.
 
@@ -160,6 +180,7 @@ __all__ = [
     "acos",
     "acosh",
     "add_into",
+    "add_products",
     "asin",
     "asinh",
     "atan",
@@ -201,4 +222,5 @@ __all__ = [
     "trunc",
     "up",
     "wait_for_dependencies",
+    "zeros_of",
 ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import linecache
+import re
 from typing import Any
 
 import triton
@@ -18,18 +19,23 @@ _NAMESPACE = (
     | {name: getattr(device_functions, name) for name in device_functions.__all__}
 )
 
+_DEFINED = re.compile(r"^def (\w+)", re.MULTILINE)
+
 
 @functools.cache
 def kernel_from_source(source: str) -> Any:
-    """The `triton.jit` function that `source`, text of one `def` starting on line 1, defines.
+    """The `triton.jit` function that `source` defines: its last `def`, which may call those before.
 
-    The text may use `tl` and the functions of `language` and `device_functions`.
-    Equal texts give one function, so it is compiled once.
+    The text may use `tl` and the functions of `language` and `device_functions`, and import others
+    of the library. Equal texts give one function, so it is compiled once.
     """
-    name = source.removeprefix("def ").split("(", 1)[0]
+    names = _DEFINED.findall(source)
+    name = names[-1]
     file = f"<kernel {name} {hashlib.sha256(source.encode()).hexdigest()[:16]}>"
     # Triton reads a kernel's text through inspect, which looks in this cache.
     linecache.cache[file] = (len(source), None, source.splitlines(True), file)
     namespace: dict[str, Any] = dict(_NAMESPACE, __name__=__name__)
     exec(compile(source, file, "exec"), namespace)
-    return triton.jit(namespace[name])
+    for defined in names:
+        namespace[defined] = triton.jit(namespace[defined])
+    return namespace[name]

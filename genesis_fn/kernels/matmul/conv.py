@@ -4,7 +4,7 @@ axes.
 Rows of the product are output positions, columns are output channels, and the inner axis runs over
 window taps and input channels; operand tiles are gathered through strides, so every layout is read
 in place. Both gradients are convolutions of the same form: the input's dilates the cotangent, the
-kernel's contracts over the batch.
+kernel's contracts over the batch. Integers wrap.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ import triton
 import triton.language as tl
 
 from genesis_fn.compiler.target import Target
-from genesis_fn.kernels.language.language import cast, dot
+from genesis_fn.kernels.language.element_types import FLOATING, ITEMSIZE
+from genesis_fn.kernels.language.language import add_products, cast, dot, zeros_of
 from genesis_fn.kernels.plan import BufferArg, Plan
 from genesis_fn.kernels.plan_builder import (
     INT32_MAX,
@@ -57,6 +58,21 @@ class Convolution:
     dtype: str = "bf16"
     out_dtype: str | None = None
     precision: str = "default"
+
+    @property
+    def acc_dtype(self) -> str:
+        """The type of sums: fp64 for fp64, fp32 for other floats, the results' width of integers."""
+        if self.dtype in FLOATING:
+            return accumulator(self.dtype)
+        return "i64" if ITEMSIZE[self.out_dtype or self.dtype] == 8 else "i32"
+
+    @property
+    def tensor_cores(self) -> bool:
+        """Whether tensor cores multiply; other products are written out."""
+        # Of float64 Triton has none on every GPU.
+        return self.dtype != "fp64" and (
+            self.dtype in FLOATING or (self.dtype, self.acc_dtype) == ("i8", "i32")
+        )
 
     @property
     def rows(self) -> int:
@@ -130,11 +146,11 @@ def convolution_kernel(
     BM: tl.constexpr,
     BN: tl.constexpr,
     BK: tl.constexpr,
-    DOUBLE: tl.constexpr,
+    ACC: tl.constexpr,
+    TENSOR_CORES: tl.constexpr,
     WIDE: tl.constexpr,
 ):
     """A tile of output positions by channels, as a product over taps and input channels."""
-    ACC: tl.constexpr = tl.float64 if DOUBLE else tl.float32
     group = tl.program_id(1)
     split = tl.program_id(2)
     across: tl.constexpr = (COLUMNS + BN - 1) // BN
@@ -147,7 +163,7 @@ def convolution_kernel(
         column = column.to(tl.int64)
     lhs += group * LHS_STRIDES[1]
     rhs += group * RHS_STRIDES[0]
-    acc = tl.zeros((BM, BN), ACC)
+    acc = zeros_of(ACC, BM, BN)
     first = split * SPLIT_DEPTH
     for start in range(first, tl.minimum(first + SPLIT_DEPTH, DEPTH), BK):
         k = start + tl.arange(0, BK)
@@ -194,7 +210,7 @@ def convolution_kernel(
             LHS_DILATION[2],
         )
         at_lhs += i0 * LHS_STRIDES[3] + i1 * LHS_STRIDES[4] + i2 * LHS_STRIDES[5]
-        a = tl.load(lhs + at_lhs, inside & ok0 & ok1 & ok2, other=0.0)
+        a = tl.load(lhs + at_lhs, inside & ok0 & ok1 & ok2, other=0)
         at_k = (
             channel * RHS_STRIDES[2]
             + t0 * RHS_STRIDES[3]
@@ -202,12 +218,11 @@ def convolution_kernel(
             + t2 * RHS_STRIDES[5]
         )
         at_rhs = at_k[:, None] + (column * RHS_STRIDES[1])[None, :]
-        b = tl.load(rhs + at_rhs, (k < DEPTH)[:, None] & (column < COLUMNS)[None, :], other=0.0)
-        # float64 products are written out: Triton has no tensor cores for them on every GPU.
-        if DOUBLE:
-            acc += tl.sum(a[:, :, None] * b[None, :, :], 1)
-        else:
+        b = tl.load(rhs + at_rhs, (k < DEPTH)[:, None] & (column < COLUMNS)[None, :], other=0)
+        if TENSOR_CORES:
             acc = dot(a, b, acc, PRECISION)
+        else:
+            acc = add_products(a, b, acc)
     mask = (row < ROWS)[:, None] & (column < COLUMNS)[None, :]
     if SPLITS > 1:
         # Dense partials [split, group, row, column].
@@ -241,14 +256,13 @@ def place_kernel(
     n, p0, p1, p2 = output_places(row, OUT, BATCH, BATCH_FIRST)
     target = n * OUT_STRIDES[0] + group * OUT_STRIDES[1] + column * OUT_STRIDES[2]
     target += p0 * OUT_STRIDES[3] + p1 * OUT_STRIDES[4] + p2 * OUT_STRIDES[5]
-    v = tl.load(x + at, at < SIZE, other=0.0)
+    v = tl.load(x + at, at < SIZE, other=0)
     tl.store(out + target, cast(v, out.dtype.element_ty), at < SIZE)
 
 
 def plan_convolution(spec: Convolution, target: Target) -> Plan:
     """lhs, rhs -> out. Long sums over few outputs are split and added in a fixed order."""
     builder = PlanBuilder(2, 1)
-    double = spec.dtype == "fp64"
     out = BufferArg(2, spec.out_dtype or spec.dtype)
     size = spec.rows * spec.groups * spec.out_channels
     if size == 0:
@@ -265,7 +279,7 @@ def plan_convolution(spec: Convolution, target: Target) -> Plan:
         splits = min(64, 2 * target.processors // (tiles * spec.groups), spec.depth // (8 * bk))
     split_depth = cdiv(cdiv(spec.depth, max(1, splits)), bk) * bk
     splits = cdiv(spec.depth, split_depth)
-    partials = out if splits == 1 else builder.workspace(splits * size, accumulator(spec.dtype))
+    partials = out if splits == 1 else builder.workspace(splits * size, spec.acc_dtype)
     batch_first = spec.lhs_strides[0] == 1
     extent = max(_extent(spec, name) for name in ("lhs", "rhs", "out"))
     builder.launch(
@@ -296,7 +310,8 @@ def plan_convolution(spec: Convolution, target: Target) -> Plan:
             "BM": bm,
             "BN": bn,
             "BK": bk,
-            "DOUBLE": double,
+            "ACC": spec.acc_dtype,
+            "TENSOR_CORES": spec.tensor_cores,
             "WIDE": extent > INT32_MAX,
         },
         num_warps=warps,
@@ -325,12 +340,12 @@ def plan_convolution(spec: Convolution, target: Target) -> Plan:
 
 
 def _tile(spec: Convolution) -> tuple[int, int, int, int]:
-    if spec.dtype == "fp64":
+    if not spec.tensor_cores:
         return 16, 16, 8, 4
     # Tiles no larger than the problem, and no smaller than tensor cores take.
     bn = min(128, max(16, next_power_of_two(spec.out_channels)))
     bm = min(128, max(16, next_power_of_two(spec.rows)))
-    bk = min(32, max(16, next_power_of_two(spec.depth)))
+    bk = 32 if spec.dtype == "i8" else min(32, max(16, next_power_of_two(spec.depth)))
     return bm, bn, bk, 8 if bm * bn >= 128 * 128 else 4
 
 

@@ -17,6 +17,7 @@ from genesis_fn.kernels.language.element_types import FLOAT8, ITEMSIZE
 from genesis_fn.kernels.language.source import kernel_from_source
 from genesis_fn.kernels.matmul.operand_layout import add_prepared, copies, prepared_spec
 from genesis_fn.kernels.matmul.source import (
+    MAX_WRITTEN_OUT,
     MatmulSource,
     adds_in_place,
     partial_descriptor,
@@ -34,7 +35,7 @@ from genesis_fn.kernels.matmul.tuning import (
     takes_descriptors,
 )
 from genesis_fn.kernels.plan import Argument, BufferArg, Descriptor, Launch, Plan, Workspace
-from genesis_fn.kernels.plan_builder import PlanBuilder
+from genesis_fn.kernels.plan_builder import PlanBuilder, next_power_of_two
 
 
 @functools.lru_cache(512)
@@ -238,8 +239,15 @@ def tiles_of(spec: MatmulSpec, config: MatmulConfig) -> int:
 
 def _reduction(text: MatmulSource, buffers: dict[str, BufferArg]) -> Launch:
     spec, config = text.spec, text.config
-    rows = min(16, 1 << (spec.m - 1).bit_length())
-    tile = replace(config, bm=rows, bn=128, halves=False, epilogue_subtiles=None, family="pointer")
+    rows, columns = min(16, next_power_of_two(spec.m)), 128
+    if config.split_k > MAX_WRITTEN_OUT:
+        # All partial tiles are loaded at once, so that what they share is small.
+        elements = max(32, 8192 // next_power_of_two(config.split_k))
+        columns = min(elements, next_power_of_two(spec.n))
+        rows = min(elements // columns, rows)
+    tile = replace(
+        config, bm=rows, bn=columns, halves=False, epilogue_subtiles=None, family="pointer"
+    )
     text = replace(text, config=tile, out="pointer")
     arguments: dict[str, Argument] = {
         name: buffer for name, buffer in buffers.items() if name not in ("lhs", "rhs", "rhs1")

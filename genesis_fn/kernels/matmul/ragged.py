@@ -13,11 +13,26 @@ import triton
 import triton.language as tl
 
 from genesis_fn.compiler.target import Target
-from genesis_fn.kernels.language.element_types import ITEMSIZE
-from genesis_fn.kernels.language.language import cast, dot, halves, tile_of, up
+from genesis_fn.kernels.language.element_types import FLOATING, ITEMSIZE
+from genesis_fn.kernels.language.language import (
+    add_products,
+    cast,
+    dot,
+    halves,
+    tile_of,
+    up,
+    zeros_of,
+)
 from genesis_fn.kernels.matmul.spec import PRECISIONS
 from genesis_fn.kernels.plan import Argument, BufferArg, Descriptor, Plan, Scalar
-from genesis_fn.kernels.plan_builder import INT32_MAX, PlanBuilder, cdiv, dense, next_power_of_two
+from genesis_fn.kernels.plan_builder import (
+    INT32_MAX,
+    PlanBuilder,
+    accumulator,
+    cdiv,
+    dense,
+    next_power_of_two,
+)
 
 MAX_GROUPS = 1 << 14  # whose sizes a program holds in registers
 _TOGETHER = tl.constexpr(8)  # rows of tiles that are walked together, for the L2 cache
@@ -51,15 +66,28 @@ class RaggedSpec:
         if not 0 < self.groups <= MAX_GROUPS:
             raise ValueError(f"there may be {MAX_GROUPS} groups at most, got {self.groups}")
         for name in ("lhs_dtype", "rhs_dtype", "out_dtype"):
-            if getattr(self, name) not in ("fp64", "fp32", "fp16", "bf16"):
-                raise ValueError(f"{name} must be a float of 16 bits or more")
+            if ITEMSIZE[getattr(self, name)] == 1 and getattr(self, name) in FLOATING:
+                raise ValueError(f"{name} must be a float of 16 bits or more, or an integer")
+        if (self.lhs_dtype in FLOATING) != (self.rhs_dtype in FLOATING):
+            raise ValueError("both operands are floats or none is")
         if (self.lhs_dtype == "fp64") != (self.rhs_dtype == "fp64"):
             raise ValueError("both operands are fp64 or none is")
 
     @property
     def operand_dtype(self) -> str:
-        """The type that operands are multiplied in: fp32 where they differ."""
+        """The type that operands are multiplied in: fp32 where floats differ, that of sums for
+        integers."""
+        if self.lhs_dtype not in FLOATING:
+            return self.acc_dtype
         return self.lhs_dtype if self.lhs_dtype == self.rhs_dtype else "fp32"
+
+    @property
+    def acc_dtype(self) -> str:
+        """The type of sums: fp64 for fp64, fp32 for other floats, the results' width of integers,
+        which wrap."""
+        if self.lhs_dtype in FLOATING:
+            return accumulator(self.operand_dtype)
+        return "i64" if ITEMSIZE[self.out_dtype] == 8 else "i32"
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +169,7 @@ def multiply(
         a = up(a)
         b = up(b)
     if not TENSOR_CORES:
-        acc += tl.sum(a[:, :, None] * b[None, :, :], axis=1)
+        acc = add_products(a, b, acc)
     elif SWAP:
         acc = dot(tl.trans(b), tl.trans(a), acc, PRECISION)
     else:
@@ -165,7 +193,7 @@ def ragged_dot_kernel(
     TRANSPOSED: tl.constexpr,
     PRECISION: tl.constexpr,
     UP: tl.constexpr,
-    DOUBLE: tl.constexpr,
+    ACC: tl.constexpr,
     TMA: tl.constexpr,
     SWAP: tl.constexpr,
     TENSOR_CORES: tl.constexpr,
@@ -176,7 +204,6 @@ def ragged_dot_kernel(
     PROGRAMS: tl.constexpr,
 ):
     """Tiles of rows of one group each, times the group's matrix; zeros for rows of no group."""
-    ACC: tl.constexpr = tl.float64 if DOUBLE else tl.float32
     TILES_N: tl.constexpr = (N + BN - 1) // BN
     batch = tl.program_id(1)
     before = batch * rows
@@ -197,9 +224,9 @@ def ragged_dot_kernel(
         column = tile_n * BN
         matrix = group if SHARED else batch * GROUPS + group
         if SWAP:
-            acc = tl.zeros((BN, BM), ACC)
+            acc = zeros_of(ACC, BN, BM)
         else:
-            acc = tl.zeros((BM, BN), ACC)
+            acc = zeros_of(ACC, BM, BN)
         if not TMA:
             r = row + tl.arange(0, BM)[:, None]
             c = column + tl.arange(0, BN)[None, :]
@@ -217,9 +244,9 @@ def ragged_dot_kernel(
                 i = depth + tl.arange(0, BK)[None, :]
                 j = depth + tl.arange(0, BK)[:, None]
                 # All of these were bound above, under the same condition.
-                a = tl.load(left + i, mask=(r < row_end) & (i < K), other=0.0)  # pyright: ignore[reportPossiblyUnboundVariable]
+                a = tl.load(left + i, mask=(r < row_end) & (i < K), other=0)  # pyright: ignore[reportPossiblyUnboundVariable]
                 at = right + (j if TRANSPOSED else j.to(tl.int64) * N)  # pyright: ignore[reportPossiblyUnboundVariable]
-                b = tl.load(at, mask=(j < K) & (c < N), other=0.0)  # pyright: ignore[reportPossiblyUnboundVariable]
+                b = tl.load(at, mask=(j < K) & (c < N), other=0)  # pyright: ignore[reportPossiblyUnboundVariable]
             acc = multiply(a, b, acc, PRECISION, UP, SWAP, TENSOR_CORES)
         if SWAP:
             acc = tl.trans(acc)
@@ -254,7 +281,7 @@ def ragged_contraction_kernel(
     PADDED: tl.constexpr,
     PRECISION: tl.constexpr,
     UP: tl.constexpr,
-    DOUBLE: tl.constexpr,
+    ACC: tl.constexpr,
     TMA: tl.constexpr,
     TENSOR_CORES: tl.constexpr,
     HALVES: tl.constexpr,
@@ -266,7 +293,6 @@ def ragged_contraction_kernel(
 ):
     """Tiles [BM, BN] of each group's lhs^T rhs, in steps of BK rows; by TMA whole steps, and the
     rows that are left through pointers, since a descriptor does not end where the group does."""
-    ACC: tl.constexpr = tl.float64 if DOUBLE else tl.float32
     TILES_M: tl.constexpr = (K + BM - 1) // BM
     TILES_N: tl.constexpr = (N + BN - 1) // BN
     batch = tl.program_id(1)
@@ -283,14 +309,14 @@ def ragged_contraction_kernel(
         n = tile_n * BN
         i = m + tl.arange(0, BM)[None, :]
         j = n + tl.arange(0, BN)[None, :]
-        acc = tl.zeros((BM, BN), ACC)
+        acc = zeros_of(ACC, BM, BN)
         if TMA:
             steps = (row_end - row_start) // BK
             # Asked for before the loop and used after it, so that nothing waits for them.
             r = row_start + steps * BK + tl.arange(0, BK)[:, None]
             at = (before + r).to(tl.int64)
-            a_rest = tl.load(lhs_rows + at * K + i, mask=(r < row_end) & (i < K), other=0.0)
-            b_rest = tl.load(rhs_rows + at * N + j, mask=(r < row_end) & (j < N), other=0.0)
+            a_rest = tl.load(lhs_rows + at * K + i, mask=(r < row_end) & (i < K), other=0)
+            b_rest = tl.load(rhs_rows + at * N + j, mask=(r < row_end) & (j < N), other=0)
             for step in range(steps):
                 row = before + row_start + step * BK
                 a = lhs.load([row, m])
@@ -301,8 +327,8 @@ def ragged_contraction_kernel(
             for step in range((row_end - row_start + (BK - 1)) // BK):
                 r = row_start + step * BK + tl.arange(0, BK)[:, None]
                 at = (before + r).to(tl.int64)
-                a = tl.load(lhs_rows + at * K + i, mask=(r < row_end) & (i < K), other=0.0)
-                b = tl.load(rhs_rows + at * N + j, mask=(r < row_end) & (j < N), other=0.0)
+                a = tl.load(lhs_rows + at * K + i, mask=(r < row_end) & (i < K), other=0)
+                b = tl.load(rhs_rows + at * N + j, mask=(r < row_end) & (j < N), other=0)
                 acc = multiply(tl.trans(a), b, acc, PRECISION, UP, False, TENSOR_CORES)
         matrix = batch * GROUPS + group
         if HALVES:
@@ -420,7 +446,7 @@ def _launch(
         "PADDED": next_power_of_two(spec.groups),
         "PRECISION": spec.precision,
         "UP": spec.lhs_dtype != spec.rhs_dtype,
-        "DOUBLE": spec.operand_dtype == "fp64",
+        "ACC": spec.acc_dtype,
         "TMA": config.tma,
         "TENSOR_CORES": config.tensor_cores,
         "HALVES": config.halves,
@@ -484,9 +510,16 @@ _TILES = {
 """(rows, columns, depth, warps, stages) of the tiles worth trying."""
 
 
+def on_tensor_cores(spec: RaggedSpec, target: Target) -> bool:
+    """Whether the target's tensor cores multiply such operands."""
+    if spec.operand_dtype == "fp64":
+        return target.double_tensor_cores
+    return spec.operand_dtype in FLOATING
+
+
 def ragged_dot_configs(spec: RaggedSpec, target: Target) -> list[RaggedConfig]:
     """Configurations worth timing for a ragged dot, the default first."""
-    if spec.operand_dtype == "fp64" and not target.double_tensor_cores:
+    if not on_tensor_cores(spec, target):
         return [RaggedConfig(False, 32, 32, 8, 4, 2, residents=0, tensor_cores=False)]
     rhs_columns = spec.k if spec.rhs_transposed else spec.n
     sides = (spec.k, spec.lhs_dtype), (rhs_columns, spec.rhs_dtype)
@@ -501,7 +534,7 @@ def ragged_dot_configs(spec: RaggedSpec, target: Target) -> list[RaggedConfig]:
 
 def ragged_contraction_configs(spec: RaggedSpec, target: Target) -> list[RaggedConfig]:
     """Configurations worth timing for a ragged contraction, the default first."""
-    if spec.operand_dtype == "fp64" and not target.double_tensor_cores:
+    if not on_tensor_cores(spec, target):
         return [RaggedConfig(False, 32, 32, 8, 4, 2, residents=0, tensor_cores=False)]
     sides = (spec.k, spec.lhs_dtype), (spec.n, spec.rhs_dtype)
     tma = _takes_descriptors(spec, target, *sides)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from genesis_fn.kernels.language.element_types import FLOAT8, ITEMSIZE, TRITON_NAMES
 from genesis_fn.kernels.matmul.spec import MatmulConfig, MatmulSpec
-from genesis_fn.kernels.plan_builder import INT32_MAX
+from genesis_fn.kernels.plan_builder import INT32_MAX, next_power_of_two
 
 _TL = {name: f"tl.{named}" for name, named in TRITON_NAMES.items()}
 _GROUP = 8  # rows of tiles that are walked together, for the L2 cache
@@ -257,6 +257,7 @@ def gemv_lines(text: MatmulSource) -> list[str]:
 
 
 _MAX_UNROLLED = 4
+MAX_WRITTEN_OUT = 16  # splits whose sum is written out
 _MAX_IN_FLIGHT = 192  # bytes of the right operand's tiles that a thread holds at once
 
 
@@ -485,15 +486,23 @@ def reduction_source(name: str, parameters: Iterable[str], text: MatmulSource) -
     if spec.batch:
         lines += ["batch = tl.program_id(2)", *batch_lines(text)]
     lines += [inside_line(text, config.bm, config.bn)]
+    # In the order of the splits, or in one tree: the sum is the same from run to run.
+    written_out = config.split_k <= MAX_WRITTEN_OUT
+    size, zero = f"({n('M')} * {n('N')})", zero_text(spec.acc_dtype)
+    if not written_out:
+        every = f"tl.arange(0, {next_power_of_two(config.split_k)})[:, None, None]"
+        lines += [f"every = {every}", f"present = (every < {config.split_k}) & inside[None]"]
     for plane, value in enumerate(["acc", "acc1"][:planes]):
-        for split in range(config.split_k):
-            slot = f"{split * planes + plane}"
+        for split in map(str, range(config.split_k)) if written_out else ["every"]:
+            slot = f"{split} * {planes} + {plane}"
             if batches:
-                slot = f"({slot} * ({batches}) + batch).to(tl.int64)"
-            at = f"partial + {slot} * ({n('M')} * {n('N')}) + (rm * {n('N')} + rn)"
-            load = f"tl.load({at}, mask=inside, other={zero_text(spec.acc_dtype)})"
-            # In the order of the splits: the sum is the same from run to run.
-            lines.append(f"{value} {'+=' if split else '='} {load}")
+                slot = f"(({slot}) * ({batches}) + batch)"
+            at = f"partial + tl.cast({slot}, tl.int64) * {size} + (rm * {n('N')} + rn)"
+            if written_out:
+                load = f"tl.load({at}, mask=inside, other={zero})"
+                lines.append(f"{value} {'+=' if split != '0' else '='} {load}")
+            else:
+                lines.append(f"{value} = tl.sum(tl.load({at}, mask=present, other={zero}), axis=0)")
     return kernel_text(name, parameters, lines + part_lines(text, config.bn, ""))
 
 

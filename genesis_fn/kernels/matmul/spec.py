@@ -123,8 +123,8 @@ class MatmulSpec:
 
     @property
     def operand_dtype(self) -> str:
-        """The type that both operands take part in: the wider of the two, or the output's if that
-        has 64 bits."""
+        """The type that both operands take part in: the wider float of the two, the output's if
+        that has 64 bits, and for two types of integers one of 32 or 64 bits that wraps alike."""
         lhs, rhs, out = self.lhs_dtype, self.rhs_dtype, self.out_dtype
         real = [x.startswith(("fp", "bf")) for x in (lhs, rhs, out)]
         if ITEMSIZE[out] == 8 and len(set(real)) == 1:
@@ -136,7 +136,9 @@ class MatmulSpec:
         if {lhs, rhs} == {"bf16", "fp16"}:
             return "fp32"
         floats = [x for x in (lhs, rhs) if x.startswith(("fp", "bf"))]
-        return max(floats or (lhs, rhs), key=ITEMSIZE.__getitem__)
+        if floats:
+            return max(floats, key=ITEMSIZE.__getitem__)
+        return "i64" if 8 in (ITEMSIZE[lhs], ITEMSIZE[rhs]) else "i32"
 
     @property
     def acc_dtype(self) -> str:

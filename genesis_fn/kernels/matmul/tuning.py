@@ -15,11 +15,12 @@ from genesis_fn.compiler.target import Target
 from genesis_fn.kernels.language.element_types import FLOAT8, ITEMSIZE
 from genesis_fn.kernels.matmul.operand_layout import copies, prepared_spec
 from genesis_fn.kernels.matmul.source import MatmulSource, gemv_steps
-from genesis_fn.kernels.matmul.spec import FEW_ROWS, MatmulConfig, MatmulSpec
+from genesis_fn.kernels.matmul.spec import FEW_ROWS, Hooks, MatmulConfig, MatmulSpec
 
 # Of a wide product's tile, that a generated epilogue works on at once: with more the kernel spills.
 _EPILOGUE_COLUMNS = 32
 TENSOR_CORE_DTYPES = ("fp64", "fp32", "fp16", "bf16", "fp8e4nv", "fp8e5", "i8")
+_MOST_DEEP = 256  # rows and columns of a product that takes as long as reading both operands
 _NARROW = 64  # columns of a product whose time is that of reading the left operand
 _LAUNCH_SECONDS = 2.0e-6
 _TILE_SECONDS = 1.2e-6
@@ -104,6 +105,8 @@ def configs(spec: MatmulSpec, target: Target) -> tuple[MatmulConfig, ...]:
         return (MatmulConfig("pointer", 16, 16, 16),)
     if not on_tensor_cores(spec, target):
         return (MatmulConfig("pointer", 32, 32, 8, warps=4, stages=2, tensor_cores=False),)
+    if deep := _deep_menu(spec, target):
+        return tuple(deep)
     if spec.m <= FEW_ROWS:
         menu = skinny_configs(spec, target)
         if spec.m <= 8 and spec.operand_dtype not in ("fp64", "i8"):
@@ -190,14 +193,15 @@ def skinny_seconds(spec: MatmulSpec, config: MatmulConfig, target: Target) -> fl
     size = ITEMSIZE[spec.operand_dtype] * (2 if spec.gated else 1)
     tiles = math.ceil(spec.n / config.bn) * config.split_k * spec.batches
     programs = min(tiles, target.processors)
-    under_way = programs * config.stages * config.bk * config.bn * size
+    under_way = programs * config.stages * config.bk * min(config.bn, spec.n) * size
     rate = min(target.bandwidth, under_way / _SKINNY_LATENCY_SECONDS)
     total = size * spec.batches * spec.n * spec.k / rate
     total += math.ceil(tiles / programs) * _SKINNY_TILE_SECONDS
     if config.split_k > 1:
         partial = 8 * spec.batches * spec.m * spec.n * config.split_k
         total += _LAUNCH_SECONDS + partial / target.bandwidth
-    return total
+    # With few columns, too, the time may be that of multiplying.
+    return max(total, seconds(spec, config, target)) if spec.n <= _NARROW else total
 
 
 def narrow_seconds(spec: MatmulSpec, config: MatmulConfig, target: Target) -> float:
@@ -282,7 +286,7 @@ def _skinny_menu(spec: MatmulSpec, target: Target) -> list[MatmulConfig]:
     menu = []
     for bn in (64, 128):
         for bk in (128 // size, 256 // size, 512 // size):
-            for split in (1, 2, 4, 8, 16):
+            for split in (1, 2, 4, 8, *_many_splits(spec, rows, bn, bk, target)):
                 if split > 1 and spec.k < 2 * split * bk:
                     continue
                 if bk > 128 // size and bk > spec.k:
@@ -330,7 +334,7 @@ def _wide_menu(spec: MatmulSpec, target: Target) -> list[MatmulConfig]:
         fitting = [(128, columns, 64, 4, 4), (64, columns, 64, 4, 4)]
     for bm, bn, bk, warps, stages in fitting:
         halves = described and bm * bn >= 128 * 256
-        for split in _splits(spec, bk):
+        for split in _splits(spec, bk) + _many_splits(spec, bm, bn, bk, target):
             config = MatmulConfig(family, bm, bn, bk, warps, stages, split, halves=halves)
             menu.append(config)
             if _kind(spec) == "fp8" and described and warps == 4 and split == 1:
@@ -339,6 +343,31 @@ def _wide_menu(spec: MatmulSpec, target: Target) -> list[MatmulConfig]:
             if halves and stages == 3 and split == 1:
                 menu.append(replace(config, halves=False))
     return menu
+
+
+def _deep_menu(spec: MatmulSpec, target: Target) -> list[MatmulConfig]:
+    """The configurations of a small product of great depth whose operands both lie across it, such
+    as the float32 gradient of a layer's parameters. Empty for other products.
+
+    Hopper's products of warp groups would have both operands turned in shared memory. On an H200,
+    64 x 64 of depth 2^18 took 40 us with these warps' products, 57 at best with those, and
+    256 x 256 of depth 2^16 106 and 132.
+    """
+    alone = not (spec.batch or spec.segments or spec.gated or spec.hooks != Hooks())
+    if not alone or _kind(spec) != "tf32" or not target.contiguous_depth:
+        return []
+    across = copies(spec, "lhs") and copies(spec, "rhs")
+    if not across or max(spec.m, spec.n) > _MOST_DEEP or spec.k < 32 * max(spec.m, spec.n):
+        return []
+    side = 16 if max(spec.m, spec.n) <= 16 else 32
+    tiles = math.ceil(spec.m / side) * math.ceil(spec.n / side)
+    split = min(4 * target.processors // tiles, 2 * target.processors, spec.k // 256)
+    warps = side // 16
+    shapes = [(64, 3), (32, 4)] if warps == 2 else [(32, 4), (64, 3)]
+    return [
+        MatmulConfig("pointer", side, side, bk, warps, stages, max(split, 1))
+        for bk, stages in shapes
+    ]
 
 
 def _narrow_menu(spec: MatmulSpec, target: Target) -> list[MatmulConfig]:
@@ -359,6 +388,16 @@ def _narrow_menu(spec: MatmulSpec, target: Target) -> list[MatmulConfig]:
 
 def _splits(spec: MatmulSpec, depth: int) -> list[int]:
     return [s for s in (1, 2, 3, 4, 6, 8) if s == 1 or spec.k >= 8 * s * depth]
+
+
+def _many_splits(spec: MatmulSpec, bm: int, bn: int, bk: int, target: Target) -> list[int]:
+    """The splits of a small product of great depth, such as the gradient of a layer's parameters:
+    as many as occupy all processors."""
+    tiles = math.ceil(spec.m / bm) * math.ceil(spec.n / bn) * spec.batches
+    most = 2 * target.processors // tiles
+    counts = {16, 32, 64, 128, most // 2, most}
+    # As deep as the menus' other splits at least, which a second launch adds.
+    return sorted(s for s in counts if 8 < s <= most and spec.k >= 2 * s * bk)
 
 
 def _kind(spec: MatmulSpec) -> str:

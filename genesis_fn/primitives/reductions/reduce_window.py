@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from genesis_fn.core import errors
+from genesis_fn.core import dtypes, errors
 from genesis_fn.core.aval import Aval
 from genesis_fn.core.dtypes import BOOL, I32, extreme_over_nothing
 from genesis_fn.core.primitive import SCALARS, Primitive, bind, typeof
@@ -110,6 +110,8 @@ reduce_window_sum_p = linear(
 
 
 def _offset_shape(x: Aval, *, window: Window, greatest: bool) -> Aval:
+    if dtypes.is_complex(x.dtype):
+        raise errors.DTypeError(f"window_offset takes real numbers or booleans, got {x}")
     return x.update(window.outputs(x.shape, "window_offset", x), I32)
 
 

@@ -271,6 +271,20 @@ def _log1p_of_complex(z: torch.Tensor, *, kind: torch.dtype) -> torch.Tensor:
     return torch.complex(length, torch.atan2(y, 1 + x))
 
 
+def _expm1_of_complex(z: torch.Tensor, *, kind: torch.dtype) -> torch.Tensor:
+    # torch's is NaN at infinities.
+    x, y, e = z.real, z.imag, torch.exp(z)
+    near = torch.expm1(x) * torch.cos(y) - 2 * torch.sin(y / 2) ** 2
+    return torch.complex(torch.where(x.abs() < 1, near, e.real - 1), e.imag)
+
+
+def _acos_of_complex(z: torch.Tensor, *, kind: torch.dtype) -> torch.Tensor:
+    # torch's loses the sign of an imaginary part that is zero.
+    w = torch.acos(z)
+    signed = torch.where(w.imag == 0, torch.copysign(w.imag, -z.imag), w.imag)
+    return torch.complex(w.real, signed)
+
+
 OF_COMPLEX.update(
     {
         ops.neg.prim: _by_parts(torch.neg),
@@ -278,6 +292,8 @@ OF_COMPLEX.update(
         ops.sub.prim: _by_parts(torch.sub),
         ops.pow.prim: _pow_of_complex,
         ops.log1p.prim: _log1p_of_complex,
+        ops.expm1.prim: _expm1_of_complex,
+        ops.acos.prim: _acos_of_complex,
     }
 )
 

@@ -12,12 +12,14 @@ from genesis_fn.backends.cuda.codegen.loops import Loops, PartialResult, needed
 from genesis_fn.backends.cuda.codegen.split_reduction import plan_kernels
 from genesis_fn.backends.cuda.codegen.tiling import PERSISTENT, Tiling, tile_columns
 from genesis_fn.compiler.loop_ir import reindex
-from genesis_fn.compiler.loop_ir.kernel import KernelIR
+from genesis_fn.compiler.loop_ir.kernel import KernelIR, peak_live
 from genesis_fn.compiler.options import enabled
 from genesis_fn.compiler.target import Target
 from genesis_fn.core.jaxpr import Var
 from genesis_fn.kernels.language.expressions import PRELUDE
 from genesis_fn.kernels.plan import BufferArg, Launch, Plan, Workspace
+
+_CROWDED = 72, 112  # values of a thread at once, with which 128 registers are enough but not sure
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +120,7 @@ def generate(body: KernelIR, target: Target) -> GeneratedKernels:
                 {},
                 tiling.warps,
                 3,
-                max_registers=_register_cap(tiling, target),
+                max_registers=_register_cap(part, tiling, target),
             )
         )
         sources.append(function.text.removeprefix(PRELUDE))
@@ -139,9 +141,15 @@ def _buffer(p: Parameter, number: Mapping[Parameter, int]) -> int:
     return len(number) + p.target.number if type(p.target) is PartialResult else number[p]
 
 
-def _register_cap(tiling: Tiling, target: Target) -> int | None:
-    """The cap on registers per thread with which 16 warps of slabs fit on a processor."""
-    return target.registers // (32 * max(tiling.warps, 16)) if tiling.kind == "slab" else None
+def _register_cap(loops: Loops, tiling: Tiling, target: Target) -> int | None:
+    """The cap on registers per thread with which 16 warps fit on a processor: of slabs, and of
+    threads of one element whose values all but fill that many."""
+    if tiling.kind != "slab":
+        alone = tiling.block * tiling.chunk == 32 * tiling.warps
+        live = peak_live(loops.instrs, loops.stores) if alone else 0
+        if not _CROWDED[0] <= live <= _CROWDED[1]:
+            return None
+    return target.registers // (32 * max(tiling.warps, 16))
 
 
 def _reindexed(loops: Loops, split: bool) -> Loops:

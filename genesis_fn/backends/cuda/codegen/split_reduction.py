@@ -17,7 +17,6 @@ from genesis_fn.backends.cuda.codegen.tiling import (
     combine_tiling,
     looped_tile,
     slab_tiling,
-    warps_for,
 )
 from genesis_fn.compiler.loop_ir import reindex
 from genesis_fn.compiler.loop_ir.kernel import Instr
@@ -61,7 +60,7 @@ def _split_reduction(loops: Loops, target: Target) -> Kernels:
 
 def _partial_tiling(loops: Loops, target: Target) -> Tiling:
     """The tiling of the first kernel: as many splits as fill the GPU, at least two chunks each."""
-    block, chunk = looped_tile(loops)
+    block, chunk, warps = looped_tile(loops)
     blocks = cdiv(loops.rows, block)
     # At most four programs for each processor, and 256 splits: rows of the second kernel.
     count = max(1, min(4 * target.processors // blocks, cdiv(loops.depth, 2 * chunk), 256))
@@ -72,7 +71,7 @@ def _partial_tiling(loops: Loops, target: Target) -> Tiling:
         (blocks, count, 1),
         block,
         chunk,
-        warps=warps_for(block * chunk),
+        warps=warps,
         splits=count,
         length=length,
         final=False,

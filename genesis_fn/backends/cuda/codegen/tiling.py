@@ -20,10 +20,10 @@ from genesis_fn.kernels.plan_builder import cdiv, next_power_of_two
 
 PERSISTENT = 16384  # the longest row that stays in registers, in elements
 _REGISTERS = 136  # per thread, the most that a slab's tiles are estimated to take
-# Of a flat kernel: values that are alive in a thread, with which 16 warps fit on a processor, and
-# its instructions, half of what the instruction cache of 128 KiB holds. A thread's elements are
-# unrolled: at 8 of them kernels of a chain of 24 divisions and its derivatives took 255 registers,
-# and those of sines 33,000 instructions.
+# Of a kernel whose tiles may be smaller: values that are alive in a thread, with which 16 warps fit
+# on a processor, and its instructions, half of what the instruction cache of 128 KiB holds. A
+# thread's elements are unrolled: at 8 of them kernels of a chain of 24 divisions and derivatives
+# took 255 registers, and those of sines 33,000 instructions.
 _LIVE = 128
 _INSTRUCTIONS = 4096
 
@@ -65,7 +65,7 @@ def choose_tiling(loops: Loops, target: Target) -> Tiling:
         grid = (cdiv(rows, 32) * cdiv(columns, 32), 1, 1)
         return Tiling("tiled", grid, 32, 32, columns)
     warps = 8 if len({i.meta[0] for i in loops.instrs if i.op == "load"}) > 2 else 4
-    block = 32 * warps * _elements_per_thread(loops)
+    block = 32 * warps * _elements_per_thread(loops, 8)
     # Parts of complex numbers come in twos: as many registers for half as many elements.
     offsets = [i.meta[1] for i in loops.instrs if i.op == "load"] + [s[1] for s in loops.stores]
     if any([e.terms and math.gcd(*e.terms.values()) == 2 for e in offsets]):
@@ -77,12 +77,12 @@ def choose_tiling(loops: Loops, target: Target) -> Tiling:
     return Tiling("flat", (cdiv(n, block), 1, 1), block, warps=min(warps, max(1, block // 32)))
 
 
-def _elements_per_thread(loops: Loops) -> int:
-    """How many elements a thread of a flat kernel computes: 8, which hide the latency of memory and
-    of arithmetic, or as many as leave registers for other warps and fit the instruction cache. Of 4
-    or more Triton loads 16 bytes of float32 at once."""
+def _elements_per_thread(loops: Loops, most: int) -> int:
+    """How many elements of a tile a thread computes at once: `most`, which hide the latency of
+    memory and of arithmetic, or as many as leave registers for other warps and fit the instruction
+    cache. Of 4 or more Triton loads 16 bytes of float32 at once."""
     live, size = peak_live(loops.instrs, loops.stores), loops.instructions()
-    count = 8
+    count = most
     while count > 1 and (count * live > _LIVE or count * size > _INSTRUCTIONS):
         count //= 2
     return count
@@ -140,17 +140,21 @@ def _reduction_tiling(loops: Loops, target: Target) -> Tiling:
     if not loops.inner and padded <= 64:
         block = max(1, min(max(16, budget // padded), next_power_of_two(rows)))
         return Tiling("row", (cdiv(rows, block), 1, 1), block, padded)
-    block, chunk = looped_tile(loops)
-    return Tiling("looped", (cdiv(rows, block), 1, 1), block, chunk, warps=warps_for(block * chunk))
+    block, chunk, warps = looped_tile(loops)
+    return Tiling("looped", (cdiv(rows, block), 1, 1), block, chunk, warps=warps)
 
 
-def looped_tile(loops: Loops) -> tuple[int, int]:
-    """(rows, elements of r) of one tile of a reduction in a loop."""
+def looped_tile(loops: Loops) -> tuple[int, int, int]:
+    """(rows, elements of r, warps) of one tile of a reduction in a loop."""
+    each = _elements_per_thread(loops, 16)
     if loops.inner:
-        return 1, min(4096 if loops.largest <= 4 else 2048, next_power_of_two(loops.depth))
+        most = (4096 if loops.largest <= 4 else 2048) * each // 16
+        chunk = min(most, next_power_of_two(loops.depth))
+        return 1, chunk, warps_for(chunk, each)
     # `r` is not the fastest axis: neighbouring rows are, so that a tile needs many of them.
     block = min(64, next_power_of_two(loops.rows))
-    return block, min(2048 // block, next_power_of_two(loops.depth))
+    chunk = min(2048 // block, next_power_of_two(loops.depth))
+    return block, chunk, warps_for(block * chunk, each)
 
 
 def warps_for(elements: int, per_thread: int = 16) -> int:

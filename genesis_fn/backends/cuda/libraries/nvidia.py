@@ -315,11 +315,17 @@ def _fft_scratch(routine: r.Fft, libraries: Libraries, handles: _Handles) -> int
 
 @_wants(r.TriangularSolve, r.Product, r.QrFactor, r.LuFactor, r.LuSolve, r.Cholesky)
 def _small_scratch(routine: Any, libraries: Libraries, handles: _Handles) -> int:
-    return max(_BLAS_WORKSPACE, _factor_sizes(routine, libraries, handles)[0])
+    return max(_BLAS_WORKSPACE, _factor_sizes(routine)[0])
 
 
-def _factor_sizes(routine: Any, libraries: Libraries, handles: _Handles) -> tuple[int, int]:
+# Sizes are asked when a program is planned, and known to its runs.
+_sizes = functools.lru_cache(4096)
+
+
+@_sizes
+def _factor_sizes(routine: Any) -> tuple[int, int]:
     """(bytes on the device, bytes on the host) of a factorization of one matrix; of others none."""
+    libraries, handles = _libraries(), _handles()
     if routine.batch > 1 or isinstance(routine, (r.TriangularSolve, r.Product, r.LuSolve)):
         return 0, 0
     solver, kind = libraries.solver, _TYPE[routine.kind]
@@ -341,8 +347,7 @@ def _cholesky(routine: r.Cholesky, call: _Call) -> None:
         name = f"{_LETTER[routine.kind]}potrf_batched"
         call.solver(name, _LOWER, n, a, n, info, routine.batch)
         return
-    sizes = _factor_sizes(routine, call.libraries, call.handles)
-    call.general("xpotrf", sizes, _LOWER, n, kind, a, n, kind)
+    call.general("xpotrf", _factor_sizes(routine), _LOWER, n, kind, a, n, kind)
 
 
 @_runs(r.LuFactor)
@@ -352,8 +357,7 @@ def _lu(routine: r.LuFactor, call: _Call) -> None:
     if routine.batch > 1:
         call.blas(f"{_LETTER[routine.kind]}getrf_batched", n, a, n, pivots, info, routine.batch)
         return
-    sizes = _factor_sizes(routine, call.libraries, call.handles)
-    call.general("xgetrf", sizes, m, n, kind, a, m, pivots, kind)
+    call.general("xgetrf", _factor_sizes(routine), m, n, kind, a, m, pivots, kind)
 
 
 @_runs(r.LuSolve)
@@ -399,8 +403,7 @@ def _qr(routine: r.QrFactor, call: _Call) -> None:
         name = f"{_LETTER[routine.kind]}geqrf_batched"
         call.blas(name, m, n, a, m, scales, checked.ctypes.data, routine.batch)
         return
-    sizes = _factor_sizes(routine, call.libraries, call.handles)
-    call.general("xgeqrf", sizes, m, n, kind, a, m, kind, scales, kind)
+    call.general("xgeqrf", _factor_sizes(routine), m, n, kind, a, m, kind, scales, kind)
 
 
 def _vectors_name(kind: str) -> str:
@@ -423,7 +426,9 @@ def _qr_vectors(routine: r.QrVectors, call: _Call) -> None:
     call.solver(_vectors_name(routine.kind), m, n, k, a, m, scales, work, elements, info)
 
 
-def _eigh_sizes(routine: r.Eigh, libraries: Libraries, handles: _Handles) -> tuple[int, int]:
+@_sizes
+def _eigh_sizes(routine: r.Eigh) -> tuple[int, int]:
+    libraries, handles = _libraries(), _handles()
     n, kind, real = routine.n, _TYPE[routine.kind], _REAL[routine.kind]
     what = handles.solver, handles.parameters, _VECTORS, _LOWER, n, kind, 0, n, real, 0, kind
     if routine.captured:
@@ -433,19 +438,18 @@ def _eigh_sizes(routine: r.Eigh, libraries: Libraries, handles: _Handles) -> tup
 
 @_wants(r.Eigh)
 def _eigh_scratch(routine: r.Eigh, libraries: Libraries, handles: _Handles) -> int:
-    return _eigh_sizes(routine, libraries, handles)[0]
+    return _eigh_sizes(routine)[0]
 
 
 @_runs(r.Eigh)
 def _eigh(routine: r.Eigh, call: _Call) -> None:
     a, values, _, _ = call.addresses
     n, kind, real = routine.n, _TYPE[routine.kind], _REAL[routine.kind]
-    sizes = _eigh_sizes(routine, call.libraries, call.handles)
     what = _VECTORS, _LOWER, n, kind, a, n, real, values, kind
     if routine.captured:
-        call.general("xsyev_batched", sizes, *what, last=(routine.batch,))
+        call.general("xsyev_batched", _eigh_sizes(routine), *what, last=(routine.batch,))
     else:
-        call.general("xsyevd", sizes, *what)
+        call.general("xsyevd", _eigh_sizes(routine), *what)
 
 
 def _eigh_name(kind: str) -> str:
@@ -535,20 +539,21 @@ def _eig_arguments(
     return without, wanted, n, kind, a, n, values_kind, values, *left, *right, kind
 
 
-def _eig_sizes(routine: r.Eig, libraries: Libraries, handles: _Handles) -> tuple[int, int]:
+@_sizes
+def _eig_sizes(routine: r.Eig) -> tuple[int, int]:
+    libraries, handles = _libraries(), _handles()
     size = libraries.solver.xgeev_buffer_size
     return size(handles.solver, handles.parameters, *_eig_arguments(routine))
 
 
 @_wants(r.Eig)
 def _eig_scratch(routine: r.Eig, libraries: Libraries, handles: _Handles) -> int:
-    return _eig_sizes(routine, libraries, handles)[0]
+    return _eig_sizes(routine)[0]
 
 
 @_runs(r.Eig)
 def _eig(routine: r.Eig, call: _Call) -> None:
-    sizes = _eig_sizes(routine, call.libraries, call.handles)
-    call.general("xgeev", sizes, *_eig_arguments(routine, *call.addresses[:3]))
+    call.general("xgeev", _eig_sizes(routine), *_eig_arguments(routine, *call.addresses[:3]))
 
 
 @_runs(r.Product)

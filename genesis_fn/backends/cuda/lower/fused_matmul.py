@@ -84,7 +84,7 @@ def _types(inputs: dict[str, Var]) -> tuple[tuple[str, str], ...]:
     return tuple([(name, NAMES[v.aval.dtype]) for name, v in inputs.items()])
 
 
-class _InlinedKernel(KernelWriter):
+class InlinedKernel(KernelWriter):
     """Writes instructions of a body as lines of another kernel. The names of values and pointers
     begin with `letter`, so that several bodies can stand in one kernel."""
 
@@ -119,7 +119,7 @@ def few_row_epilogue_text(
     # `rm`, `rn` and `inside` are the product kernel's (see `Hooks`): the body's flat index is made
     # of them.
     inputs: dict[str, Var] = {}
-    part = _InlinedKernel(body, "e", Tiling("flat", (1, 1, 1), 1), inputs)
+    part = InlinedKernel(body, "e", Tiling("flat", (1, 1, 1), 1), inputs)
     part.masks = {"p": "inside"}
     part.line(f"p = rm * {columns} + rn")
     accumulators = dict(zip(values, ("acc", "acc1")))
@@ -140,7 +140,7 @@ def matmul_epilogue_text(
     """(lines that turn `acc`, the product `value`, into the first of `results` and store the
     others, the pointers that they read, those that they write)."""
     inputs: dict[str, Var] = {}
-    part = _InlinedKernel(body, "e", Tiling("flat", (1, 1, 1), 1), inputs)
+    part = InlinedKernel(body, "e", Tiling("flat", (1, 1, 1), 1), inputs)
     part.masks = {"p": "inside"}
     part.line(f"p = rm * {columns} + rn")
     for n, i in enumerate(body.instrs):
@@ -169,7 +169,7 @@ def gemv_prologue_text(body: KernelIR, depth: int) -> tuple[str, str, dict[str, 
     tiling = Tiling("row", (1, 1, 1), 1, padded)
     instrs = body.instrs
     ((_, _, root),) = body.stores
-    part = _InlinedKernel(body, "v", tiling, inputs)
+    part = InlinedKernel(body, "v", tiling, inputs)
     reductions = [n for n, i in enumerate(instrs) if i.op == "reduce"]
     if reductions:
         part.line("p = rm")
@@ -179,7 +179,7 @@ def gemv_prologue_text(body: KernelIR, depth: int) -> tuple[str, str, dict[str, 
         for n in needed(instrs, [*reductions, *fixed]):
             step(part, n)
     # The elements are computed again in the loop over k, from the reductions that are known now.
-    again = _InlinedKernel(body, "w", tiling, inputs)
+    again = InlinedKernel(body, "w", tiling, inputs)
     pointwise = body.domain.reduced == 1
     again.line(f"p = rm * {depth} + rk_row" if pointwise else "p = rm")
     again.line("r = rk_row")

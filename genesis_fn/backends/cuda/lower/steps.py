@@ -16,6 +16,7 @@ from genesis_fn.backends.cuda import lowerings
 from genesis_fn.backends.cuda.codegen import GeneratedKernels, KernelCache, generate_once
 from genesis_fn.backends.cuda.driver.communication import Permute
 from genesis_fn.backends.cuda.lower.fused_matmul import plan_few_rows, plan_matmul_epilogue
+from genesis_fn.backends.cuda.lower.fused_sums import checked_gathers, plan_fused_sum
 from genesis_fn.backends.cuda.lowerings import Constant, Exchange, HostCall, Views, checks, plan_for
 from genesis_fn.backends.cuda.run.steps import (
     Collective,
@@ -244,11 +245,11 @@ class ProgramLowering:
         return None if offset or shared or u.aval.nbytes != v.aval.nbytes else u
 
     def _group(self, g: FusionGroup, wanted: dict[Var, int]) -> None:
-        if g.matmul is not None:
+        if g.matmul is not None or g.sum is not None:
             for v in g.writes:
                 self.buffers[v] = self._write_to(v, wanted, None, None)
             at = len(self.table.summaries)
-            self.items.append(self._product(g))
+            self.items.append(self._product(g) if g.sum is None else self._sum(g))
             self.items[-1].summary = self.table.summaries[at]
             return
         if g.kernel is None:
@@ -375,6 +376,32 @@ class ProgramLowering:
         )
         return self._planned(plan, reads, [self.buffers[v] for v in g.writes])
 
+    def _sum(self, g: FusionGroup) -> ScheduledStep:
+        """A sum by segment that computes what it adds."""
+        fused, e = g.sum, g.eqn
+        assert fused is not None and e is not None
+        sites = [self._site(x) for x in checked_gathers(fused)]
+        plan, operands = plan_fused_sum(fused, sites, self.table.target)
+        writes = [self.buffers[v] for v in g.writes]
+        if sites:
+            assert self.table.error_word is not None
+            writes.append(self.table.error_word)
+        within = [x.prim.name for x in fused.gathers.values()]
+        within += [i.eqn.prim.name for i in fused.updates.instrs if i.eqn is not None]
+        text = "+".join([*dict.fromkeys(within), e.prim.name])
+        self.table.summaries.append(
+            StepSummary(text, g.traffic, g.operations, [], [str(e.where)], self.depth)
+        )
+        return self._planned(plan, [self.buffer(u) for u in operands], writes)
+
+    def _site(self, e: Eqn) -> int:
+        """The site of an equation that checks something."""
+        self.table.sites.append(e)
+        if self.table.error_word is None:
+            # One word for the whole program; sites tell its checks apart.
+            self.table.error_word = self.table.new(8)
+        return len(self.table.sites)
+
     # Equations that are one step: kernels of `lowerings`, host calls, control flow.
 
     def _in_place(self, e: Eqn) -> bool:
@@ -439,10 +466,8 @@ class ProgramLowering:
             return ScheduledStep([], reads, writes)
         assert type(lowered) is Plan
         if checks(lowered, [v.aval for v in e.outs]):
-            self.table.sites.append(e)
-            if self.table.error_word is None:
-                # One word for the whole program; sites tell its checks apart.
-                self.table.error_word = self.table.new(8)
+            self._site(e)
+            assert self.table.error_word is not None
             writes = [*writes, self.table.error_word]
         return self._planned(lowered, reads, writes)
 

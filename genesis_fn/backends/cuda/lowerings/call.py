@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias, TypeVar
 
-from genesis_fn.backends.cuda import libraries
 from genesis_fn.backends.cuda.driver.communication import Communication
 from genesis_fn.compiler.target import Target
 from genesis_fn.core.aval import Aval
@@ -25,8 +24,8 @@ SITES = 8
 class HostCall:
     """The CPU backend runs the primitive, between copies of its operands and results.
 
-    Polygamma, products of booleans, convolutions of integers, and what libraries compute where
-    there are none, run so.
+    Callbacks, users' functions of tensors and primitives of the CPU run so, and what libraries
+    compute where there are none.
     """
 
     prim: Primitive
@@ -138,26 +137,6 @@ def lowers(*of: Primitive | type, **given: object) -> Callable[[F], F]:
 
     def register(rule: F) -> F:
         RULES.update(dict.fromkeys(of, functools.partial(rule, **given) if given else rule))
-        return rule
-
-    return register
-
-
-LIBRARY_RULES: set[Callable[[Call], Lowered | None]] = set()
-"""Rules of primitives that libraries compute."""
-
-
-def lowers_by_library(prim: Primitive) -> Callable[[Callable[[Call], Lowered]], object]:
-    """Decorator: the function lowers a primitive where there are libraries, on operands that have
-    elements; elsewhere the host computes."""
-
-    def register(rule: Callable[[Call], Lowered]) -> object:
-        def lower(call: Call) -> Lowered:
-            served = libraries.usable(call.target) and all([a.size for a in call.operands])
-            return rule(call) if served else call.host()
-
-        RULES[prim] = lower
-        LIBRARY_RULES.add(lower)
         return rule
 
     return register

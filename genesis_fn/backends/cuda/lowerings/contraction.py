@@ -10,9 +10,10 @@ from typing import TypeAlias
 from genesis_fn.backends.cuda.codegen.kernel_text import add_copy, collapsed
 from genesis_fn.backends.cuda.lowerings.call import Call, Lowered, lowers
 from genesis_fn.backends.cuda.lowerings.conv import PRECISION
+from genesis_fn.backends.cuda.lowerings.elementwise import converted
+from genesis_fn.backends.cuda.lowerings.integers import as_number, float_operands
 from genesis_fn.backends.cuda.lowerings.shape import add_fill
 from genesis_fn.compiler.fusion.matmul_grouping import grouped_matmul_p
-from genesis_fn.core import dtypes
 from genesis_fn.core.aval import Aval
 from genesis_fn.kernels.language.dtypes import NAMES
 from genesis_fn.kernels.matmul.grouped import plan_grouped_matmul
@@ -76,8 +77,8 @@ def matmul_spec(call: Call) -> tuple[MatmulSpec, tuple[bool, bool]]:
         n,
         k,
         tuple(sizes),
-        NAMES[x.dtype],
-        NAMES[y.dtype],
+        NAMES[as_number(x.dtype)],
+        NAMES[as_number(y.dtype)],
         NAMES[call.out.dtype],
         lhs_strides=(*sa, *a[count:]),
         rhs_strides=(*sb, *b[count:]),
@@ -90,16 +91,33 @@ def matmul_spec(call: Call) -> tuple[MatmulSpec, tuple[bool, bool]]:
 @lowers(dot_general_p)
 def _dot_general(call: Call) -> Lowered:
     x, y = call.operands
-    if dtypes.BOOL in (x.dtype, y.dtype, call.out.dtype):
-        return call.host()
     builder = PlanBuilder(2, 1)
     if 0 in (call.out.size, x.size, y.size):
         add_fill(builder, call.write(), call.out.size, 0, call.out.dtype)
         return builder.build()
+    call, sources = _in_floats(builder, call)
     spec, copies = matmul_spec(call)
-    operands = _matrices(builder, call, copies, [call.read(0), call.read(1)])
+    operands = _matrices(builder, call, copies, sources)
+    # Booleans are read as bytes.
+    kinds = spec.lhs_dtype, spec.rhs_dtype
+    operands = [replace(b, dtype=kind) for b, kind in zip(operands, kinds)]
     builder.include(plan_matmul(spec, call.target), [*operands, call.write()])
     return builder.build()
+
+
+def _in_floats(builder: PlanBuilder, call: Call) -> tuple[Call, list[BufferArg]]:
+    """The product and its operands' buffers, integers converted where floats multiply them."""
+    x, y = call.operands
+    sources = [call.read(0), call.read(1)]
+    (contracted, _), _ = call.params["dimension_numbers"]
+    terms = math.prod([x.shape[d] for d in contracted])
+    kind = float_operands(x.dtype, y.dtype, call.out.dtype, terms)
+    if kind is None:
+        return call, sources
+    sources = [converted(builder, b, a, kind) for b, a in zip(sources, (x, y))]
+    params = {**call.params, "precision": "highest", "preferred_element_type": call.out.dtype}
+    kinds = x.update(dtype=kind), y.update(dtype=kind)
+    return replace(call, avals=kinds, params=params), sources
 
 
 @lowers(grouped_matmul_p)

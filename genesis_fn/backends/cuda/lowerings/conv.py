@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from genesis_fn.backends.cuda.lowerings.call import Call, Lowered, lowers
 from genesis_fn.backends.cuda.lowerings.elementwise import add_convert, converted
+from genesis_fn.backends.cuda.lowerings.integers import as_number
 from genesis_fn.backends.cuda.lowerings.shape import add_fill
 from genesis_fn.core import dtypes
+from genesis_fn.core.dtypes import DType
 from genesis_fn.kernels.language.dtypes import NAMES
 from genesis_fn.kernels.matmul.conv import Convolution, plan_convolution
 from genesis_fn.kernels.plan_builder import PlanBuilder, dense
@@ -19,23 +22,19 @@ PRECISION = {"default": "default", "tf32": "tf32", "tf32x3": "tf32x3", "highest"
 @lowers(conv_p)
 def _convolution(call: Call) -> Lowered:
     x, w = call.operands
-    if not all(dtypes.is_float(a.dtype) for a in (x, w, call.out)):
-        return call.host()
     builder = PlanBuilder(2, 1)
     if 0 in (call.out.size, x.size, w.size):
-        add_fill(builder, call.write(), call.out.size, 0.0, call.out.dtype)
+        add_fill(builder, call.write(), call.out.size, 0, call.out.dtype)
         return builder.build()
-    kind = x.dtype if x.dtype == w.dtype else dtypes.promote_types(x.dtype, w.dtype)
-    if call.out.dtype == dtypes.F64:
-        kind = dtypes.F64
-    elif kind in (dtypes.F8E4, dtypes.F8E5):
-        kind = dtypes.BF16
+    kind, precision = _multiplied_in(call)
     lhs = converted(builder, call.read(0), x, kind)
     rhs = converted(builder, call.read(1), w, kind)
+    number = NAMES[as_number(kind)]  # booleans are read as bytes
+    lhs, rhs = replace(lhs, dtype=number), replace(rhs, dtype=number)
     out_kind = call.out.dtype
     narrow = out_kind in (dtypes.F8E4, dtypes.F8E5)
     made = dtypes.F32 if narrow else out_kind
-    spec = _spec(call, NAMES[kind], NAMES[made])
+    spec = _spec(call, number, NAMES[made], precision)
     if narrow:
         held = builder.workspace(call.out.size, "fp32")
         builder.include(plan_convolution(spec, call.target), [lhs, rhs, held])
@@ -45,7 +44,22 @@ def _convolution(call: Call) -> Lowered:
     return builder.build()
 
 
-def _spec(call: Call, kind: str, out_kind: str) -> Convolution:
+def _multiplied_in(call: Call) -> tuple[DType, str]:
+    """(the dtype that both operands become, the precision of their products)."""
+    x, w = call.operands
+    if not dtypes.is_float(x.dtype):
+        if not dtypes.is_float(call.out.dtype):
+            return x.dtype, "ieee"
+        return (dtypes.F64 if call.out.dtype == dtypes.F64 else dtypes.F32), "ieee"
+    kind = x.dtype if x.dtype == w.dtype else dtypes.promote_types(x.dtype, w.dtype)
+    if call.out.dtype == dtypes.F64:
+        kind = dtypes.F64
+    elif kind in (dtypes.F8E4, dtypes.F8E5):
+        kind = dtypes.BF16
+    return kind, PRECISION[call.params["precision"]]
+
+
+def _spec(call: Call, kind: str, out_kind: str, precision: str) -> Convolution:
     x, w = call.operands
     params = call.params
     lhs, rhs, out = params["dimension_numbers"]
@@ -88,5 +102,5 @@ def _spec(call: Call, kind: str, out_kind: str) -> Convolution:
         triple(params["rhs_dilation"], 1),
         dtype=kind,
         out_dtype=out_kind,
-        precision=PRECISION[params["precision"]],
+        precision=precision,
     )

@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 
 from genesis_fn.backends.cuda import libraries
-from genesis_fn.backends.cuda.codegen.kernel_text import add_copy, add_elements
-from genesis_fn.backends.cuda.lowerings.call import Call, Lowered, lowers_by_library
+from genesis_fn.backends.cuda.codegen.kernel_text import add_elements
+from genesis_fn.backends.cuda.lowerings.call import Call, Lowered
 from genesis_fn.backends.cuda.lowerings.elementwise import run_time_scalar
+from genesis_fn.backends.cuda.lowerings.library import lowers_by_library
 from genesis_fn.core import dtypes
 from genesis_fn.core.aval import Aval
 from genesis_fn.kernels.language.dtypes import NAMES
@@ -27,9 +28,12 @@ def _fft(call: Call) -> Lowered:
     x, out = call.operands[0], call.out
     builder = PlanBuilder(1, 1)
     kind, lengths = call.params["fft_type"], call.params["fft_lengths"]
-    real = NAMES[dtypes.real_of(x.dtype)]
+    real_kind = dtypes.real_of(x.dtype)
+    real = NAMES[real_kind]
     source, result = BufferArg(0, real), BufferArg(1, real)
-    transforms = _Transforms(builder, call, dtypes.real_of(x.dtype).name)
+    transforms = _Transforms(builder, call, real_kind.name)
+    backward = kind in (FftType.IFFT, FftType.IRFFT) and call.params.get("scaled", True)
+    factor = 1 / math.prod(lengths) if backward else 1.0
     if kind is FftType.RFFT:
         last, before = lengths[-_MOST:], lengths[:-_MOST]
         transforms.add(Fft(transforms.kind, "r2c", last, x.size // math.prod(last)), source, result)
@@ -42,7 +46,8 @@ def _fft(call: Call) -> Lowered:
         if len(lengths) > 1:
             transforms.add_complex(x, lengths[:-1], (source, held), 1, inverse=True)
         else:
-            add_copy(builder, _words(source), _words(held), (2 * x.size,), (1,))
+            _add_scaled(builder, source, held, 2 * x.size, factor, real_kind)
+            factor = 1.0
         rows = out.size // lengths[-1]
         _add_real_ends(builder, held, rows, lengths[-1])
         transforms.add(Fft(transforms.kind, "c2r", lengths[-1:], rows), held, result)
@@ -52,14 +57,10 @@ def _fft(call: Call) -> Lowered:
         batch = x.size // math.prod(last)
         transforms.add(Fft(transforms.kind, "c2c", last, batch, inverse), source, result)
         transforms.add_complex(out, before, (result, result), len(last), inverse)
-    if kind in (FftType.IFFT, FftType.IRFFT) and call.params.get("scaled", True):
+    if factor != 1.0:
         count = out.size * (2 if kind is FftType.IFFT else 1)
-        _add_scale(builder, result, count, 1 / math.prod(lengths), dtypes.real_of(out.dtype))
+        _add_scaled(builder, result, result, count, factor, real_kind)
     return builder.build()
-
-
-def _words(buffer: BufferArg) -> BufferArg:
-    return BufferArg(buffer.index, buffer.dtype.replace("fp", "i"), buffer.offset)
 
 
 class _Transforms:
@@ -123,10 +124,10 @@ def _add_real_ends(builder: PlanBuilder, half: BufferArg, rows: int, length: int
     add_elements(builder, "real_ends", {"x": half}, rows * ends, lines, scalars=scalars, wide=True)
 
 
-def _add_scale(
-    builder: PlanBuilder, x: BufferArg, count: int, factor: float, kind: dtypes.DType
+def _add_scaled(
+    builder: PlanBuilder, x: BufferArg, y: BufferArg, count: int, factor: float, kind: dtypes.DType
 ) -> None:
-    """Append x[:count] *= factor."""
+    """Append y[:count] = x[:count] * factor."""
     scalar, text = run_time_scalar(factor, kind)
-    line = f"tl.store(x + i, tl.load(x + i, inside) * {text.format('s')}, inside)"
-    add_elements(builder, "scale", {"x": x}, count, [line], scalars={"s": scalar})
+    line = f"tl.store(y + i, tl.load(x + i, inside) * {text.format('s')}, inside)"
+    add_elements(builder, "scale", {"x": x, "y": y}, count, [line], scalars={"s": scalar})

@@ -6,13 +6,12 @@ from typing import Any
 
 from genesis_fn.backends.cuda.lowerings.call import Call, Lowered, lowers
 from genesis_fn.kernels.plan import Argument, Launch, Memset, Plan, Scalar
-from genesis_fn.primitives.elementwise import polygamma_p
 from genesis_fn.transforms.custom.ffi import torch_call_p, triton_call_p
 
 _OPTIONS = {"num_warps": 4, "num_stages": 3}
 
 
-@lowers(polygamma_p, torch_call_p)
+@lowers(torch_call_p)
 def _on_host(call: Call) -> Lowered:
     return call.host()
 

@@ -1,4 +1,4 @@
-"""Gather, scatter, rows of tables, segment sums and dynamic slices.
+"""Gather, scatter, rows of tables and dynamic slices.
 
 Whole rows along axis 0 use the row kernels. Any other gather is one kernel with the shapes in its
 text, and so is a scatter that sets few elements and none of them twice. Any other scatter computes
@@ -18,7 +18,6 @@ import numpy as np
 
 from genesis_fn.backends.cuda.codegen.kernel_text import add_copy, add_elements, coordinates, offset
 from genesis_fn.backends.cuda.lowerings.call import SITES, Call, Lowered, lowers
-from genesis_fn.backends.cuda.lowerings.shape import add_fill
 from genesis_fn.core import dtypes, errors
 from genesis_fn.core.aval import Aval
 from genesis_fn.core.dtypes import DType
@@ -34,7 +33,7 @@ from genesis_fn.kernels.plan_builder import INT32_MAX, PlanBuilder, dense
 from genesis_fn.primitives.indexing.gather import gather_p, take_rows_p
 from genesis_fn.primitives.indexing.gather_dims import window_sizes
 from genesis_fn.primitives.indexing.indexing import dynamic_slice_p, dynamic_update_slice_p
-from genesis_fn.primitives.indexing.scatter import scatter_p, segment_sum_p
+from genesis_fn.primitives.indexing.scatter import scatter_p
 
 
 def out_of_range(call: Call, component: int, index: int) -> errors.IndexOutOfRange:
@@ -343,49 +342,6 @@ def _trailing(operand: Aval, numbers: Any, sizes: Sequence[int]) -> tuple[int, i
         columns *= operand.shape[d]
         run += 1
     return columns, run
-
-
-@lowers(segment_sum_p)
-def _segment_sum(call: Call) -> Lowered:
-    data, ids = call.operands
-    mode = call.params["mode"]
-    checked = mode == "check"
-    columns = math.prod(data.shape[ids.ndim :])
-    count = ids.size
-    builder = PlanBuilder(2, 1 + checked)
-    if 0 in (call.out.size, count):
-        add_fill(builder, call.write(), call.out.size, 0, call.out.dtype)
-        return builder.build()
-    index = call.read(1)
-    site = call.site * SITES if checked else 0
-    if dtypes.is_unsigned(ids.dtype):
-        # As int64, so that nothing wraps into the range.
-        index = builder.workspace(count, "i64")
-        add_elements(
-            builder,
-            "widen",
-            {"x": call.read(1), "y": index},
-            count,
-            [*index_lines("x", "i", ids.dtype, "v"), "tl.store(y + i, v, inside)"],
-        )
-    spec = ScatterRows(
-        call.out.shape[0],
-        columns,
-        count,
-        NAMES[data.dtype],
-        index_dtype=index.dtype,
-        mode="clip" if mode == "clip" else "drop",
-        unique=call.params["unique_indices"],
-        sorted=call.params["indices_are_sorted"],
-        deterministic=call.params["deterministic"],
-        site=site,
-    )
-    held, out = call.read(0), call.write()
-    if data.dtype == dtypes.BOOL:
-        spec, held, out = _boolean(spec, held, out)
-    buffers = [index, held, out, *([BufferArg(3, "i64")] if checked else [])]
-    builder.include(plan_scatter_rows(spec, call.target), buffers)
-    return builder.build()
 
 
 # ---- slices at positions that are values ----

@@ -16,7 +16,8 @@ from typing import Any
 
 from genesis_fn.backends.cuda import libraries
 from genesis_fn.backends.cuda.codegen.kernel_text import add_copy
-from genesis_fn.backends.cuda.lowerings.call import Call, Lowered, lowers_by_library
+from genesis_fn.backends.cuda.lowerings.call import Call, Lowered
+from genesis_fn.backends.cuda.lowerings.library import lowers_by_library
 from genesis_fn.core import dtypes
 from genesis_fn.core.aval import Aval
 from genesis_fn.kernels import routines as r

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from genesis_fn.backends.cuda.lowerings.call import Call, Lowered, lowers
 from genesis_fn.backends.cuda.lowerings.conv import PRECISION
 from genesis_fn.backends.cuda.lowerings.elementwise import add_convert, converted
+from genesis_fn.backends.cuda.lowerings.integers import as_number
 from genesis_fn.backends.cuda.lowerings.shape import add_fill
 from genesis_fn.compiler.target import Target
 from genesis_fn.core import dtypes
@@ -53,30 +55,33 @@ def _planned(
 ) -> Lowered:
     x, y, sizes = call.operands
     out, groups = call.out, sizes.shape[-1]
-    floats = all(dtypes.is_float(a.dtype) for a in (x, y, out))
-    if groups > MAX_GROUPS or not floats:
+    if groups > MAX_GROUPS:
         return call.host()
     builder = PlanBuilder(3, 1)
     if 0 in (x.size, y.size, out.size):
-        add_fill(builder, call.write(), out.size, 0.0, out.dtype)
+        add_fill(builder, call.write(), out.size, 0, out.dtype)
         return builder.build()
     left, right = _met(x.dtype, y.dtype, out.dtype)
-    made = out.dtype if out.dtype.itemsize > 1 else dtypes.F32
+    narrow = out.dtype in (dtypes.F8E4, dtypes.F8E5)
+    made = dtypes.F32 if narrow else out.dtype
     spec = RaggedSpec(
         x.shape[-2],
         k,
         n,
         groups,
         sizes.shape[0] if sizes.ndim == 2 else 1,
-        NAMES[left],
-        NAMES[right],
+        NAMES[as_number(left)],
+        NAMES[as_number(right)],
         NAMES[made],
         NAMES[sizes.dtype],
         rhs_transposed,
         rhs_shared,
-        PRECISION[call.params["precision"]],
+        PRECISION[call.params["precision"]] if dtypes.is_float(x.dtype) else "ieee",
     )
-    operands = converted(builder, call.read(0), x, left), converted(builder, call.read(1), y, right)
+    operands = [
+        replace(converted(builder, call.read(i), a, kind), dtype=NAMES[as_number(kind)])
+        for i, (a, kind) in enumerate(((x, left), (y, right)))
+    ]
     result = call.write() if made == out.dtype else builder.workspace(out.size, NAMES[made])
     builder.include(plan(spec, call.target), [*operands, call.read(2), result])
     if made != out.dtype:
@@ -85,7 +90,12 @@ def _planned(
 
 
 def _met(x: DType, y: DType, out: DType) -> tuple[DType, DType]:
-    """The dtypes that operands are read in: kernels take floats of 16 and 32 bits together."""
+    """The dtypes that operands are read in: kernels take floats of 16 and 32 bits together, and
+    integers of any two types."""
+    if not dtypes.is_float(x):
+        if not dtypes.is_float(out):
+            return x, y
+        x = y = dtypes.F32
     if dtypes.F64 in (x, y, out):
         return dtypes.F64, dtypes.F64
     wide = lambda d: dtypes.BF16 if d.itemsize == 1 else d

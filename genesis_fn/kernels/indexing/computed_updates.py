@@ -1,0 +1,52 @@
+"""Updates of a sum that its kernel computes, instead of reading them: generated lines in a kernel.
+
+A sum of rows that are gathered and multiplied, as over the edges of a graph, would write and read
+them again, which takes longer than the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from genesis_fn.kernels.language.source import kernel_from_source
+
+
+@dataclass(frozen=True, slots=True)
+class ComputedUpdates:
+    """Lines that compute elements of updates, and the (name, element type) of their pointers.
+
+    The lines set `value` at numbers `i` [n, 1] of updates and columns `j` [1, m], where `inside`
+    [n, m]; `wanted` [n, 1] says which updates are needed at all. Every public name of
+    `kernels.language` may be used.
+    """
+
+    lines: tuple[str, ...]
+    inputs: tuple[tuple[str, str], ...]
+
+
+def kernel_of(
+    body: Any, pointers: Sequence[str], constants: Sequence[str], updates: ComputedUpdates
+) -> Any:
+    """The kernel that calls the device function `body` with `pointers`, of which "updates" become
+    those of the lines, then `constants` and the function that computes updates."""
+    inputs = ", ".join([name for name, _ in updates.inputs])
+    given = ", ".join([f"({inputs},)" if p == "updates" else p for p in pointers])
+    taken = ", ".join([inputs if p == "updates" else p for p in pointers])
+    name, module = body.fn.__name__, body.fn.__module__
+    lines = [
+        f"from {module} import {name}",
+        "",
+        "",
+        "def update(i, j, wanted, operands, COLUMNS: tl.constexpr):",
+        f"    ({inputs},) = operands",
+        "    inside = wanted & (j < COLUMNS)",
+        *[f"    {line}" for line in updates.lines],
+        "    return tl.broadcast_to(value, inside.shape)",
+        "",
+        "",
+        f"def {name}_computed({taken}, {', '.join([f'{c}: tl.constexpr' for c in constants])}):",
+        f"    {name}({given}, {', '.join(constants)}, update)",
+    ]
+    return kernel_from_source("\n".join(lines) + "\n")
