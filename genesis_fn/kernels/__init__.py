@@ -67,6 +67,10 @@ if _typing.TYPE_CHECKING:
         SmallSolve as SmallSolve,
         plan_small_solve as plan_small_solve,
     )
+    from genesis_fn.kernels.linalg.small_svd import (
+        SmallSvd as SmallSvd,
+        plan_small_svd as plan_small_svd,
+    )
     from genesis_fn.kernels.linalg.small_triangular import (
         SmallTriangular as SmallTriangular,
         plan_small_triangular as plan_small_triangular,
@@ -169,6 +173,8 @@ _HOME = {
     "plan_small_qr": "linalg.small_qr",
     "SmallSolve": "linalg.small_solve",
     "plan_small_solve": "linalg.small_solve",
+    "SmallSvd": "linalg.small_svd",
+    "plan_small_svd": "linalg.small_svd",
     "SmallTriangular": "linalg.small_triangular",
     "plan_small_triangular": "linalg.small_triangular",
     "Convolution": "matmul.conv",

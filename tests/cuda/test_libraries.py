@@ -171,19 +171,25 @@ def test_eigh(kind, lead):
     close((v * w[..., None, :]) @ adjoint(v), x, kind)
 
 
-@pytest.mark.parametrize("shape", [(5, 3), (3, 5), (2, 4, 4), (2, 5, 3), (2, 3, 5)])
+def holds_svd(given: np.ndarray, found: list[np.ndarray], full: bool) -> None:
+    """Values by LAPACK's, vectors by their definition."""
+    kind, (m, n) = given.dtype.name, given.shape[-2:]
+    s, u, vh = found
+    k = min(m, n)
+    close(s, np.linalg.svd(given, compute_uv=False), kind)
+    close((u[..., :, :k] * s[..., None, :]) @ vh[..., :k, :], given, kind)
+    identity(adjoint(u) @ u, kind)
+    identity(vh @ adjoint(vh), kind)
+    assert (u.shape[-1], vh.shape[-2]) == ((m, n) if full else (k, k))
+
+
+@pytest.mark.parametrize("shape", [(5, 3), (3, 5), (2, 4, 4)])
 @pytest.mark.parametrize("kind", KINDS)
 def test_svd(kind, shape):
-    """Of matrices of full rank, and of one whose left vectors a library leaves undefined."""
     x = normal(shape, kind)
-    k = min(shape[-2:])
-    for given, full in ((x, False), (x, True), (x * (np.arange(shape[-1]) > 0), True)):
-        u, s, vh = on_gpu(lambda x: linalg.svd(x, full_matrices=full), given.astype(kind))
-        close(s, np.linalg.svd(given, compute_uv=False), kind)
-        close((u[..., :, :k] * s[..., None, :]) @ vh[..., :k, :], given, kind)
-        identity(adjoint(u) @ u, kind)
-        identity(vh @ adjoint(vh), kind)
-        assert (u.shape[-1], vh.shape[-2]) == (shape[-2:] if full else (k, k))
+    for full in (False, True):
+        u, s, vh = on_gpu(lambda x: linalg.svd(x, full_matrices=full), x)
+        holds_svd(x, [s, u, vh], full)
     close(on_gpu(linalg.svdvals, x)[0], np.linalg.svd(x, compute_uv=False), kind)
 
 
@@ -220,13 +226,18 @@ def test_transforms(kind, shape, count):
             close(on_gpu(fft("irfft", n), x)[0], np.fft.irfftn(x, n, axes=axes), kind)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_many_small_matrices_by_routines(kind, monkeypatch):
-    """As larger ones are: those that no kernel of ours takes."""
-    for operation in ("CHOLESKY", "LU", "TRIANGLE", "EIGH", "QR"):
+@pytest.fixture
+def by_routines(monkeypatch):
+    """Small matrices go to libraries, as larger ones do: those that no kernel of ours takes."""
+    for operation in ("CHOLESKY", "LU", "TRIANGLE", "EIGH", "QR", "SVD"):
         monkeypatch.setattr(lowerings_linalg, f"_{operation}_IN_REGISTERS", 0)
     monkeypatch.setattr(lowerings_linalg, "_CHOLESKY_IN_PANELS", 0)
-    x, b = positive((3,), 4, kind), normal((3, 4, 2), kind, 5)
+
+
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("kind", KINDS)
+def test_small_matrices_by_routines(kind, count, by_routines):
+    x, b = positive((count,), 4, kind), normal((count, 4, 2), kind, 5)
     close(by_plan(linalg.cholesky_p, [x])[0], np.tril(np.linalg.cholesky(x)), kind)
     for transposed in (False, True):
         (found,) = by_plan(linalg.solve_p, [x, b], transpose_a=transposed)
@@ -253,7 +264,7 @@ def test_many_small_matrices_by_routines(kind, monkeypatch):
             )
             close(op @ found if left else found @ op, given, kind)
     factors, pivots, order = by_plan(linalg.lu_p, [x])
-    for m in range(3):
+    for m in range(count):
         want, swaps = scipy.linalg.lu_factor(x[m])
         close(factors[m], want, kind)
         assert pivots[m].tolist() == swaps.tolist()
@@ -262,6 +273,22 @@ def test_many_small_matrices_by_routines(kind, monkeypatch):
         np.take_along_axis(x, order[..., None], -2),
         kind,
     )
+
+
+@pytest.mark.parametrize("shape", [(5, 3), (3, 5), (2, 4, 4), (2, 5, 3), (2, 3, 5)])
+@pytest.mark.parametrize("kind", KINDS)
+def test_svd_by_routines(kind, shape, by_routines):
+    """Of matrices of full rank, and of one whose left vectors a library leaves undefined."""
+    x = normal(shape, kind)
+    singular = (x * (np.arange(shape[-1]) > 0)).astype(kind)
+    for given, full in ((x, False), (x, True), (singular, True)):
+        found = by_plan(linalg.svd_p, [given], full_matrices=full, compute_uv=True)
+        holds_svd(given, found, full)
+    (values,) = by_plan(linalg.svd_p, [x], full_matrices=False, compute_uv=False)
+    close(values, np.linalg.svd(x, compute_uv=False), kind)
+    x[..., 1, 1] = np.nan
+    for found in by_plan(linalg.svd_p, [x], full_matrices=True, compute_uv=True):
+        assert np.isnan(found).all()
 
 
 def by_plan(prim: Any, xs: list[np.ndarray], **params: Any) -> list[np.ndarray]:
@@ -329,15 +356,15 @@ def segments(executable: Any) -> int:
 
 def test_routines_are_captured():
     """A program of transforms and solves is one graph; what no graph may contain runs between
-    graphs, on memory of the device."""
-    x = positive((), 6, "float32")
+    graphs, on memory of the device. Of matrices that no kernel of ours takes."""
+    x = positive((), 34, "float32")
 
     def posterior(a, b):
         lower = jnp.linalg.cholesky(a)
         y = lax.linalg.triangular_solve(lower, b, left_side=True, lower=True)
         return jnp.linalg.solve(a, b) + jnp.abs(jnp.sum(y)), jnp.linalg.qr(a), jnp.linalg.eigh(a)
 
-    captured = steps_of(posterior, x, normal((6, 2), "float32"))
+    captured = steps_of(posterior, x, normal((34, 2), "float32"))
     assert segments(captured) == 1 and not any(map(has_host, captured.schedule.steps))
     apart = steps_of(lambda a: jnp.linalg.svd(a * 2)[1] + 1, x.astype(np.float64))
     assert segments(apart) == 3
@@ -346,7 +373,7 @@ def test_routines_are_captured():
 
 def test_loops_of_routines():
     """In bodies of conditional nodes where a graph may contain them, else by the host."""
-    x = positive((), 5, "float64")
+    x = positive((), 34, "float64")
 
     def again(f):
         return lambda a: lax.while_loop(lambda c: c[0] < 3, lambda c: (c[0] + 1, f(c[1])), (0, a))[

@@ -15,6 +15,7 @@ from genesis_fn.kernels.linalg.small_eigh import SmallEigh, plan_small_eigh
 from genesis_fn.kernels.linalg.small_lu import SmallLu, plan_small_lu
 from genesis_fn.kernels.linalg.small_qr import SmallQr, plan_small_qr
 from genesis_fn.kernels.linalg.small_solve import SmallSolve, plan_small_solve
+from genesis_fn.kernels.linalg.small_svd import SmallSvd, plan_small_svd
 from genesis_fn.kernels.linalg.small_triangular import SmallTriangular, plan_small_triangular
 from genesis_fn.kernels.plan import Plan
 from tests.kernels.run import TARGET, run_plan
@@ -79,6 +80,20 @@ def qr(x: np.ndarray, full: bool = False) -> list[np.ndarray]:
     k = m if full else min(m, n)
     plan = plan_small_qr(SmallQr(count, m, n, *names(x.dtype.name), full), TARGET)
     return results(plan, [x], ((count, m, k), x.dtype), ((count, k, n), x.dtype))
+
+
+def svd(x: np.ndarray, full: bool = False) -> list[np.ndarray]:
+    count, m, n = x.shape
+    k = min(m, n)
+    plan = plan_small_svd(SmallSvd(count, m, n, *names(x.dtype.name), full=full), TARGET)
+    shapes = (count, m, m if full else k), (count, n if full else k, n)
+    return results(plan, [x], ((count, k), x.real.dtype), *[(y, x.dtype) for y in shapes])
+
+
+def singular_values(x: np.ndarray) -> np.ndarray:
+    count, m, n = x.shape
+    plan = plan_small_svd(SmallSvd(count, m, n, *names(x.dtype.name), vectors=False), TARGET)
+    return results(plan, [x], ((count, min(m, n)), x.real.dtype))
 
 
 def close(x: np.ndarray, y: np.ndarray) -> None:
@@ -194,6 +209,10 @@ def test_qr_of_special_matrices(kind):
     close(q[2] @ r[2], x[2])
     close(np.conj(q[2].T) @ q[2], np.eye(4))
     assert np.isnan(q[3]).all() and np.isnan(r[3][np.triu_indices(4)]).all()
+    ones = normal((1, 6, 1), kind, 12) @ np.ones((1, 1, 6), kind)  # whose remainders vanish
+    q, r = qr(ones)
+    close(q @ r, ones)
+    close(np.conj(q[0].T) @ q[0], np.eye(6))
 
 
 def holds_eigh(x: np.ndarray, given: np.ndarray) -> None:
@@ -246,6 +265,61 @@ def test_eigh_of_what_is_not_finite(flaw):
     assert np.isnan(vectors[1]).all() and np.isnan(values[1]).all()
     np.testing.assert_array_equal(values[[0, 2]], [[1, 2, 3]] * 2)
     np.testing.assert_array_equal(np.abs(vectors[0]), np.eye(3)[[1, 0, 2]].T)
+
+
+def holds_svd(x: np.ndarray, full: bool = False) -> None:
+    """Values by LAPACK's in double precision, vectors by their definition."""
+    k, eps = min(x.shape[1:]), 16 * np.finfo(x.dtype).eps
+    alone = singular_values(x)
+    for matrix, s, u, vh, only in zip(x, *svd(x, full), alone):
+        wide = matrix.astype("complex128" if x.dtype.kind == "c" else "float64")
+        size = np.abs(wide).max() or 1.0
+        assert np.abs(s - np.linalg.svd(wide, compute_uv=False)).max() <= eps / 2 * max(size, s[0])
+        assert np.abs((u[:, :k] * (s / size)) @ vh[:k] - wide / size).max() <= eps * len(wide) ** 0.5
+        for vectors in (np.conj(u.T), vh):
+            distance = vectors @ np.conj(vectors.T) - np.eye(len(vectors))
+            assert np.abs(distance).max() <= eps
+        np.testing.assert_array_equal(only, s)
+
+
+@pytest.mark.parametrize(
+    "kind, count, m, n, full",
+    [(k, c, m, n, False) for k in KINDS for c, m, n in ((35, 1, 1), (17, 2, 2), (5, 3, 5))]
+    + [(k, 3, m, n, True) for k in ("float32", "complex128") for m, n in ((4, 3), (3, 4))]
+    + [("float32", 5, 8, 8, False), ("float32", 1, 3, 20, False), ("float64", 2, 11, 10, False)]
+    + [("complex64", 3, 6, 5, False)],
+)
+def test_svd(kind, count, m, n, full):
+    holds_svd(normal((count, m, n), kind, 10), full)
+
+
+@pytest.mark.parametrize("kind", ["float32", "complex64"])
+def test_svd_of_special_matrices(kind):
+    """Diagonal, zero, of equal values, of rank one and half, with clusters, and of any size."""
+    n = 6
+    wide = "complex128" if kind[0] == "c" else "float64"
+    left, right = np.linalg.qr(normal((2, n, n), kind, 11).astype(wide))[0]
+    of = lambda *s: (left * np.array(s)) @ np.conj(right.T)
+    spread = of(1, 1e-4, 3, 1e-4, 1 + 1e-6, 1)
+    x = np.stack(
+        [np.diag([3.0, 1, 2, -4, 0, 1]), np.zeros((n, n)), np.eye(n), of(2, 2, 2, 2, 2, 2),
+         np.ones((n, n)), of(1, 0, 2, 3, 0, 0), spread, of(1e-8, 1e-6, 1e-4, 1e-2, 1, 1e2),
+         1e37 * spread, 1e-35 * spread,
+         np.triu(np.ones((n, n))) - 2 * np.eye(n)]
+    )  # fmt: skip
+    holds_svd(x.astype(kind))
+    holds_svd(x[:, :, :4].astype(kind), full=True)
+
+
+@pytest.mark.parametrize("flaw", [np.nan, np.inf])
+@pytest.mark.parametrize("shape", [(3, 2), (2, 3)])
+def test_svd_of_what_is_not_finite(shape, flaw):
+    """NaN, of this matrix and not of its neighbours."""
+    x = np.stack([np.eye(*shape) * [[3], [4], [0]][: shape[0]]] * 3).astype("float32")
+    x[1, 1, 0] = flaw
+    for found in (*svd(x, full=True), singular_values(x)):
+        assert np.isnan(found[1]).all() and np.isfinite(found[[0, 2]]).all()
+    np.testing.assert_array_equal(svd(x)[0][[0, 2]], [[4, 3]] * 2)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -312,6 +386,7 @@ def test_too_large():
         lambda: SmallTriangular(2, 33, 1, "fp32"),
         lambda: SmallEigh(2, 33, "fp32"),
         lambda: SmallQr(2, 3, 33, "fp32"),
+        lambda: SmallSvd(2, 33, 3, "fp32"),
     ):
         with pytest.raises(ValueError, match="at most 32 rows"):
             refused()

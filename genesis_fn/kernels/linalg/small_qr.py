@@ -44,12 +44,16 @@ def reflector(alpha, tail, COMPLEX: tl.constexpr):
     """(beta, the parts of tau, those of 1 / (alpha - beta)) of the reflection I - tau v v^H that
     takes a vector to (beta, 0): v is 1 and, of the elements but the first, alpha, each over alpha -
     beta; the sum of their squares is `tail`. tau is zero where there is nothing to do."""
+    # Columns are of size one: squares below this are of their rounding, and lose digits, so that
+    # reflections by them would not be orthogonal.
+    VANISHING: tl.constexpr = 2.0**-900 if tail.dtype == tl.float64 else 2.0**-100
     if COMPLEX:
-        none = (tail == 0) & (alpha[1] == 0)
-        norm = sqrt(alpha[0] * alpha[0] + (alpha[1] * alpha[1] + tail))
+        square = alpha[0] * alpha[0] + (alpha[1] * alpha[1] + tail)
+        none = (square < VANISHING) | ((tail == 0) & (alpha[1] == 0))
     else:
-        none = tail == 0
-        norm = sqrt(alpha[0] * alpha[0] + tail)
+        square = alpha[0] * alpha[0] + tail
+        none = (square < VANISHING) | (tail == 0)
+    norm = sqrt(square)
     beta = tl.where(alpha[0] < 0, norm, -norm)
     divisor = tl.where(none, 1.0, beta)
     tau = (tl.where(none, 0.0, (beta - alpha[0]) / divisor),)
@@ -122,32 +126,14 @@ def reflect_some(
 
 
 @triton.jit
-def small_qr_kernel(
-    x,
-    out,
-    upper,
-    count,
-    M: tl.constexpr,
-    N: tl.constexpr,
-    K: tl.constexpr,
-    LINES: tl.constexpr,
+def factored(
+    rows, line, first, M: tl.constexpr, N: tl.constexpr, LINES: tl.constexpr,
     COMPLEX: tl.constexpr,
-    WIDTH: tl.constexpr,
-    GROUP: tl.constexpr,
-    COALESCED: tl.constexpr,
-):
-    """Q [M, K] and R [K, N] of `count` matrices [M, N], each in LINES lanes; NaN of those that hold
-    a number that is not finite."""
+):  # fmt: skip
+    """(R but for a factor of each column, Q, that factor, whether some number of a matrix is not
+    finite); of R, elements below the diagonal are anything."""
     PARTS: tl.constexpr = 2 if COMPLEX else 1
     STEPS: tl.constexpr = min(M, N)
-    lane = tl.arange(0, 32)
-    line, first = lane % LINES, lane // LINES * LINES
-    matrix = (tl.program_id(0) * (32 // LINES) + lane // LINES).to(tl.int64)
-    is_column = (matrix < count) & (line < N)
-    start = matrix * (M * N * PARTS) + line * PARTS
-    rows = read_rows(
-        x, start, is_column, PARTS * M, WIDTH, PARTS, N * PARTS, COALESCED
-    )[: PARTS * M]  # fmt: skip
     # Columns that are scaled have the same Q.
     down, up, flawed = scales(rows, 1)
     flawed = over_rows(flawed.to(tl.int32), LINES, True) > 0
@@ -166,15 +152,43 @@ def small_qr_kernel(
         done_q = done_q + q[PARTS * (M - min(some + RING, STEPS)) :]
         rows = rows[: PARTS * (M - min(some + RING, STEPS))]
         q = q[: PARTS * (M - min(some + RING, STEPS))]
-    done = done + rows
-    done_q = done_q + q
+    return done + rows, done_q + q, up, flawed
+
+
+@triton.jit
+def small_qr_kernel(
+    x,
+    out,
+    upper,
+    count,
+    M: tl.constexpr,
+    N: tl.constexpr,
+    K: tl.constexpr,
+    LINES: tl.constexpr,
+    COMPLEX: tl.constexpr,
+    WIDTH: tl.constexpr,
+    GROUP: tl.constexpr,
+    COALESCED: tl.constexpr,
+):
+    """Q [M, K] and R [K, N] of `count` matrices [M, N], each in LINES lanes; NaN of those that hold
+    a number that is not finite."""
+    PARTS: tl.constexpr = 2 if COMPLEX else 1
+    lane = tl.arange(0, 32)
+    line, first = lane % LINES, lane // LINES * LINES
+    matrix = (tl.program_id(0) * (32 // LINES) + lane // LINES).to(tl.int64)
+    is_column = (matrix < count) & (line < N)
+    start = matrix * (M * N * PARTS) + line * PARTS
+    rows = read_rows(
+        x, start, is_column, PARTS * M, WIDTH, PARTS, N * PARTS, COALESCED
+    )[: PARTS * M]  # fmt: skip
+    rows, q, up, flawed = factored(rows, line, first, M, N, LINES, COMPLEX)
     triangle = ()
     vectors = ()
     for i in tl.static_range(K):
         for part in tl.static_range(PARTS):
-            entry = tl.where(line < i, 0.0, done[i * PARTS + part] * up)
+            entry = tl.where(line < i, 0.0, rows[i * PARTS + part] * up)
             triangle = triangle + (tl.where(flawed, float("nan"), entry),)
-            vectors = vectors + (tl.where(flawed, float("nan"), done_q[i * PARTS + part]),)
+            vectors = vectors + (tl.where(flawed, float("nan"), q[i * PARTS + part]),)
     at = matrix * (K * N * PARTS) + line * PARTS
     write_rows(upper, at, is_column, triangle, PARTS * K, WIDTH, PARTS, N * PARTS, COALESCED)
     at = (matrix * M + line) * (K * PARTS)

@@ -42,6 +42,7 @@ from genesis_fn.kernels.linalg.small_lu import SmallLu, plan_small_lu
 from genesis_fn.kernels.linalg.small_qr import SmallQr, plan_small_qr
 from genesis_fn.kernels.linalg.small_rows import LANES
 from genesis_fn.kernels.linalg.small_solve import MOST_SIDES, SmallSolve, plan_small_solve
+from genesis_fn.kernels.linalg.small_svd import SmallSvd, plan_small_svd
 from genesis_fn.kernels.linalg.small_triangular import SmallTriangular, plan_small_triangular
 from genesis_fn.kernels.linalg.vectors import (
     ComplexNumbers,
@@ -65,13 +66,14 @@ from genesis_fn.primitives.linalg import (
 )
 
 _BATCHED = 64  # batched routines are faster from one matrix for each so many rows on (measured)
-# The most bytes of a row with which kernels hold several matrices in registers, of at most LANES
-# rows; 0 for none. They read and write a matrix once, where a routine has transposes around it: 28
-# us for 4096 Cholesky factors of 32 x 32, where that takes 106 (H200).
+# The most bytes of a row with which kernels hold matrices in registers, of at most LANES rows; 0 for
+# none. They read and write a matrix once, where a routine has transposes around it: 28 us for 4096
+# Cholesky factors of 32 x 32, where that takes 106, and 16 us for one, where that takes 24 (H200).
 _LU_IN_REGISTERS = 256
 _TRIANGLE_IN_REGISTERS = 256
 _QR_IN_REGISTERS = 128  # Q stands beside it
 _EIGH_IN_REGISTERS = 128  # vectors stand beside it
+_SVD_IN_REGISTERS = 128  # of the longer side; right vectors stand beside it
 _CHOLESKY_IN_REGISTERS = 32  # in numbers, of which its loops are unrolled
 _CHOLESKY_IN_PANELS = 128  # rows of float32 matrices that a program factors
 _FEW_COLUMNS = 64  # fewer right sides are solved from the left, in a copy (measured)
@@ -107,9 +109,9 @@ class _Solver:
         return self.bytes // ITEMSIZE[self.real]
 
     def fits_registers(self, n: int, most: int) -> bool:
-        """Whether there are several matrices of `n` rows, of so many elements, which are at most
-        `most` bytes."""
-        return self.count > 1 and n <= LANES and n * self.bytes <= most
+        """Whether kernels of ours take matrices of `n` rows, of so many elements, which are at most
+        `most` bytes: one as well as many."""
+        return n <= LANES and n * self.bytes <= most
 
     def matrices(self, elements: int) -> BufferArg:
         """A workspace for a matrix of so many elements each."""
@@ -500,6 +502,12 @@ def _svd(call: Call) -> Lowered:
     s = _solver(call, x)
     m, n = x.shape[-2:]
     tall, thin = max(m, n), min(m, n)
+    vectors, full = call.params["compute_uv"], call.params["full_matrices"]
+    if s.fits_registers(tall, _SVD_IN_REGISTERS):
+        small = SmallSvd(s.count, m, n, s.real, s.parts == 2, vectors, full)
+        results = [s.result(i) for i in range(len(call.outs))]
+        s.include(plan_small_svd(small, call.target), s.operand(0), *results)
+        return s.builder.build()
     # A row-major matrix with m < n is, to the library, its transpose, which is tall: its left and
     # right vectors change places.
     held, values, info = s.matrices(m * n), s.result(0), s.info()
@@ -508,7 +516,6 @@ def _svd(call: Call) -> Lowered:
     else:
         s.transpose(s.operand(0), held, m, n)
     flawed = s.finite(held, m * n)
-    vectors = call.params["compute_uv"]
     left, right = s.matrices(tall * thin), s.matrices(thin * thin)
     # In float32, wider eigenvectors of A^H A are right to the last bit, and several times as fast
     # as other methods; left vectors follow from A V by a QR factorization, which is right where
@@ -522,7 +529,6 @@ def _svd(call: Call) -> Lowered:
         s.poison(failed, values, thin, 1)
     if not vectors:
         return s.builder.build()
-    full = call.params["full_matrices"]
     if narrow or full:
         k = tall if full else thin
         wide = tall * k
