@@ -184,9 +184,10 @@ class Load:
         return results(seed, self.scale)
 
 
-def compiled(count: int, scale: int, end: float) -> list[int]:
-    """The seeds below `count` whose kernels were compiled in time, by threads of `_COMPILING`."""
-    lock, seeds, done = threading.Lock(), iter(range(count)), []
+def compiled(count: int, scale: int, end: float) -> tuple[list[int], list[str]]:
+    """(the seeds below `count` whose kernels were compiled in time, by threads of `_COMPILING`;
+    what failed)."""
+    lock, seeds, done, failures = threading.Lock(), iter(range(count)), [], []
 
     def work() -> None:
         while time.monotonic() < end:
@@ -194,8 +195,11 @@ def compiled(count: int, scale: int, end: float) -> list[int]:
                 seed = next(seeds, None)
             if seed is None:
                 return
-            results(seed, scale)
-            with lock:
+            try:
+                results(seed, scale)
+            except Exception as error:
+                failures.append(f"seed {seed}: {type(error).__name__}: {str(error)[:300]}")
+            else:
                 done.append(seed)
 
     threads = [threading.Thread(target=work) for _ in range(_COMPILING)]
@@ -203,7 +207,7 @@ def compiled(count: int, scale: int, end: float) -> list[int]:
         thread.start()
     for thread in threads:
         thread.join()
-    return sorted(done)
+    return sorted(done), failures
 
 
 def settled() -> dict[str, int | float]:
@@ -243,7 +247,7 @@ def main() -> int:
         results(seed, scale)
     start, free = settled(), gf.cuda.mem_get_info()[0]
     total = gf.cuda.mem_get_info()[1]
-    seeds = compiled(args.programs, scale, began + 0.45 * args.seconds)
+    seeds, failures = compiled(args.programs, scale, began + 0.45 * args.seconds)
     settled()
     wanted, peaks = {}, [0]
     for seed in seeds:
@@ -259,6 +263,7 @@ def main() -> int:
     gf.cuda.set_memory_fraction(min(1.0, limit / total))
     gf.cuda.reset_peak()
     load = Load(wanted, scale, began + 0.95 * args.seconds)
+    load.failures += failures
     threads = [threading.Thread(target=load.work) for _ in range(args.threads)]
     for thread in threads:
         thread.start()

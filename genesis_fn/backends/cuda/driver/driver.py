@@ -11,6 +11,7 @@ opaque to everything but their driver.
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -32,6 +33,11 @@ CommunicatorHandle: TypeAlias = Any
 
 ConditionalKind: TypeAlias = Literal["while", "switch"]
 PredicateMode: TypeAlias = Literal["flag", "index", "count"]
+
+captures = threading.RLock()
+"""Held by a thread while it captures, and while it calls libraries otherwise. A library's routine
+may put streams of its own into a capture, on which the legacy stream waits: then whatever another
+thread does on that one fails, as planning a transform does, and the capture with it."""
 
 
 @dataclass(frozen=True, slots=True)

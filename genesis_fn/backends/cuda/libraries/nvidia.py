@@ -12,15 +12,17 @@ import functools
 import math
 import threading
 import warnings
-from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
 from cuda.bindings import driver as cu  # pyright: ignore[reportAttributeAccessIssue]
 
-from genesis_fn.backends.cuda.driver.driver import opened
+from genesis_fn.backends.cuda.driver.driver import captures, opened
 from genesis_fn.backends.cuda.driver.errors import CudaError
 from genesis_fn.core.errors import BackendError
 from genesis_fn.kernels import routines as r
@@ -86,6 +88,19 @@ def _libraries() -> Libraries:
 
 # ---- handles ----
 
+# Destructors of what nothing refers to any more. The collector may find that while a thread
+# captures, which freeing memory would break: the next thread that plans calls them.
+_retired: deque[Callable[[], None]] = deque()
+
+
+@contextmanager
+def _planning() -> Iterator[None]:
+    """Around what calls libraries for no stream: while no thread captures."""
+    with captures:
+        while _retired:
+            _retired.popleft()()
+        yield
+
 
 class _Handles:
     """A thread's handles of one device: cuSOLVER's with its parameters, and cuBLAS's."""
@@ -100,14 +115,16 @@ class _Handles:
 
     def __del__(self) -> None:
         if hasattr(self, "blas"):
-            try:
-                self._libraries.solver.destroy_gesvdj_info(self.jacobi)
-                self._libraries.solver.destroy_syevj_info(self.eigen_jacobi)
-                self._libraries.solver.destroy_params(self.parameters)
-                self._libraries.solver.destroy(self.solver)
-                self._libraries.blas.destroy(self.blas)
-            except Exception:  # the interpreter or the driver is already shutting down
-                return
+            solver, blas = self._libraries.solver, self._libraries.blas
+            _retired.extend(
+                [
+                    partial(solver.destroy_gesvdj_info, self.jacobi),
+                    partial(solver.destroy_syevj_info, self.eigen_jacobi),
+                    partial(solver.destroy_params, self.parameters),
+                    partial(solver.destroy, self.solver),
+                    partial(blas.destroy, self.blas),
+                ]
+            )
 
 
 class _Thread(threading.local):
@@ -148,7 +165,6 @@ class _FftPlan:
 
     def __init__(self, routine: r.Fft) -> None:
         self._fft = fft = _libraries().fft
-        self.lock = threading.Lock()
         self.handle = fft.create()
         fft.set_auto_allocation(self.handle, 0)
         half = (*routine.lengths[:-1], routine.lengths[-1] // 2 + 1)
@@ -176,30 +192,25 @@ class _FftPlan:
 
     def run(self, routine: r.Fft, addresses: Sequence[int], stream: int) -> None:
         source, result, scratch = addresses
-        with self.lock:  # stream and memory are the plan's, not the call's
-            self._fft.set_stream(self.handle, stream)
-            self._fft.set_work_area(self.handle, scratch)
-            direction = 1 if routine.inverse or routine.form == "c2r" else -1
-            try:
-                self._fft.xt_exec(self.handle, source, result, direction)
-            finally:
-                self._fft.set_stream(self.handle, _DEFAULT_STREAM)
+        self._fft.set_stream(self.handle, stream)
+        self._fft.set_work_area(self.handle, scratch)
+        direction = 1 if routine.inverse or routine.form == "c2r" else -1
+        try:
+            self._fft.xt_exec(self.handle, source, result, direction)
+        finally:
+            self._fft.set_stream(self.handle, _DEFAULT_STREAM)
 
     def __del__(self) -> None:
         if hasattr(self, "scratch"):
-            try:
-                self._fft.destroy(self.handle)
-            except Exception:  # the interpreter or the driver is already shutting down
-                return
+            _retired.append(partial(self._fft.destroy, self.handle))
 
 
 _plans: OrderedDict[tuple[int, r.Fft], _FftPlan] = OrderedDict()
-_plans_lock = threading.Lock()
 
 
 def _fft_plan(routine: r.Fft) -> _FftPlan:
     key = _context(), routine
-    with _plans_lock:
+    with _planning():
         found = _plans.pop(key, None) or _FftPlan(routine)
         _plans[key] = found
         if len(_plans) > _PLANS:
@@ -222,11 +233,12 @@ class LibraryRoutine:
     def run(self, addresses: Sequence[int], stream: Any) -> None:
         """Enqueue it, at the addresses of its buffers; scratch memory is last. Raises CudaError."""
         try:
-            if self._plan is None:
-                self._solve(list(addresses), int(stream))
-            else:
-                assert isinstance(self._routine, r.Fft)
-                self._plan.run(self._routine, addresses, int(stream))
+            with captures:  # streams and memory are those of a handle or plan, not of the call
+                if self._plan is None:
+                    self._solve(list(addresses), int(stream))
+                else:
+                    assert isinstance(self._routine, r.Fft)
+                    self._plan.run(self._routine, addresses, int(stream))
         except CudaError:
             raise
         except Exception as error:  # each library's bindings have a type of their own
@@ -305,7 +317,8 @@ def _wants(
 @functools.lru_cache(4096)
 def scratch(routine: r.Routine) -> int:
     """The bytes of scratch memory that a routine wants on the device."""
-    return _SCRATCH[type(routine)](routine, _libraries(), _handles())
+    with _planning():
+        return _SCRATCH[type(routine)](routine, _libraries(), _handles())
 
 
 @_wants(r.Fft)

@@ -39,6 +39,7 @@ from genesis_fn.backends.cuda.driver.driver import (
     PredicateMode,
     PreparedLaunch,
     StreamHandle,
+    captures,
 )
 from genesis_fn.backends.cuda.libraries import PreparedRoutine
 from genesis_fn.backends.cuda.memory.pool import Block
@@ -608,15 +609,16 @@ def _capture(driver: Driver, commands: Sequence[_Command]) -> GraphHandle:
     stream = driver.new_stream()
     lane = Lane(driver, stream) if any(map(_exchanges, commands)) else None
     try:
-        driver.begin_capture(stream)
-        try:
-            _record(driver, commands, stream, lane=lane)
-            if lane is not None:
-                lane.join_all()
-        except BaseException:
-            driver.abandon_capture(stream)
-            raise
-        return driver.end_capture(stream, urgency=lane is not None)
+        with captures:
+            driver.begin_capture(stream)
+            try:
+                _record(driver, commands, stream, lane=lane)
+                if lane is not None:
+                    lane.join_all()
+            except BaseException:
+                driver.abandon_capture(stream)
+                raise
+            return driver.end_capture(stream, urgency=lane is not None)
     finally:
         if lane is not None:
             lane.close()
