@@ -11,9 +11,10 @@ import genesis_fn.numpy as jnp
 from genesis_fn import ops
 from genesis_fn.backends.cuda.lower.fused_sums import takes_updates
 from genesis_fn.backends.cuda.lower.shared_sorts import share_sorts
-from genesis_fn.backends.cuda.lowerings.segment_sums import ordered_sum_p, sort_rows_p
+from genesis_fn.backends.cuda.lowerings.indexing import ordered_sum_p, sort_rows_p
 from genesis_fn.backends.cuda.pipeline import compile_jaxpr
-from genesis_fn.compiler.fusion.fuse import FusionGroup, fuse_jaxpr
+from genesis_fn.compiler.fusion.fuse import fuse_jaxpr
+from genesis_fn.compiler.fusion.group import FusionGroup
 from genesis_fn.compiler.options import without
 from genesis_fn.compiler.simplify.simplify import simplify_jaxpr
 from genesis_fn.compiler.target import H200

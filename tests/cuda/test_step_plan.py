@@ -10,7 +10,8 @@ import programs  # noqa: F401 (it chooses the interpreting driver)
 import genesis_fn as g
 from genesis_fn import random
 from genesis_fn.backends.cuda.lower.steps import keeps_fused
-from genesis_fn.compiler.fusion.fuse import FusionGroup, fuse_jaxpr
+from genesis_fn.compiler.fusion.fuse import fuse_jaxpr
+from genesis_fn.compiler.fusion.group import FusionGroup
 from genesis_fn.compiler.memory.rematerialise import rematerialise_jaxpr
 from genesis_fn.compiler.options import without
 from genesis_fn.compiler.simplify.simplify import simplify_jaxpr

@@ -12,8 +12,7 @@ import pytest
 
 import genesis_fn as gf
 from benchmarks.kernels.sanitize import FAMILIES, TOOLS, kernels_of, plan_of
-from genesis_fn.backends.cuda.lowerings.call import RULES
-from genesis_fn.backends.cuda.lowerings.library import LIBRARY_RULES
+from genesis_fn.backends.cuda.lowerings.call import LIBRARY_RULES, RULES
 from genesis_fn.compiler.fusion.matmul_grouping import group_matmuls
 from genesis_fn.compiler.simplify.simplify import simplify_jaxpr
 from genesis_fn.compiler.target import H200

@@ -13,7 +13,7 @@ import math
 import threading
 import warnings
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -94,7 +94,7 @@ _retired: deque[Callable[[], None]] = deque()
 
 
 @contextmanager
-def _planning() -> Iterator[None]:
+def _planning() -> Generator[None]:
     """Around what calls libraries for no stream: while no thread captures."""
     with captures:
         while _retired:

@@ -17,8 +17,12 @@ from genesis_fn.backends.cuda.codegen.loops import is_wide
 from genesis_fn.backends.cuda.codegen.tiling import Tiling
 from genesis_fn.backends.cuda.lower.fused_matmul import InlinedKernel
 from genesis_fn.backends.cuda.lowerings.call import SITES
-from genesis_fn.backends.cuda.lowerings.indexing import fill_value, index_lines
-from genesis_fn.backends.cuda.lowerings.segment_sums import ordered_sum_p, scatter_of
+from genesis_fn.backends.cuda.lowerings.indexing import (
+    fill_value,
+    index_lines,
+    ordered_sum_p,
+    scatter_of,
+)
 from genesis_fn.compiler.fusion.sum_fusion import FusedSum
 from genesis_fn.compiler.target import Target
 from genesis_fn.core import dtypes

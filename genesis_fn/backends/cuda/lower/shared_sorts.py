@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from genesis_fn.backends.cuda.lowerings.segment_sums import ordered_sum_p, scatter_of, sort_rows_p
+from genesis_fn.backends.cuda.lowerings.indexing import ordered_sum_p, scatter_of, sort_rows_p
 from genesis_fn.compiler.options import enabled
 from genesis_fn.core import dtypes
 from genesis_fn.core.jaxpr import Eqn, Jaxpr, Var

@@ -31,8 +31,9 @@ from genesis_fn.backends.cuda.run.steps import (
 )
 from genesis_fn.compiler.complex_parts.represent import before_parts
 from genesis_fn.compiler.complex_parts.steps import called
-from genesis_fn.compiler.fusion.fuse import Fusion, FusionGroup
+from genesis_fn.compiler.fusion.fuse import Fusion
 from genesis_fn.compiler.fusion.gemv_fusion import is_tiled_matmul
+from genesis_fn.compiler.fusion.group import FusionGroup
 from genesis_fn.compiler.loop_ir.kernel import SliceStore
 from genesis_fn.compiler.memory.inplace import updated_operand
 from genesis_fn.compiler.memory.memory_plan import pack

@@ -11,11 +11,10 @@ from genesis_fn.backends.cuda.codegen.kernel_text import add_copy, collapsed
 from genesis_fn.backends.cuda.lowerings.call import Call, Lowered, lowers
 from genesis_fn.backends.cuda.lowerings.conv import PRECISION
 from genesis_fn.backends.cuda.lowerings.elementwise import converted
-from genesis_fn.backends.cuda.lowerings.integers import as_number, float_operands
 from genesis_fn.backends.cuda.lowerings.shape import add_fill
 from genesis_fn.compiler.fusion.matmul_grouping import grouped_matmul_p
 from genesis_fn.core.aval import Aval
-from genesis_fn.kernels.language.dtypes import NAMES
+from genesis_fn.kernels.language.dtypes import NAMES, as_number, float_operands
 from genesis_fn.kernels.matmul.grouped import plan_grouped_matmul
 from genesis_fn.kernels.matmul.matmul import plan_matmul
 from genesis_fn.kernels.matmul.spec import MatmulSpec, Segment

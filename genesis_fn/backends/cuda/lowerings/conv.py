@@ -7,11 +7,10 @@ from dataclasses import replace
 
 from genesis_fn.backends.cuda.lowerings.call import Call, Lowered, lowers
 from genesis_fn.backends.cuda.lowerings.elementwise import add_convert, converted
-from genesis_fn.backends.cuda.lowerings.integers import as_number
 from genesis_fn.backends.cuda.lowerings.shape import add_fill
 from genesis_fn.core import dtypes
 from genesis_fn.core.dtypes import DType
-from genesis_fn.kernels.language.dtypes import NAMES
+from genesis_fn.kernels.language.dtypes import NAMES, as_number
 from genesis_fn.kernels.matmul.conv import Convolution, plan_convolution
 from genesis_fn.kernels.plan_builder import PlanBuilder, dense
 from genesis_fn.primitives.conv import conv_p

@@ -6,9 +6,8 @@ import math
 
 from genesis_fn.backends.cuda import libraries
 from genesis_fn.backends.cuda.codegen.kernel_text import add_elements
-from genesis_fn.backends.cuda.lowerings.call import Call, Lowered
+from genesis_fn.backends.cuda.lowerings.call import Call, Lowered, lowers_by_library
 from genesis_fn.backends.cuda.lowerings.elementwise import run_time_scalar
-from genesis_fn.backends.cuda.lowerings.library import lowers_by_library
 from genesis_fn.core import dtypes
 from genesis_fn.core.aval import Aval
 from genesis_fn.kernels.language.dtypes import NAMES

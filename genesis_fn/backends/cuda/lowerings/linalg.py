@@ -16,8 +16,7 @@ from typing import Any
 
 from genesis_fn.backends.cuda import libraries
 from genesis_fn.backends.cuda.codegen.kernel_text import add_copy
-from genesis_fn.backends.cuda.lowerings.call import Call, Lowered
-from genesis_fn.backends.cuda.lowerings.library import lowers_by_library
+from genesis_fn.backends.cuda.lowerings.call import Call, Lowered, lowers_by_library
 from genesis_fn.core import dtypes
 from genesis_fn.core.aval import Aval
 from genesis_fn.kernels import routines as r
@@ -66,9 +65,10 @@ from genesis_fn.primitives.linalg import (
 )
 
 _BATCHED = 64  # batched routines are faster from one matrix for each so many rows on (measured)
-# The most bytes of a row with which kernels hold matrices in registers, of at most LANES rows; 0 for
-# none. They read and write a matrix once, where a routine has transposes around it: 28 us for 4096
-# Cholesky factors of 32 x 32, where that takes 106, and 16 us for one, where that takes 24 (H200).
+# The most bytes of a row with which kernels hold matrices in registers, of at most LANES rows; 0
+# for none. They read and write a matrix once, where a routine has transposes around it: 28 us for
+# 4096 Cholesky factors of 32 x 32, where that takes 106, and 16 us for one, where that takes 24
+# (H200).
 _LU_IN_REGISTERS = 256
 _TRIANGLE_IN_REGISTERS = 256
 _QR_IN_REGISTERS = 128  # Q stands beside it
