@@ -35,10 +35,6 @@ if _typing.TYPE_CHECKING:
         plan_poison as plan_poison,
         plan_transpose as plan_transpose,
     )
-    from genesis_fn.kernels.linalg.panel_cholesky import (
-        PanelCholesky as PanelCholesky,
-        plan_panel_cholesky as plan_panel_cholesky,
-    )
     from genesis_fn.kernels.linalg.pivots import (
         RowSwaps as RowSwaps,
         plan_permutation as plan_permutation,
@@ -47,31 +43,35 @@ if _typing.TYPE_CHECKING:
         Reflectors as Reflectors,
         plan_reflectors as plan_reflectors,
     )
-    from genesis_fn.kernels.linalg.small_cholesky import (
+    from genesis_fn.kernels.linalg.small.cholesky import (
         SmallCholesky as SmallCholesky,
         plan_small_cholesky as plan_small_cholesky,
     )
-    from genesis_fn.kernels.linalg.small_eigh import (
+    from genesis_fn.kernels.linalg.small.eigh import (
         SmallEigh as SmallEigh,
         plan_small_eigh as plan_small_eigh,
     )
-    from genesis_fn.kernels.linalg.small_lu import (
+    from genesis_fn.kernels.linalg.small.lu import (
         SmallLu as SmallLu,
         plan_small_lu as plan_small_lu,
     )
-    from genesis_fn.kernels.linalg.small_qr import (
+    from genesis_fn.kernels.linalg.small.panels import (
+        PanelCholesky as PanelCholesky,
+        plan_panel_cholesky as plan_panel_cholesky,
+    )
+    from genesis_fn.kernels.linalg.small.qr import (
         SmallQr as SmallQr,
         plan_small_qr as plan_small_qr,
     )
-    from genesis_fn.kernels.linalg.small_solve import (
+    from genesis_fn.kernels.linalg.small.solve import (
         SmallSolve as SmallSolve,
         plan_small_solve as plan_small_solve,
     )
-    from genesis_fn.kernels.linalg.small_svd import (
+    from genesis_fn.kernels.linalg.small.svd import (
         SmallSvd as SmallSvd,
         plan_small_svd as plan_small_svd,
     )
-    from genesis_fn.kernels.linalg.small_triangular import (
+    from genesis_fn.kernels.linalg.small.triangular import (
         SmallTriangular as SmallTriangular,
         plan_small_triangular as plan_small_triangular,
     )
@@ -151,8 +151,8 @@ _HOME = {
     "plan_flaws": "linalg.matrices",
     "plan_poison": "linalg.matrices",
     "plan_transpose": "linalg.matrices",
-    "PanelCholesky": "linalg.panel_cholesky",
-    "plan_panel_cholesky": "linalg.panel_cholesky",
+    "PanelCholesky": "linalg.small.panels",
+    "plan_panel_cholesky": "linalg.small.panels",
     "RowSwaps": "linalg.pivots",
     "plan_permutation": "linalg.pivots",
     "Reflectors": "linalg.reflectors",
@@ -163,20 +163,20 @@ _HOME = {
     "plan_align_signs": "linalg.vectors",
     "plan_complex_vectors": "linalg.vectors",
     "plan_conjugate": "linalg.vectors",
-    "SmallCholesky": "linalg.small_cholesky",
-    "plan_small_cholesky": "linalg.small_cholesky",
-    "SmallEigh": "linalg.small_eigh",
-    "plan_small_eigh": "linalg.small_eigh",
-    "SmallLu": "linalg.small_lu",
-    "plan_small_lu": "linalg.small_lu",
-    "SmallQr": "linalg.small_qr",
-    "plan_small_qr": "linalg.small_qr",
-    "SmallSolve": "linalg.small_solve",
-    "plan_small_solve": "linalg.small_solve",
-    "SmallSvd": "linalg.small_svd",
-    "plan_small_svd": "linalg.small_svd",
-    "SmallTriangular": "linalg.small_triangular",
-    "plan_small_triangular": "linalg.small_triangular",
+    "SmallCholesky": "linalg.small.cholesky",
+    "plan_small_cholesky": "linalg.small.cholesky",
+    "SmallEigh": "linalg.small.eigh",
+    "plan_small_eigh": "linalg.small.eigh",
+    "SmallLu": "linalg.small.lu",
+    "plan_small_lu": "linalg.small.lu",
+    "SmallQr": "linalg.small.qr",
+    "plan_small_qr": "linalg.small.qr",
+    "SmallSolve": "linalg.small.solve",
+    "plan_small_solve": "linalg.small.solve",
+    "SmallSvd": "linalg.small.svd",
+    "plan_small_svd": "linalg.small.svd",
+    "SmallTriangular": "linalg.small.triangular",
+    "plan_small_triangular": "linalg.small.triangular",
     "Convolution": "matmul.conv",
     "plan_convolution": "matmul.conv",
     "plan_grouped_matmul": "matmul.grouped",

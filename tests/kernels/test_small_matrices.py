@@ -9,14 +9,14 @@ import pytest
 import scipy.linalg
 import torch
 
-from genesis_fn.kernels.linalg.panel_cholesky import PanelCholesky, plan_panel_cholesky
-from genesis_fn.kernels.linalg.small_cholesky import SmallCholesky, plan_small_cholesky
-from genesis_fn.kernels.linalg.small_eigh import SmallEigh, plan_small_eigh
-from genesis_fn.kernels.linalg.small_lu import SmallLu, plan_small_lu
-from genesis_fn.kernels.linalg.small_qr import SmallQr, plan_small_qr
-from genesis_fn.kernels.linalg.small_solve import SmallSolve, plan_small_solve
-from genesis_fn.kernels.linalg.small_svd import SmallSvd, plan_small_svd
-from genesis_fn.kernels.linalg.small_triangular import SmallTriangular, plan_small_triangular
+from genesis_fn.kernels.linalg.small.cholesky import SmallCholesky, plan_small_cholesky
+from genesis_fn.kernels.linalg.small.eigh import SmallEigh, plan_small_eigh
+from genesis_fn.kernels.linalg.small.lu import SmallLu, plan_small_lu
+from genesis_fn.kernels.linalg.small.panels import PanelCholesky, plan_panel_cholesky
+from genesis_fn.kernels.linalg.small.qr import SmallQr, plan_small_qr
+from genesis_fn.kernels.linalg.small.solve import SmallSolve, plan_small_solve
+from genesis_fn.kernels.linalg.small.svd import SmallSvd, plan_small_svd
+from genesis_fn.kernels.linalg.small.triangular import SmallTriangular, plan_small_triangular
 from genesis_fn.kernels.plan import Plan
 from tests.kernels.run import TARGET, run_plan
 

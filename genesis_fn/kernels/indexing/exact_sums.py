@@ -93,8 +93,8 @@ def exact_sums(
     inside = wanted & (column < COLUMNS)
     at = row[:, None].to(tl.int64) * COLUMNS + column
     finite = exponent < 255
-    place = sums + (window // WIDTH).to(tl.int64) * (ROWS * COLUMNS) + at
-    tl.atomic_add(place, term, inside & finite & (mantissa != 0), sem="relaxed")
+    address = sums + (window // WIDTH).to(tl.int64) * (ROWS * COLUMNS) + at
+    tl.atomic_add(address, term, inside & finite & (mantissa != 0), sem="relaxed")
     infinite = tl.where(bits < 0, NEGATIVE, POSITIVE)
     flag = tl.where(mantissa == 0x800000, infinite, NAN)
     tl.atomic_or(flags + at, flag, inside & (finite == 0), sem="relaxed")

@@ -202,10 +202,10 @@ class _UpdatesText(InlinedKernel):
         mask = self.mask(names, guards)
         kind = table.aval.dtype
         zero = "0.0" if dtypes.is_float(kind) else "0"
-        place = f"{self.pointer(table, False)} + ({name} * {columns} + {column.text()})"
+        address = f"{self.pointer(table, False)} + ({name} * {columns} + {column.text()})"
         if not fills:
-            return f"tl.load({place}, {mask}, other={zero})"
-        text = f"tl.load({place}, {mask} & {fits}, other={zero})"
+            return f"tl.load({address}, {mask}, other={zero})"
+        text = f"tl.load({address}, {mask} & {fits}, other={zero})"
         value = fill_value(gather.params["fill_value"], kind)
         if value == 0 and str(value)[0] != "-":
             return text

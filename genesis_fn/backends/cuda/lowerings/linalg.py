@@ -32,17 +32,17 @@ from genesis_fn.kernels.linalg.matrices import (
     plan_poison,
     plan_transpose,
 )
-from genesis_fn.kernels.linalg.panel_cholesky import PanelCholesky, plan_panel_cholesky
 from genesis_fn.kernels.linalg.pivots import RowSwaps, plan_permutation
 from genesis_fn.kernels.linalg.reflectors import MOST_ROWS, Reflectors, plan_reflectors
-from genesis_fn.kernels.linalg.small_cholesky import SmallCholesky, plan_small_cholesky
-from genesis_fn.kernels.linalg.small_eigh import SmallEigh, plan_small_eigh
-from genesis_fn.kernels.linalg.small_lu import SmallLu, plan_small_lu
-from genesis_fn.kernels.linalg.small_qr import SmallQr, plan_small_qr
-from genesis_fn.kernels.linalg.small_rows import LANES
-from genesis_fn.kernels.linalg.small_solve import MOST_SIDES, SmallSolve, plan_small_solve
-from genesis_fn.kernels.linalg.small_svd import SmallSvd, plan_small_svd
-from genesis_fn.kernels.linalg.small_triangular import SmallTriangular, plan_small_triangular
+from genesis_fn.kernels.linalg.small.cholesky import SmallCholesky, plan_small_cholesky
+from genesis_fn.kernels.linalg.small.eigh import SmallEigh, plan_small_eigh
+from genesis_fn.kernels.linalg.small.lu import SmallLu, plan_small_lu
+from genesis_fn.kernels.linalg.small.panels import PanelCholesky, plan_panel_cholesky
+from genesis_fn.kernels.linalg.small.qr import SmallQr, plan_small_qr
+from genesis_fn.kernels.linalg.small.rows import LANES
+from genesis_fn.kernels.linalg.small.solve import MOST_SIDES, SmallSolve, plan_small_solve
+from genesis_fn.kernels.linalg.small.svd import SmallSvd, plan_small_svd
+from genesis_fn.kernels.linalg.small.triangular import SmallTriangular, plan_small_triangular
 from genesis_fn.kernels.linalg.vectors import (
     ComplexNumbers,
     Signs,

@@ -8,15 +8,15 @@ import triton
 import triton.language as tl
 
 from genesis_fn.compiler.target import Target
-from genesis_fn.kernels.linalg.small_lu import eliminate
-from genesis_fn.kernels.linalg.small_rows import (
+from genesis_fn.kernels.linalg.small.lu import eliminate
+from genesis_fn.kernels.linalg.small.rows import (
     LANES,
     read_rows,
     row_constants,
     side_constants,
     write_rows,
 )
-from genesis_fn.kernels.linalg.small_substitution import substitute
+from genesis_fn.kernels.linalg.small.substitution import substitute
 from genesis_fn.kernels.plan import BufferArg, Plan, Scalar
 from genesis_fn.kernels.plan_builder import PlanBuilder, cdiv
 

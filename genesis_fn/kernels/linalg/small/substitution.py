@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from genesis_fn.kernels.linalg.small_elements import (
+from genesis_fn.kernels.linalg.small.elements import (
     add_products,
     element_at,
     kept,
@@ -14,7 +14,7 @@ from genesis_fn.kernels.linalg.small_elements import (
     reciprocal,
     where_parts,
 )
-from genesis_fn.kernels.linalg.small_rows import RING, at_lane
+from genesis_fn.kernels.linalg.small.rows import RING, at_lane
 
 
 @triton.jit

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from genesis_fn.compiler.target import Target
-from genesis_fn.kernels.linalg.small_elements import (
+from genesis_fn.kernels.linalg.small.elements import (
     add_product,
     add_products,
     element_at,
@@ -22,7 +22,7 @@ from genesis_fn.kernels.linalg.small_elements import (
     reciprocal,
     where_parts,
 )
-from genesis_fn.kernels.linalg.small_rows import (
+from genesis_fn.kernels.linalg.small.rows import (
     LANES,
     RING,
     over_rows,

@@ -6,7 +6,7 @@ orthogonal that have none in common, a sweep every pair once (Hestenes, "Inversi
 biorthogonalization and related results", 1958); in the end A V has the singular values for
 lengths. Left vectors are Q of its QR factorization, which is right where values are zero, too.
 
-Columns stay in their lanes, and pairs are of places, of which the lower one gets the longer column
+Columns stay in their lanes, and pairs are of seats, of which the lower one gets the longer column
 (de Rijk, "A one-sided Jacobi algorithm for computing the singular value decomposition on a vector
 computer", 1989): 32 columns of normal numbers take 7 sweeps where they took 9, with values from 1
 to 1e-12 in float64 12 for 20.
@@ -23,11 +23,11 @@ import triton.language as tl
 from genesis_fn.compiler.target import Target
 from genesis_fn.kernels.language.element_types import ITEMSIZE
 from genesis_fn.kernels.language.language import sqrt
-from genesis_fn.kernels.linalg.small_eigh import rotation, turned
-from genesis_fn.kernels.linalg.small_elements import conjugated
-from genesis_fn.kernels.linalg.small_qr import factored
-from genesis_fn.kernels.linalg.small_rows import COALESCED, LANES, at_lane, read_rows, write_rows
-from genesis_fn.kernels.linalg.small_scale import scales
+from genesis_fn.kernels.linalg.small.eigh import rotation, turned
+from genesis_fn.kernels.linalg.small.elements import conjugated
+from genesis_fn.kernels.linalg.small.qr import factored
+from genesis_fn.kernels.linalg.small.rows import COALESCED, LANES, at_lane, read_rows, write_rows
+from genesis_fn.kernels.linalg.small.scale import scales
 from genesis_fn.kernels.plan import BufferArg, Plan, Scalar
 from genesis_fn.kernels.plan_builder import PlanBuilder, cdiv, next_power_of_two
 
@@ -36,13 +36,13 @@ MOST_SWEEPS = 20
 
 
 @triton.jit
-def opponent(place, turn, N: tl.constexpr):
-    """The place that a place meets in a round of N places, N even: one of those but the last whose
+def opponent(seat, turn, N: tl.constexpr):
+    """The seat that a seat meets in a round of N seats, N even: one of those but the last whose
     sum is `turn`, modulo N - 1; who would meet itself meets the last."""
-    across = (turn + (N - 1) - place) % (N - 1)
-    across = tl.where(across == place, N - 1, across)
-    across = tl.where(place == N - 1, turn * (N // 2) % (N - 1), across)
-    return tl.where(place < N, across, place)
+    across = (turn + (N - 1) - seat) % (N - 1)
+    across = tl.where(across == seat, N - 1, across)
+    across = tl.where(seat == N - 1, turn * (N // 2) % (N - 1), across)
+    return tl.where(seat < N, across, seat)
 
 
 @triton.jit
@@ -114,18 +114,18 @@ def is_above_rounding(product, own, other, COMPLEX: tl.constexpr):
 
 @triton.jit
 def sweep_of_columns(
-    columns, vectors, place, holder, line, first, N: tl.constexpr, VECTORS: tl.constexpr,
+    columns, vectors, seat, holder, line, first, N: tl.constexpr, VECTORS: tl.constexpr,
     COMPLEX: tl.constexpr,
 ):  # fmt: skip
-    """Makes all pairs of N columns orthogonal, N even, with their places and the lanes that hold
+    """Makes all pairs of N columns orthogonal, N even, with their seats and the lanes that hold
     those; 1 where an inner product was above what rounding leaves."""
     unfinished = tl.zeros_like(line)
     for turn in range(N - 1):
-        met_at = opponent(line, turn, N)  # of the place, not of the column, that has this number
+        met_at = opponent(line, turn, N)  # of the seat, not of the column, that has this number
         across = at_lane(holder, first + met_at)
-        met = at_lane(met_at, first + place)
-        partner = at_lane(across, first + place)
-        is_lower = place < met
+        met = at_lane(met_at, first + seat)
+        partner = at_lane(across, first + seat)
+        is_lower = seat < met
         others = column_of(columns, partner)
         product = inner_product(columns, others, COMPLEX)
         own = sum_of_products(columns, columns)
@@ -142,14 +142,14 @@ def sweep_of_columns(
         columns = turned_column(less, columns, mine, others, COMPLEX)
         if VECTORS:
             vectors = turned_column(less, vectors, mine, column_of(vectors, partner), COMPLEX)
-        # A sweep that leaves all columns at their places has seen all pairs, so only those exchange
+        # A sweep that leaves all columns at their seats has seen all pairs, so only those exchange
         # them that ask for another one.
         above = is_above_rounding(product, own, other, COMPLEX)
         unfinished = unfinished | above.to(tl.int32)
         exchange = (above & (lower <= upper)).to(tl.int32)
-        place = tl.where(exchange > 0, met, place)
+        seat = tl.where(exchange > 0, met, seat)
         holder = tl.where(at_lane(exchange, holder) > 0, across, holder)
-    return columns, vectors, place, holder, unfinished
+    return columns, vectors, seat, holder, unfinished
 
 
 @triton.jit
@@ -205,13 +205,13 @@ def small_svd_kernel(
         is_one = (line == i // PARTS) & (i % PARTS == 0)
         vectors = vectors + (tl.where(is_one, 1.0, tl.zeros_like(down)),)
     columns = scaled
-    place = line
+    seat = line
     holder = lane
     unfinished = 1
     sweeps = 0
     while (unfinished > 0) & (sweeps < SWEEPS):
-        columns, vectors, place, holder, above = sweep_of_columns(
-            columns, vectors, place, holder, line, first, EVEN, VECTORS, COMPLEX
+        columns, vectors, seat, holder, above = sweep_of_columns(
+            columns, vectors, seat, holder, line, first, EVEN, VECTORS, COMPLEX
         )
         # An integer's reduction, which the compiler knows to be the same in all lanes.
         unfinished = tl.max(above, 0)

@@ -9,7 +9,7 @@ import triton.language as tl
 
 from genesis_fn.compiler.target import Target
 from genesis_fn.kernels.language.language import sqrt
-from genesis_fn.kernels.linalg.small_rows import (
+from genesis_fn.kernels.linalg.small.rows import (
     LANES,
     at_lane,
     read_rows,

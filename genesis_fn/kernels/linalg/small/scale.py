@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from genesis_fn.kernels.linalg.small_rows import over_rows
+from genesis_fn.kernels.linalg.small.rows import over_rows
 
 
 @triton.jit

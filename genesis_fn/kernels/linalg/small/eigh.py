@@ -3,7 +3,7 @@ a warp, by Jacobi's method.
 
 A round rotates N / 2 pairs of rows and columns that have none in common, a sweep every pair once,
 in the order of a round-robin tournament (Brent and Luk, "The solution of singular-value and
-symmetric eigenvalue problems on multiprocessor arrays", 1985). Columns move to the places of the
+symmetric eigenvalue problems on multiprocessor arrays", 1985). Columns move to the seats of the
 tournament, where pairs are neighbours; rows stay in their lanes, which know where their columns
 are.
 """
@@ -17,9 +17,9 @@ import triton.language as tl
 
 from genesis_fn.compiler.target import Target
 from genesis_fn.kernels.language.language import rsqrt, sqrt
-from genesis_fn.kernels.linalg.small_elements import add_product, element_at
-from genesis_fn.kernels.linalg.small_rows import LANES, at_lane, block_of, over_rows, vectors_of
-from genesis_fn.kernels.linalg.small_scale import scales
+from genesis_fn.kernels.linalg.small.elements import add_product, element_at
+from genesis_fn.kernels.linalg.small.rows import LANES, at_lane, block_of, over_rows, vectors_of
+from genesis_fn.kernels.linalg.small.scale import scales
 from genesis_fn.kernels.plan import BufferArg, Plan, Scalar
 from genesis_fn.kernels.plan_builder import PlanBuilder, cdiv, next_power_of_two
 
@@ -34,25 +34,25 @@ def slice_of(columns, j, PARTS: tl.constexpr):
 
 
 @triton.jit
-def place_before(place, N: tl.constexpr):
-    """Of N places, where a column comes from: the first stays, the others go round, even places
+def seat_before(seat, N: tl.constexpr):
+    """Of N seats, where a column comes from: the first stays, the others go round, even seats
     upwards and odd ones downwards."""
-    below = tl.where(place == N - 1, N - 2, place + 2)
-    above = tl.where(place == 2, 1, place - 2)
-    return tl.where(place == 0, 0, tl.where(place % 2 == 0, above, below))
+    below = tl.where(seat == N - 1, N - 2, seat + 2)
+    above = tl.where(seat == 2, 1, seat - 2)
+    return tl.where(seat == 0, 0, tl.where(seat % 2 == 0, above, below))
 
 
 @triton.jit
-def place_after(place, N: tl.constexpr):
+def seat_after(seat, N: tl.constexpr):
     """Where a column goes to."""
-    above = tl.where(place == N - 2, N - 1, place + 2)
-    below = tl.where(place == 1, 2, place - 2)
-    return tl.where(place == 0, 0, tl.where(place % 2 == 0, above, below))
+    above = tl.where(seat == N - 2, N - 1, seat + 2)
+    below = tl.where(seat == 1, 2, seat - 2)
+    return tl.where(seat == 0, 0, tl.where(seat % 2 == 0, above, below))
 
 
 @triton.jit
 def moved(columns, N: tl.constexpr, PARTS: tl.constexpr):
-    """The columns of a round in the places of the next one."""
+    """The columns of a round in the seats of the next one."""
     result = slice_of(columns, 0, PARTS) + slice_of(columns, min(3, N - 1), PARTS)
     for i in tl.static_range(1, N // 2):
         result = result + slice_of(columns, max(2 * i - 2, 1), PARTS)
@@ -63,12 +63,12 @@ def moved(columns, N: tl.constexpr, PARTS: tl.constexpr):
 
 
 @triton.jit
-def at_place(columns, place, PARTS: tl.constexpr):
-    """The parts of each lane's element in the column at its place."""
+def at_seat(columns, seat, PARTS: tl.constexpr):
+    """The parts of each lane's element in the column at its seat."""
     level = columns
     bit = 1
     for _ in tl.static_range((len(columns) // PARTS - 1).bit_length()):
-        odd = (place & bit) != 0
+        odd = (seat & bit) != 0
         chosen = ()
         for i in tl.static_range(len(level) // PARTS // 2):
             for part in tl.static_range(PARTS):
@@ -127,13 +127,13 @@ def turned_pair(less, s, x, y, COMPLEX: tl.constexpr):
 def sweep(columns, vectors, diagonal, row, first, N: tl.constexpr, COMPLEX: tl.constexpr):
     """Rotates all pairs of N rows and columns, N even, and the columns of `vectors` with them."""
     PARTS: tl.constexpr = 2 if COMPLEX else 1
-    place = row % N  # of each row's column
-    holder = row % N  # of the column at each place
+    seat = row % N  # of each row's column
+    holder = row % N  # of the column at each seat
     for _ in range(N - 1):
-        partner = at_lane(holder, first + (place ^ 1))
+        partner = at_lane(holder, first + (seat ^ 1))
         partner = first + tl.where(row < N, partner, row)  # lanes without a row are left alone
-        is_first = place % 2 == 0
-        element = at_place(columns, place ^ 1, PARTS)
+        is_first = seat % 2 == 0
+        element = at_seat(columns, seat ^ 1, PARTS)
         # Both rows of a pair turn by what the first one's element says.
         element = element_at(element, tl.where(is_first, first + row, partner), COMPLEX)
         other = at_lane(diagonal, partner)
@@ -165,8 +165,8 @@ def sweep(columns, vectors, diagonal, row, first, N: tl.constexpr, COMPLEX: tl.c
         columns = moved(new_columns, N, PARTS)
         vectors = moved(new_vectors, N, PARTS)
         if N > 2:
-            place = place_after(place, N)
-            holder = at_lane(holder, first + place_before(row, N) % N)
+            seat = seat_after(seat, N)
+            holder = at_lane(holder, first + seat_before(row, N) % N)
     return columns, vectors, diagonal
 
 
@@ -178,13 +178,15 @@ def is_unfinished(
     leaves there."""
     PARTS: tl.constexpr = 2 if COMPLEX else 1
     PRECISION: tl.constexpr = 2.0**-50 if diagonal.dtype == tl.float64 else 2.0**-21
-    beside = tl.zeros_like(diagonal)
+    off_diagonal = tl.zeros_like(diagonal)
     for j in tl.static_range(N * PARTS):
-        beside = tl.maximum(beside, tl.where(row == j // PARTS, 0.0, tl.abs(columns[j])))
+        off_diagonal = tl.maximum(
+            off_diagonal, tl.where(row == j // PARTS, 0.0, tl.abs(columns[j]))
+        )
     # Elements are rounded at the size of the eigenvalues, which are on the diagonal in the end.
     KIND: tl.constexpr = tl.int64 if diagonal.dtype == tl.float64 else tl.int32
     largest = over_rows(tl.abs(diagonal).to(KIND, bitcast=True), ROWS, True)
-    above = beside > largest.to(diagonal.dtype, bitcast=True) * PRECISION
+    above = off_diagonal > largest.to(diagonal.dtype, bitcast=True) * PRECISION
     # As an integer, whose reduction is one instruction; the compiler knows that lanes agree on it.
     return tl.max(above.to(tl.int32), 0)
 
@@ -231,7 +233,7 @@ def small_eigh_kernel(
             scaled = scaled + (imaginary,)
             vectors = vectors + (tl.zeros_like(real),)
     columns = scaled
-    diagonal = at_place(columns, row, PARTS)[0]
+    diagonal = at_seat(columns, row, PARTS)[0]
     unfinished = is_unfinished(columns, diagonal, row, EVEN, ROWS, COMPLEX)
     sweeps = 0
     while (unfinished > 0) & (sweeps < SWEEPS):
@@ -245,13 +247,13 @@ def small_eigh_kernel(
     eigenvalue = tl.where(flawed, float("nan"), diagonal * up)
     tl.store(values + matrix * N + rank, eigenvalue, inside)
     results = ()
-    places = ()
+    seats = ()
     for k in tl.static_range(EVEN):
         at = at_lane(rank, first + k) * PARTS
         for p in tl.static_range(PARTS):
             results = results + (tl.where(flawed, float("nan"), vectors[k * PARTS + p]),)
-            places = places + (at + p,)
-    to = start[:, None] + (row * NUMBERS)[:, None] + block_of(places, WIDTH)
+            seats = seats + (at + p,)
+    to = start[:, None] + (row * NUMBERS)[:, None] + block_of(seats, WIDTH)
     tl.store(out + to, block_of(results, WIDTH), mask)
 
 

@@ -14,7 +14,7 @@ import triton.language as tl
 
 from genesis_fn.compiler.target import Target
 from genesis_fn.kernels.language.language import sqrt
-from genesis_fn.kernels.linalg.small_elements import (
+from genesis_fn.kernels.linalg.small.elements import (
     add_product,
     conjugated,
     element_at,
@@ -24,7 +24,7 @@ from genesis_fn.kernels.linalg.small_elements import (
     reciprocal,
     where_parts,
 )
-from genesis_fn.kernels.linalg.small_rows import (
+from genesis_fn.kernels.linalg.small.rows import (
     COALESCED,
     LANES,
     RING,
@@ -34,7 +34,7 @@ from genesis_fn.kernels.linalg.small_rows import (
     read_rows,
     write_rows,
 )
-from genesis_fn.kernels.linalg.small_scale import scales
+from genesis_fn.kernels.linalg.small.scale import scales
 from genesis_fn.kernels.plan import BufferArg, Plan, Scalar
 from genesis_fn.kernels.plan_builder import PlanBuilder, cdiv, next_power_of_two
 

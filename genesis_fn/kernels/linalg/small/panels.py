@@ -14,7 +14,7 @@ import triton.language as tl
 
 from genesis_fn.compiler.target import Target
 from genesis_fn.kernels.language.language import dot, sqrt
-from genesis_fn.kernels.linalg.small_rows import RING, block_of, vectors_of
+from genesis_fn.kernels.linalg.small.rows import RING, block_of, vectors_of
 from genesis_fn.kernels.plan import BufferArg, Plan
 from genesis_fn.kernels.plan_builder import PlanBuilder, next_power_of_two
 

@@ -1,0 +1,1 @@
+"""Matrices of few rows, each in the registers of a warp or a program."""
