@@ -393,6 +393,12 @@ def linear_algebra(check: Callable) -> None:
             (jnp.linalg.solve, (small, side)),
             (lambda x, y: bind(solve_p, x, y, transpose_a=True), (small, side)),
             (lax.linalg.lu, (small,)),
+            (jnp.linalg.qr, (small,)),
+            (lax.linalg.eigh, (small,)),
+            (
+                lambda x, y: lax.linalg.triangular_solve(x, y, left_side=True, lower=True),
+                (small, side),
+            ),
         ):
             check(lambda *xs, f=f: gf.tree.map(jnp.abs, f(*xs)), *operands)
     shapes = ((9, 5, 3), np.float32), ((3, 7, 19), np.float32), ((3, 4, 4), np.complex64)
