@@ -43,6 +43,7 @@ from genesis_fn.compiler.target import Target
 from genesis_fn.core.backend.lowering import Elementwise
 from genesis_fn.core.jaxpr import Eqn, Jaxpr, Var
 from genesis_fn.core.primitive import bind
+from genesis_fn.kernels.matmul.ragged import MAX_GROUPS
 from genesis_fn.kernels.plan import Launch, Plan
 from genesis_fn.lax.fused.norms import layer_norm, rms_norm
 from genesis_fn.optim import losses
@@ -265,6 +266,10 @@ def ragged(check: Callable) -> None:
         array(4, 64, 128, dtype=bfloat16),
         many,
     )
+    crowd = np.zeros(MAX_GROUPS + 16, np.int32)  # more than a program holds
+    crowd[[3, 700, -1]] = 5, 2, 4
+    product = pulled(lambda x, w: lax.ragged_dot(x, w, crowd))
+    check(product, array(12, 8), array(crowd.size, 8, 5))
 
 
 def attend(**options: Any) -> Callable:

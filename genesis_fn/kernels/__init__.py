@@ -21,8 +21,10 @@ if _typing.TYPE_CHECKING:
     from genesis_fn.kernels.indexing.scatter import (
         GatherRows as GatherRows,
         ScatterRows as ScatterRows,
+        SortRows as SortRows,
         plan_gather_rows as plan_gather_rows,
         plan_scatter_rows as plan_scatter_rows,
+        plan_sort_rows as plan_sort_rows,
     )
     from genesis_fn.kernels.linalg.matrices import (
         Addresses as Addresses,
@@ -140,6 +142,8 @@ _HOME = {
     "ScatterRows": "indexing.scatter",
     "plan_gather_rows": "indexing.scatter",
     "plan_scatter_rows": "indexing.scatter",
+    "SortRows": "indexing.scatter",
+    "plan_sort_rows": "indexing.scatter",
     "Addresses": "linalg.matrices",
     "MatrixNumbers": "linalg.matrices",
     "Transpose": "linalg.matrices",

@@ -119,6 +119,11 @@ def integer_pow(x: ArrayLike, y: int) -> Array:
 
 def _polygamma_of_arrays(n: Any, x: Any) -> Array:
     """(-1)**(n + 1) n! zeta(n + 1, x), and digamma(x) where n is 0."""
+    kind = x.aval.dtype
+    if kind != dtypes.F64:  # a factorial may be infinite where its product with zeta is not
+        return p.convert(
+            _polygamma_of_arrays(p.convert(n, dtypes.F64), p.convert(x, dtypes.F64)), kind
+        )
     first = p.eq(n, 0.0)
     order = p.add(p.select(first, 1.0, n), 1.0)
     odd = p.ne(p.rem(order, creation.full(order.aval.shape, 2.0, order.aval.dtype)), 0.0)

@@ -679,21 +679,22 @@ def _zeta(x: Any, q: Any) -> Array:
     start = ops.select(far, 1.0, q0)
     count = 9
     end = ops.add(start, float(count))
-    # 1 to an infinite power is 1.
-    power = lambda v, s: ops.exp(ops.select(ops.eq(v, 1.0), 0.0, ops.neg(ops.mul(s, ops.log(v)))))
+    power = lambda v, s: ops.pow(v, ops.neg(s))
     total = power(start, s)
     # There the remainder is negligible against the first terms, and computing it overflows.
     steep = ops.bitwise_or(ops.gt(s, ops.mul(end, 6.0)), ops.eq(total, 0.0))
     for k in range(1, count):
         total = ops.add(total, power(ops.add(start, float(k)), s))
     flat = ops.select(steep, 2.0, s)
-    last = power(end, flat)
-    rest = ops.add(ops.div(ops.mul(last, end), ops.sub(flat, 1.0)), ops.mul(last, 0.5))
-    rising, term = flat, ops.div(last, end)
+    # In units of end^(1 - s), which may be far larger than end^-s.
+    inverse = ops.div(1.0, end)
+    rest = ops.add(ops.div(1.0, ops.sub(flat, 1.0)), ops.mul(inverse, 0.5))
+    rising, term = flat, ops.mul(inverse, inverse)
     for j, b in enumerate(_BERNOULLI):
         rest = ops.add(rest, ops.mul(ops.mul(rising, term), b))
         rising = ops.mul(rising, ops.mul(ops.add(flat, 2.0 * j + 1), ops.add(flat, 2.0 * j + 2)))
-        term = ops.div(term, ops.mul(end, end))
+        term = ops.mul(term, ops.mul(inverse, inverse))
+    rest = ops.mul(rest, power(end, ops.sub(flat, 1.0)))
     total = ops.select(steep, total, ops.add(total, rest))
     beyond = ops.select(far, q0, 1.0)
     two = ops.add(ops.div(1.0, ops.sub(s, 1.0)), ops.div(0.5, beyond))

@@ -1,20 +1,19 @@
 """Products of integers and booleans on CUDA: exact, wrapped in the width of the result, against
-NumPy's arithmetic of Python integers; polygamma against SciPy's."""
+NumPy's arithmetic of Python integers."""
 
 from __future__ import annotations
 
 import itertools
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import pytest
-import scipy.special
 from test_every_primitive import run
 
 from genesis_fn.core.device import cuda
-from genesis_fn.core.dtypes import BF16, BOOL, F32, F64, I8, I16, I32, I64, U8, U16, U32, U64, DType
+from genesis_fn.core.dtypes import BOOL, F32, F64, I8, I16, I32, I64, U8, U16, U32, U64, DType
 from genesis_fn.core.primitive import PRIMITIVES
+from genesis_fn.kernels.matmul import ragged
 from genesis_fn.primitives.conv import ConvDimensionNumbers
 
 INTEGERS = (I8, I16, I32, I64, U8, U16, U32, U64)
@@ -179,7 +178,7 @@ def test_convolutions_in_another_dtype(kind, asked):
 
 
 def test_long_sums_of_a_convolution_are_split():
-    """As those of a kernel's gradient are: partial sums of integers are added in a second launch."""
+    """As those of a kernel's gradient are: a second launch adds the partial sums."""
     numbers = ConvDimensionNumbers(*[(0, 1, 2)] * 3)
     params = {
         "window_strides": (1,), "padding": ((0, 0),), "lhs_dilation": (1,), "rhs_dilation": (1,),
@@ -216,25 +215,25 @@ def test_products_of_groups_are_exact(left, right, asked):
     same(got, wrapped(np.array(sums, object).reshape(3, 9, 5), got.dtype), "ragged_contraction")
 
 
-# ---- polygamma ----
-
-
-@pytest.mark.parametrize("n", [1, 2, 3, 8, 40])
-def test_polygamma_is_scipys(n):
-    """Left of 0, too, away from the zeros that those of even order have between poles."""
-    rng = np.random.default_rng(n)
-    x = np.concatenate([rng.uniform(0.05, 20, 60), 10 ** rng.uniform(-3, 5, 30)])
-    left = -rng.integers(0, 6, 40) - rng.uniform(0.02, 0.3, 40)
-    for kind, bound in ((F32, 8 * 2.0**-23), (F64, 1e-13), (BF16, 2.0**-8)):
-        given = np.concatenate([x, left]).astype(kind)
-        (out,) = run(PRIMITIVES["polygamma"], [given], {"n": n}, cuda())
-        with np.errstate(all="ignore"):
-            want = scipy.special.polygamma(n, given.astype(np.float64))
-            limits = ml_dtypes.finfo(kind)
-            fits = (np.abs(want) < float(limits.max)) & (np.abs(want) > float(limits.tiny))
-        got = np.asarray(out).astype(np.float64)
-        np.testing.assert_allclose(got[fits], want[fits], rtol=bound)
-        assert not np.isfinite(got[np.abs(want) > 1.01 * float(limits.max)]).any()
-    edges = np.array([0.0, -0.0, -1.0, -7.0, np.inf, np.nan], F32)
-    (out,) = run(PRIMITIVES["polygamma"], [edges], {"n": n}, cuda())
-    np.testing.assert_array_equal(np.asarray(out), scipy.special.polygamma(n, edges))
+@pytest.mark.parametrize("kind, turned", [(F32, False), (I8, True)], ids=str)
+def test_more_groups_than_a_program_holds(kind, turned, monkeypatch):
+    """Their ends are looked up in memory: with rows of no group, groups of no rows, and batches."""
+    monkeypatch.setattr(ragged, "MAX_GROUPS", 4)
+    rng = np.random.default_rng(11)
+    sizes = np.zeros((2, 1100), np.int64)
+    sizes[0, 30:80], sizes[1, ::50] = rng.integers(0, 3, 50), 1
+    whole_numbers = lambda *shape: rng.integers(-5, 6, shape).astype(kind)
+    x, w, y = whole_numbers(2, 40, 9), whole_numbers(2, 1100, 9, 5), whole_numbers(2, 40, 5)
+    given = w.swapaxes(-1, -2).copy() if turned else w
+    got = on_gpu("ragged_dot", [x, given, sizes], {**PRODUCT, "rhs_transposed": turned})
+    sums = on_gpu("ragged_contraction", [x, y, sizes[:, :60]], PRODUCT)
+    assert got.dtype == sums.dtype == kind
+    want, added = np.zeros(got.shape), np.zeros(sums.shape)
+    for b in range(2):
+        group = np.repeat(np.arange(1100), sizes[b])[:40]
+        rows = x[b, : group.size].astype(float)
+        want[b, : group.size] = np.einsum("rk,rkn->rn", rows, w[b, group].astype(float))
+        outer = np.einsum("rk,rn->rkn", rows, y[b, : group.size].astype(float))
+        np.add.at(added[b], group[group < 60], outer[group < 60])
+    for found, wanted in ((got, want), (sums, added)):
+        np.testing.assert_array_equal(found, wanted.astype(np.int64).astype(kind))

@@ -1,5 +1,5 @@
-"""Nothing is left to the host: every primitive, with every dtype that it accepts, has a lowering for
-GPUs, but for those that run a user's Python or show a user values."""
+"""Nothing is left to the host: every primitive, with every dtype that it accepts, has a lowering
+for GPUs, but for those that run a user's Python or show a user values."""
 
 from __future__ import annotations
 

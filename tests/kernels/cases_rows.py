@@ -99,7 +99,8 @@ def cases() -> dict[str, Plan]:
     plans["embedding gradient"] = plan_scatter_rows(ScatterRows(151936, 1024, 2048, "fp32"), H200)
     # Once what every pass and level repeats.
     plans["segment sum"] = _once(plan_scatter_rows(ScatterRows(1 << 18, 64, 1 << 21, "fp32"), H200))
-    plans["bincount"] = _once(plan_scatter_rows(ScatterRows(1 << 10, 1, 1 << 20, "bf16"), H200))
+    plans["bincount"] = _once(plan_scatter_rows(ScatterRows(1 << 9, 1, 1 << 20, "bf16"), H200))
+    plans["exact sums"] = plan_scatter_rows(ScatterRows(1 << 18, 1, 1 << 24, "fp32"), H200)
     plans["segment sum by atomics"] = plan_scatter_rows(
         ScatterRows(1 << 18, 64, 1 << 21, "bf16", deterministic=False), H200
     )

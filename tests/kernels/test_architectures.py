@@ -15,8 +15,8 @@ from genesis_fn.compiler.target import OF_ARCHITECTURE
 FOLDER = Path(__file__).parent
 
 
-# 100 differs most from 90, which the ceilings compile; `make test-slow` compiles the others. 80 is 89
-# without 8-bit floats and with more shared memory, 120 is 89 with the early starts of 100
+# 100 differs most from 90, which the ceilings compile; `make test-slow` compiles the others. 80 is
+# 89 without 8-bit floats and with more shared memory, 120 is 89 with the early starts of 100
 # (docs/hardware.md). That plans ask for nothing that a GPU lacks is tested of all
 # (tests/cuda/test_targets.py).
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 
 os.environ.setdefault("TRITON_INTERPRET", "1")
@@ -15,8 +16,10 @@ from genesis_fn.kernels.indexing import sorted_runs
 from genesis_fn.kernels.indexing.scatter import (
     GatherRows,
     ScatterRows,
+    SortRows,
     plan_gather_rows,
     plan_scatter_rows,
+    plan_sort_rows,
 )
 from genesis_fn.kernels.plan import Launch
 from genesis_fn.kernels.sort import block_sort
@@ -313,3 +316,62 @@ def test_a_negative_zero_added_to_zeros_is_zero():
         spec = ScatterRows(2, 3, 1, "fp32", unique=unique)
         run_plan(plan_scatter_rows(spec, TARGET), [index, torch.full((1, 3), -0.0)], [out])
         assert not torch.signbit(out).any()
+
+
+@pytest.mark.parametrize("block", [64, 1024])
+def test_a_sort_of_rows_of_which_sums_take_the_result(block, monkeypatch):
+    monkeypatch.setattr(block_sort, "BLOCK", block)
+    index = torch.randint(-2, 33, (150,), dtype=torch.int32)
+    entries = torch.empty(150, dtype=torch.int64)
+    run_plan(plan_sort_rows(SortRows(30, 150), TARGET), [index], [entries])
+    rows = torch.where((index < 0) | (index > 30), 30, index).long()
+    order = torch.sort(rows, stable=True).indices
+    assert torch.equal(entries, rows[order] << 32 | order)
+    updates, out = torch.randn(150, 5), torch.empty(30, 5)
+    spec = ScatterRows(30, 5, 150, "fp32", entries=True)
+    run_plan(plan_scatter_rows(spec, TARGET), [entries, updates], [out])
+    want = reference(spec, torch.zeros(30, 5), index, updates)
+    torch.testing.assert_close(out.double(), want, rtol=1e-5, atol=1e-5)
+
+
+# ---- exact sums of few columns ----
+
+
+def exact_sums(values: np.ndarray, index: np.ndarray, rows: int, how=None) -> np.ndarray:
+    spec = ScatterRows(rows, values.shape[1], len(index), "fp32", **(how or {}))
+    plan = plan_scatter_rows(spec, TARGET)
+    assert "exact_sums_kernel" in [s.kernel.__name__ for s in plan.steps if isinstance(s, Launch)]
+    out = np.full((rows, values.shape[1]), np.nan, np.float32)
+    run_plan(plan, [torch.from_numpy(index), torch.from_numpy(values)], [torch.from_numpy(out)])
+    return out
+
+
+@pytest.mark.parametrize("columns", [1, 3])
+def test_sums_of_few_columns_are_exact_and_rounded_once(columns):
+    draw, rows, count = np.random.default_rng(columns), 1025, 4200
+    index = draw.integers(-1, rows + 1, count).astype(np.int32)
+    index[:400] = 5
+    mantissas = draw.standard_normal((count, columns))
+    values = np.ldexp(mantissas, draw.integers(-150, 120, (count, columns))).astype(np.float32)
+    values[:300] = draw.standard_normal((300, columns))  # of these nothing is left in float32
+    values[300:400:2] = 1e30
+    values[301:400:2] = -1e30
+    got = exact_sums(values, index, rows)
+    for row in [5, *draw.integers(0, rows, 60)]:
+        for column in range(columns):
+            want = np.float32(math.fsum(values[index == row, column].tolist()))
+            assert got[row, column].tobytes() == (want + np.float32(0)).tobytes()
+    other = draw.permutation(count)
+    assert exact_sums(values[other], index[other], rows).tobytes() == got.tobytes()
+
+
+def test_exact_sums_of_infinities_and_zeros():
+    index = np.arange(4200, dtype=np.int32) % 1050
+    values = np.zeros((4200, 1), np.float32)
+    values[[0, 1050], 0] = np.inf, 1.0
+    values[[1, 1051], 0] = -np.inf, -np.inf
+    values[[2, 1052], 0] = np.inf, -np.inf
+    values[3], values[4::1050] = np.nan, -0.0
+    got = exact_sums(values, index, 1050, {"mode": "clip"})[:, 0]
+    assert got[0] == np.inf and got[1] == -np.inf and np.isnan(got[2:4]).all()
+    assert not got[4:].any() and not np.signbit(got[4])

@@ -275,7 +275,9 @@ def holds_svd(x: np.ndarray, full: bool = False) -> None:
         wide = matrix.astype("complex128" if x.dtype.kind == "c" else "float64")
         size = np.abs(wide).max() or 1.0
         assert np.abs(s - np.linalg.svd(wide, compute_uv=False)).max() <= eps / 2 * max(size, s[0])
-        assert np.abs((u[:, :k] * (s / size)) @ vh[:k] - wide / size).max() <= eps * len(wide) ** 0.5
+        assert (
+            np.abs((u[:, :k] * (s / size)) @ vh[:k] - wide / size).max() <= eps * len(wide) ** 0.5
+        )
         for vectors in (np.conj(u.T), vh):
             distance = vectors @ np.conj(vectors.T) - np.eye(len(vectors))
             assert np.abs(distance).max() <= eps

@@ -1,8 +1,9 @@
 """Random programs under random stacks of transforms: this library against JAX.
 
 `Case(seed)` is a program with its inputs; `depth` is how deep loops, branches, calls and custom
-rules may nest in it, and `more` are further kinds of steps, as those of `fuzz_matrices`. `reference(case)` runs it in JAX in float64, or returns None where the result
-is not finite or moves too much when the inputs change by one unit in the last place.
+rules may nest in it, and `more` are further kinds of steps, as those of `fuzz_matrices`.
+`reference(case)` runs it in JAX in float64, or returns None where the result is not finite or moves
+too much when the inputs change by one unit in the last place.
 `difference(case, expected)` runs it here, eagerly, jitted and batched, and says what differs.
 `low_difference` does so for the program in a smaller float type, with a bound in units of how far
 rounding to that type moves the reference.

@@ -25,7 +25,13 @@ from genesis_fn.compiler.fusion.gemv_fusion import (
     share_launch,
 )
 from genesis_fn.compiler.fusion.matmul_grouping import grouped_eqn
-from genesis_fn.compiler.fusion.sum_fusion import FusedSum, fits_updates, is_row_gather, loading
+from genesis_fn.compiler.fusion.sum_fusion import (
+    FusedSum,
+    fits_updates,
+    is_repeated,
+    is_row_gather,
+    loading,
+)
 from genesis_fn.compiler.fusion.value_graph import (
     ValueGraph,
     build_value_graph,
@@ -437,13 +443,13 @@ class _FusionState:
 
     def fuse_updates(self, takes_updates: Callable[[Eqn], bool]) -> None:
         """Fuse what only a sum by segment reads into it: the elementwise kernel of its first
-        operand, and the gathers of rows that this one reads."""
+        operand, and the gathers of rows that this one reads, which it may also repeat."""
         for n, g in list(self.groups.items()):
             if g.eqn is None or not takes_updates(g.eqn):
                 continue
             data = g.eqn.ins[0]
             v, offset = self.graph.memory(data)
-            y = self._read_by(v, n)
+            y = self.owner.get(v)
             if y is None or offset or v.aval.size != data.aval.size:
                 continue
             if any(self.graph.memory(i)[0] is v for i in g.eqn.ins[1:]):
@@ -451,30 +457,50 @@ class _FusionState:
             x = self.groups[y]
             if is_row_gather(x.eqn):
                 kernel = loading(v)
-            elif x.kernel is not None and x.domain is not None:
+            elif x.kernel is not None and x.domain is not None and self._read_by(v, n):
                 kernel = x.kernel
                 if not fits_updates(kernel, x.domain, v):
                     continue
                 n = self._absorb(y, n)
             else:
                 continue
-            gathers: dict[Var, Eqn] = {}
+            fused = FusedSum(g.eqn, kernel, {}, [])
             for u in kernel.loads:
-                y = self._read_by(u, n)
-                if y is not None and is_row_gather(self.groups[y].eqn):
-                    gathers[u] = self._eqn(y)
-                    n = self._absorb(y, n)
-            self.groups[n].sum = FusedSum(g.eqn, kernel, gathers)
+                n = self._fuse_gather(fused, u, n)
+            if fused.gathers or kernel is x.kernel:
+                self.groups[n].sum = fused
 
-    def _read_by(self, v: Var, n: int) -> int | None:
-        """The step whose only result is `v`, if step n is the only one that reads it, in the same
-        pass; else None."""
-        y = self.owner.get(v)
-        if y is None or self.readers.get(v, set()) != {n} or len(self.groups[y].roots) > 1:
-            return None
+    def _fuse_gather(self, fused: FusedSum, u: Var, n: int) -> int:
+        """Have the sum, step n, read rows of a table instead of `u`, if this is a gather of them
+        that it should do: the number of the sum's step then."""
+        y = self.owner.get(u)
+        e = None if y is None else self.groups[y].eqn
+        if y is None or e is None or not is_row_gather(e):
+            return n
+        if self._read_by(u, n, any_pass=is_repeated(e)):
+            fused.gathers[u] = e
+            if e.params["mode"] == "check":
+                fused.checks.append(e)
+            return self._absorb(y, n)
+        if is_repeated(e) and self.readers[u] != {n}:
+            fused.gathers[u] = e
+            g = self.groups[n]
+            del g.reads[u]
+            self.readers[u].discard(n)
+            for v, size in self.groups[y].reads.items():
+                g.reads[v] = max(size, g.reads.get(v, 0))
+                self.readers.setdefault(v, set()).add(n)
+        return n
+
+    def _read_by(self, v: Var, n: int, any_pass: bool = False) -> bool:
+        """Whether `v` is the only result of its step, and step n the only one that reads it, in the
+        same pass unless `any_pass`."""
+        y = self.owner[v]
+        if self.readers.get(v, set()) != {n} or len(self.groups[y].roots) > 1:
+            return False
         if v in self._results or v in self.slice_stores or y in self.before or y in self.after:
-            return None
-        return y if self._in_backward(self.groups[y]) == self._in_backward(self.groups[n]) else None
+            return False
+        return any_pass or self._in_backward(self.groups[y]) == self._in_backward(self.groups[n])
 
     def _absorb(self, y: int, n: int) -> int:
         """Make step y, whose result only step n reads, a part of that: the number of the step that

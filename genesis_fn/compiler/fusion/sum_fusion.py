@@ -28,11 +28,13 @@ _MAX_READS = 6
 @dataclass(slots=True)
 class FusedSum:
     """`eqn`, a sum whose first operand is what `updates` computes; of the values that those load,
-    `gathers` are rows of tables, which are not in memory either."""
+    `gathers` are rows of tables, which it reads there. Of those that nothing else makes, `checks`
+    are the ones whose indices are to be checked."""
 
     eqn: Eqn
     updates: KernelIR
     gathers: dict[Var, Eqn]
+    checks: list[Eqn]
 
 
 def is_row_gather(e: Eqn | None) -> bool:
@@ -43,6 +45,12 @@ def is_row_gather(e: Eqn | None) -> bool:
     if type(table) is not Var or type(indices) is not Var or not e.outs[0].aval.size:
         return False
     return table.aval.dtype != dtypes.BOOL and not dtypes.is_unsigned(indices.aval.dtype)
+
+
+def is_repeated(e: Eqn) -> bool:
+    """Whether a sum repeats a gather of rows whose result others read: its table is much smaller
+    than that."""
+    return 2 * e.ins[0].aval.nbytes <= e.outs[0].aval.nbytes
 
 
 def fits_updates(kernel: KernelIR, domain: IterationDomain, data: Var) -> bool:

@@ -18,12 +18,14 @@ class ComputedUpdates:
     """Lines that compute elements of updates, and the (name, element type) of their pointers.
 
     The lines set `value` at numbers `i` [n, 1] of updates and columns `j` [1, m], where `inside`
-    [n, m]; `wanted` [n, 1] says which updates are needed at all. Every public name of
-    `kernels.language` may be used.
+    [n, m], and 0 where not `wanted` [n, 1]. Every public name of `kernels.language` may be used.
+    `carried` is the element type of one more input, of 32-bit integers for each update, which are
+    all that is needed of its number: a list that is sorted holds them instead, and `i` is one.
     """
 
     lines: tuple[str, ...]
     inputs: tuple[tuple[str, str], ...]
+    carried: str = ""
 
 
 def kernel_of(

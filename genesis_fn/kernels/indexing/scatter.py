@@ -2,9 +2,10 @@
 
 A scatter sorts its indices (stably, so equal ones keep their order), and combines the updates of
 each row in the order that `sorted_runs` says: the result depends on the operands alone. An
-embedding's gradient is such a sum, into zeros. What has one result in every order (sums and
-extremes of integers), or may have any (sums that need not be deterministic), is combined in memory
-by atomics, and where no index occurs twice nothing is combined at all.
+embedding's gradient is such a sum, into zeros. Sums of few columns are exact instead
+(`exact_sums`). What has one result in every order (sums and extremes of integers), or may have any
+(sums that need not be deterministic), is combined in memory by atomics, and where no index occurs
+twice nothing is combined at all.
 """
 
 from __future__ import annotations
@@ -127,6 +128,11 @@ class ScatterRows:
         if self.dtype in FLOATING:
             return "fp64" if self.dtype == "fp64" else "fp32"
         return "i8" if self.dtype == "i1" else self.dtype
+
+    @property
+    def sorts(self) -> bool:
+        """Whether the plan sorts the indices."""
+        return _method(self) == "entries" and not (self.entries or self.sorted)
 
 
 @dataclass(frozen=True, slots=True)
@@ -393,11 +399,6 @@ def _method(spec: ScatterRows) -> str:
     return "exact" if exact and sums_exactly(spec) else "entries"
 
 
-def sorts(spec: ScatterRows) -> bool:
-    """Whether the plan of a scatter sorts its indices."""
-    return _method(spec) == "entries" and not spec.sorted
-
-
 def plan_sort_rows(spec: SortRows, target: Target) -> Plan:
     """index [count] -> entries [count], int64 [, error word]."""
     builder = PlanBuilder(1, 1 + (spec.site > 0))
@@ -410,11 +411,12 @@ def plan_sort_rows(spec: SortRows, target: Target) -> Plan:
 def plan_scatter_rows(spec: ScatterRows, target: Target) -> Plan:
     """[operand,] index [count], updates [count, columns] -> out [rows, columns][, error word].
 
-    The inputs of computed updates take the place of the updates.
+    The inputs of computed updates take the place of the updates, one that is carried is the last.
     """
     has_operand = spec.base == "operand"
     computed = spec.updates.inputs if spec.updates is not None else None
-    inputs = 1 + has_operand + (1 if computed is None else len(computed))
+    through = spec.updates.carried if spec.updates is not None else ""
+    inputs = 1 + has_operand + (1 if computed is None else len(computed)) + bool(through)
     builder = PlanBuilder(inputs, 1 + (spec.site > 0))
     index = BufferArg(has_operand, "i64" if spec.entries else spec.index_dtype)
     copies = spec.operation == "set"
@@ -426,6 +428,8 @@ def plan_scatter_rows(spec: ScatterRows, target: Target) -> Plan:
         updates = {name: BufferArg(first + i, kind) for i, (name, kind) in enumerate(computed)}
     error = BufferArg(out.index + 1, "i64") if spec.site else index
     method = _method(spec)
+    if through and not spec.sorts:
+        raise ValueError("only a list that is sorted carries what updates are computed from")
     narrow = method == "atomics" and spec.dtype in NARROW_FLOATS and spec.columns > 0
     if narrow:
         sums = builder.workspace(spec.rows * spec.columns, "fp32")
@@ -459,6 +463,8 @@ def plan_scatter_rows(spec: ScatterRows, target: Target) -> Plan:
         # An update of one column is sorted with its row, instead of being read by its number later.
         carried = spec.columns == 1 and ITEMSIZE[spec.dtype] <= 4 and computed is None
         raw = BufferArg(first, raw_dtype(spec.dtype)) if carried else None
+        if through:
+            raw = BufferArg(inputs - 1, through)
         entries = builder.workspace(spec.count, "i64")
         _add_entries(builder, target, spec, index, raw, error, entries)
     runs = Runs(

@@ -324,10 +324,11 @@ def walk_runs_kernel(
 
 def _tile(columns: int, itemsize: int) -> tuple[int, int, int]:
     """(chunks, columns, warps) of a program: a warp reads a row, or as many narrow rows as it has
-    room for, up to 16 bytes a thread."""
+    room for, up to 16 bytes a thread. Of 64 floats it walks two chunks side by side: 0.363 ms for
+    2^21 rows at random on an H200, where one takes 0.427."""
     wide = 128 if itemsize >= 4 else 256
     column_block = min(next_power_of_two(columns), 4 * wide)
-    chunks = max(1, 64 // column_block)
+    chunks = max(1, 128 // column_block)
     return chunks, column_block, max(1, column_block // wide)
 
 

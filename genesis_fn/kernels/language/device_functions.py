@@ -394,7 +394,11 @@ def scaled_zeta(q, N: tl.constexpr, BITS: tl.constexpr, SCALE: tl.constexpr, TER
     v = q
     # Not unrolled: the terms of all elements at once would spill.
     for _ in range(8):
-        total += by_squaring(SCALE / v, N, BITS) * (N / v)
+        if SCALE == 1.0:
+            # float32 divides to two units in the last place: one division, not two.
+            total += N / (by_squaring(v, N, BITS) * v)
+        else:
+            total += by_squaring(SCALE / v, N, BITS) * (N / v)
         v += 1.0
     w = q + 8.0
     inverse = 1.0 / w
@@ -402,7 +406,11 @@ def scaled_zeta(q, N: tl.constexpr, BITS: tl.constexpr, SCALE: tl.constexpr, TER
     rest = TERMS[len(TERMS) - 1] * square
     for j in tl.static_range(len(TERMS) - 1):
         rest = (rest + TERMS[len(TERMS) - 2 - j]) * square
-    return total + by_squaring(SCALE / w, N, BITS) * (1.0 + (0.5 * N) * inverse + rest)
+    rest = 1.0 + (0.5 * N) * inverse + rest
+    if SCALE == 1.0:
+        return total + rest / by_squaring(w, N, BITS)
+    else:
+        return total + by_squaring(SCALE / w, N, BITS) * rest
 
 
 @triton.jit

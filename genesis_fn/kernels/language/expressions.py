@@ -107,7 +107,8 @@ _INSTRUCTIONS = {
     "cbrt": 16, "cos": 124, "cosh": 24, "digamma": 332, "div": 118, "div_close": 8,
     "erf": 32, "erf_inv": 99, "erfc": 49, "exp": 11, "exp2": 5, "expm1": 30, "integer_pow": 118,
     "integer_pow_close": 12, "lgamma": 214, "log": 30, "log1p": 35, "log2": 32, "logistic": 123,
-    "logistic_close": 20, "logistic_fast": 13, "nextafter": 30, "pow": 93, "rem": 74, "rsqrt": 5,
+    "logistic_close": 20, "logistic_fast": 13, "nextafter": 30, "polygamma": 328, "pow": 93,
+    "rem": 74, "rsqrt": 5,
     "sin": 122, "sinh": 39, "square_root": 38, "tan": 119, "tanh": 18, "tl.exp": 6, "tl.exp2": 5,
     "tl.log": 30, "tl.rsqrt": 5, "tl.sqrt": 5,
 }  # fmt: skip

@@ -146,7 +146,7 @@ def zeros_of(kind: tl.constexpr, rows: tl.constexpr, columns: tl.constexpr):
 
 @triton.jit
 def add_products(a, b, acc):
-    """`acc + a @ b` in `acc`'s type, without tensor cores: products are written out, then summed."""
+    """`acc + a @ b` in `acc`'s type, without tensor cores: products written out, then summed."""
     products = cast(a, acc.dtype)[:, :, None] * cast(b, acc.dtype)[None, :, :]
     return acc + tl.sum(products, 1)
 

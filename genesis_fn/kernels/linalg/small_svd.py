@@ -21,19 +21,13 @@ import triton
 import triton.language as tl
 
 from genesis_fn.compiler.target import Target
+from genesis_fn.kernels.language.element_types import ITEMSIZE
 from genesis_fn.kernels.language.language import sqrt
 from genesis_fn.kernels.linalg.small_eigh import rotation, turned
 from genesis_fn.kernels.linalg.small_elements import conjugated
 from genesis_fn.kernels.linalg.small_qr import factored
-from genesis_fn.kernels.linalg.small_rows import (
-    COALESCED,
-    LANES,
-    at_lane,
-    read_rows,
-    write_rows,
-)
+from genesis_fn.kernels.linalg.small_rows import COALESCED, LANES, at_lane, read_rows, write_rows
 from genesis_fn.kernels.linalg.small_scale import scales
-from genesis_fn.kernels.language.element_types import ITEMSIZE
 from genesis_fn.kernels.plan import BufferArg, Plan, Scalar
 from genesis_fn.kernels.plan_builder import PlanBuilder, cdiv, next_power_of_two
 

@@ -61,7 +61,8 @@ class Convolution:
 
     @property
     def acc_dtype(self) -> str:
-        """The type of sums: fp64 for fp64, fp32 for other floats, the results' width of integers."""
+        """The type of sums: fp64 for fp64, fp32 for other floats, i32 or i64 for integers, as wide
+        as the result."""
         if self.dtype in FLOATING:
             return accumulator(self.dtype)
         return "i64" if ITEMSIZE[self.out_dtype or self.dtype] == 8 else "i32"

@@ -34,7 +34,7 @@ from genesis_fn.kernels.plan_builder import (
     next_power_of_two,
 )
 
-MAX_GROUPS = 1 << 14  # whose sizes a program holds in registers
+MAX_GROUPS = 1 << 14  # whose sizes a program holds in registers; more are looked up in memory
 _TOGETHER = tl.constexpr(8)  # rows of tiles that are walked together, for the L2 cache
 
 
@@ -63,8 +63,8 @@ class RaggedSpec:
     def __post_init__(self) -> None:
         if self.precision not in PRECISIONS:
             raise ValueError(f"precision must be one of {PRECISIONS}, got {self.precision!r}")
-        if not 0 < self.groups <= MAX_GROUPS:
-            raise ValueError(f"there may be {MAX_GROUPS} groups at most, got {self.groups}")
+        if self.groups < 1:
+            raise ValueError(f"there must be a group, got {self.groups}")
         for name in ("lhs_dtype", "rhs_dtype", "out_dtype"):
             if ITEMSIZE[getattr(self, name)] == 1 and getattr(self, name) in FLOATING:
                 raise ValueError(f"{name} must be a float of 16 bits or more, or an integer")
@@ -352,6 +352,108 @@ def store_matrix(out, out_tiles, value, matrix, m, n, K: tl.constexpr, N: tl.con
         out_tiles.store([matrix, m, n], tl.reshape(value, (1, height, width)))
 
 
+# ---- of more groups than a program holds: each has few rows ----
+
+
+@triton.jit
+def group_ends_kernel(sizes, ends, rows, GROUPS: tl.constexpr, BLOCK: tl.constexpr):
+    """ends[g] = the row behind group g, of one product for each program."""
+    before = tl.program_id(0).to(tl.int64) * GROUPS
+    total = tl.program_id(0).to(tl.int64) * 0
+    for start in range(0, GROUPS, BLOCK):
+        index = start + tl.arange(0, BLOCK)
+        size = tl.load(sizes + before + index, mask=index < GROUPS, other=0).to(tl.int64)
+        size = tl.minimum(tl.maximum(size, 0), rows)
+        end = tl.minimum(total + tl.cumsum(size, 0), rows)
+        tl.store(ends + before + index, end.to(tl.int32), mask=index < GROUPS)
+        total += tl.sum(size, 0)
+
+
+@triton.jit
+def ragged_row_kernel(
+    lhs,
+    rhs,
+    ends,
+    out,
+    rows,
+    K: tl.constexpr,
+    N: tl.constexpr,
+    GROUPS: tl.constexpr,
+    STEPS: tl.constexpr,
+    SHARED: tl.constexpr,
+    TRANSPOSED: tl.constexpr,
+    ACC: tl.constexpr,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
+):
+    """BN columns of one row times its group's matrix; zeros for a row of no group."""
+    TILES: tl.constexpr = (N + BN - 1) // BN
+    batch = tl.program_id(1)
+    row = tl.program_id(0) // TILES
+    column = (tl.program_id(0) % TILES) * BN + tl.arange(0, BN)[None, :]
+    # The first group that ends behind the row, by bisection.
+    group = row * 0
+    behind = group + GROUPS
+    for _ in range(STEPS):
+        middle = (group + behind) // 2
+        end = tl.load(ends + batch.to(tl.int64) * GROUPS + tl.minimum(middle, GROUPS - 1))
+        later = (group < behind) & (end <= row)
+        behind = tl.where(later, behind, tl.minimum(middle, behind))
+        group = tl.where(later, middle + 1, group)
+    inside = group < GROUPS
+    matrix = group.to(tl.int64) if SHARED else batch.to(tl.int64) * GROUPS + group
+    left = lhs + (batch.to(tl.int64) * rows + row) * K
+    right = rhs + matrix * (K * N) + column.to(tl.int64) * (K if TRANSPOSED else 1)
+    acc = zeros_of(ACC, 1, BN)
+    for start in range(0, K, BK):
+        k = start + tl.arange(0, BK)
+        a = tl.load(left + k[None, :], mask=(k < K)[None, :] & inside, other=0)
+        at = right + k[:, None].to(tl.int64) * (1 if TRANSPOSED else N)
+        b = tl.load(at, mask=(k < K)[:, None] & (column < N) & inside, other=0)
+        acc = add_products(a, b, acc)
+    at = (batch.to(tl.int64) * rows + row) * N + column
+    tl.store(out + at, cast(acc, out.dtype.element_ty), mask=column < N)
+
+
+@triton.jit
+def ragged_group_kernel(
+    lhs,
+    rhs,
+    ends,
+    out,
+    rows,
+    K: tl.constexpr,
+    N: tl.constexpr,
+    GROUPS: tl.constexpr,
+    ACC: tl.constexpr,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
+):
+    """A tile [BM, BN] of one group's lhs^T rhs."""
+    TILES_N: tl.constexpr = (N + BN - 1) // BN
+    TILES: tl.constexpr = (K + BM - 1) // BM * TILES_N
+    batch = tl.program_id(1).to(tl.int64)
+    group = tl.program_id(0) // TILES
+    m = (tl.program_id(0) % TILES) // TILES_N * BM
+    n = (tl.program_id(0) % TILES) % TILES_N * BN
+    i = m + tl.arange(0, BM)[None, :]
+    j = n + tl.arange(0, BN)[None, :]
+    mine = ends + batch * GROUPS + group
+    first = tl.load(mine - 1, mask=group > 0, other=0)
+    end = tl.load(mine)
+    acc = zeros_of(ACC, BM, BN)
+    for start in range(first, end, BK):
+        r = start + tl.arange(0, BK)[:, None]
+        at = batch * rows + r
+        a = tl.load(lhs + at * K + i, mask=(r < end) & (i < K), other=0)
+        b = tl.load(rhs + at * N + j, mask=(r < end) & (j < N), other=0)
+        acc = add_products(tl.trans(a), b, acc)
+    target = out + (batch * GROUPS + group) * (K * N)
+    value = cast(acc, out.dtype.element_ty)
+    store_part(target, value, m, K, n, 0, N, BM, BN)
+
+
 # ---- their doors ----
 
 
@@ -359,6 +461,9 @@ def plan_ragged_dot(spec: RaggedSpec, target: Target, config: RaggedConfig | Non
     """The plan (lhs, rhs, sizes) -> out of a ragged dot."""
     builder = PlanBuilder(3, 1)
     if 0 in (spec.rows, spec.n, spec.batch):
+        return builder.build()
+    if spec.groups > MAX_GROUPS:
+        _add_rows(builder, spec)
         return builder.build()
     config = _fitted(spec, config or ragged_dot_configs(spec, target)[0], target)
     lhs, rhs, out = _buffers(spec)
@@ -392,6 +497,9 @@ def plan_ragged_contraction(
     builder = PlanBuilder(3, 1)
     if 0 in (spec.k, spec.n, spec.batch):
         return builder.build()
+    if spec.groups > MAX_GROUPS:
+        _add_groups(builder, spec)
+        return builder.build()
     config = _fitted(spec, config or ragged_contraction_configs(spec, target)[0], target, True)
     lhs, rhs, out = _buffers(spec)
     arguments: dict[str, Argument] = {}
@@ -412,6 +520,72 @@ def plan_ragged_contraction(
     tiles = spec.groups * cdiv(spec.k, config.bm) * cdiv(spec.n, config.bn)
     _launch(builder, ragged_contraction_kernel, spec, config, target, tiles, arguments, constants)
     return builder.build()
+
+
+def _add_rows(builder: PlanBuilder, spec: RaggedSpec) -> None:
+    """A ragged dot of any number of groups, row by row."""
+    lhs, rhs, out = _buffers(spec)
+    bn = min(128, next_power_of_two(spec.n))
+    builder.launch(
+        ragged_row_kernel,
+        (spec.rows * cdiv(spec.n, bn), spec.batch),
+        {
+            "lhs": lhs,
+            "rhs": rhs,
+            "ends": _group_ends(builder, spec),
+            "out": out,
+            "rows": Scalar(spec.rows),
+        },
+        {
+            "K": spec.k,
+            "N": spec.n,
+            "GROUPS": spec.groups,
+            "STEPS": spec.groups.bit_length(),
+            "SHARED": spec.rhs_shared,
+            "TRANSPOSED": spec.rhs_transposed,
+            "ACC": spec.acc_dtype,
+            "BN": bn,
+            "BK": 16,
+        },
+    )
+
+
+def _add_groups(builder: PlanBuilder, spec: RaggedSpec) -> None:
+    """A ragged contraction of any number of groups, tile by tile of each."""
+    lhs, rhs, out = _buffers(spec)
+    bm, bn = min(32, next_power_of_two(spec.k)), min(32, next_power_of_two(spec.n))
+    builder.launch(
+        ragged_group_kernel,
+        (spec.groups * cdiv(spec.k, bm) * cdiv(spec.n, bn), spec.batch),
+        {
+            "lhs": lhs,
+            "rhs": rhs,
+            "ends": _group_ends(builder, spec),
+            "out": out,
+            "rows": Scalar(spec.rows),
+        },
+        {
+            "K": spec.k,
+            "N": spec.n,
+            "GROUPS": spec.groups,
+            "ACC": spec.acc_dtype,
+            "BM": bm,
+            "BN": bn,
+            "BK": 8,
+        },
+    )
+
+
+def _group_ends(builder: PlanBuilder, spec: RaggedSpec) -> BufferArg:
+    """A buffer with the row behind each group, once a launch has filled it."""
+    ends = builder.workspace(spec.batch * spec.groups, "i32")
+    builder.launch(
+        group_ends_kernel,
+        (spec.batch,),
+        {"sizes": BufferArg(2, spec.sizes_dtype), "ends": ends, "rows": Scalar(spec.rows)},
+        {"GROUPS": spec.groups, "BLOCK": 1024},
+    )
+    return ends
 
 
 def _buffers(spec: RaggedSpec) -> tuple[BufferArg, BufferArg, BufferArg]:

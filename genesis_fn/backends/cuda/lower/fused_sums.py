@@ -26,7 +26,7 @@ from genesis_fn.core.backend import index as ix
 from genesis_fn.core.backend.index import Expr, IndexGuard
 from genesis_fn.core.jaxpr import Eqn, Var
 from genesis_fn.kernels.indexing.computed_updates import ComputedUpdates
-from genesis_fn.kernels.indexing.scatter import plan_scatter_rows, sorts
+from genesis_fn.kernels.indexing.scatter import plan_scatter_rows
 from genesis_fn.kernels.language.dtypes import NAMES
 from genesis_fn.kernels.language.expressions import literal, loaded
 from genesis_fn.kernels.plan import BufferArg, Plan
@@ -52,25 +52,23 @@ def takes_updates(e: Eqn) -> bool:
     # A list that is sorted is walked in the order of rows, in which what was beside each other in
     # memory is not; short updates are better sorted with their ids.
     spec = scatter_of(e.prim, (data.aval, ids.aval), e.params)
-    scattered = spec.entries or sorts(spec)
+    scattered = spec.entries or spec.sorts
     return not scattered or spec.columns * data.aval.dtype.itemsize >= _SECTOR
 
 
-def checked_gathers(fused: FusedSum) -> list[Eqn]:
-    """The gathers that check their indices."""
-    return [e for e in fused.gathers.values() if e.params["mode"] == "check"]
-
-
 def plan_fused_sum(fused: FusedSum, sites: Sequence[int], target: Target) -> tuple[Plan, list[Var]]:
-    """(the plan of the sum, the values of its inputs). `sites` are those of `checked_gathers`, for
-    which the error word is one more output."""
+    """(the plan of the sum, the values of its inputs). `sites` are those of its `checks`, for which
+    the error word is one more output."""
     e = fused.eqn
     data, ids = e.ins
     spec = scatter_of(e.prim, (data.aval, ids.aval), e.params)
     text = _UpdatesText(fused, spec.columns)
-    updates = text.updates()
+    carried = text.carriable() if spec.sorts else None
+    updates = text.updates(carried)
     operands = [ids, *text.inputs.values()]
-    checks = checked_gathers(fused)
+    if carried is not None:
+        operands.append(carried)
+    checks = fused.checks
     builder = PlanBuilder(len(operands), 1 + bool(checks))
     out = BufferArg(len(operands), NAMES[e.outs[0].aval.dtype])
     for gather, site in zip(checks, sites, strict=True):
@@ -103,13 +101,40 @@ class _UpdatesText(InlinedKernel):
         tiling = Tiling("tiled", (1, 1, 1), 1, 1, columns)
         super().__init__(fused.updates, "u", tiling, {})
         body, self.fused = fused.updates, fused
-        rows = body.domain.size // columns
-        self.tiled = ix.add(ix.scale(ix.var("i", rows), columns), ix.var("j", columns))
+        self.rows = body.domain.size // columns
+        self.tiled = ix.add(ix.scale(ix.var("i", self.rows), columns), ix.var("j", columns))
+        self.carried: Var | None = None
         self.root = body.stores[0][2]
-        self._rows: dict[tuple[Eqn, str], tuple[str, str]] = {}
+        self._gathers: dict[tuple[Eqn, str], tuple[str, str]] = {}
 
-    def updates(self) -> ComputedUpdates:
-        """All lines, and the pointers that they use."""
+    def carriable(self) -> Var | None:
+        """The indices that all gathers have in common, if nothing else depends on the number of an
+        update; else None."""
+        found: set[Var] = set()
+        for n in self.loops.instrs:
+            guards = n.meta if n.op == "where" else n.meta[2] if n.op == "load" else ()
+            used = {x for g in guards for x in self.untiled(g.expr).names}
+            if n.op == "index":
+                used |= self.untiled(n.meta).names
+            elif n.op == "load":
+                at, gather = self.untiled(n.meta[1]), self.fused.gathers.get(n.meta[0])
+                if gather is not None:
+                    columns = math.prod(gather.ins[0].aval.shape[1:])
+                    if ix.div(at, columns) != ix.var("i", self.rows):
+                        return None
+                    found.add(gather.ins[1])
+                    at = ix.mod(at, columns)
+                used |= at.names
+            if "i" in used:
+                return None
+        if len(found) != 1:
+            return None
+        (indices,) = found
+        return indices if indices.aval.dtype.itemsize == 4 else None
+
+    def updates(self, carried: Var | None) -> ComputedUpdates:
+        """All lines, and the pointers that they use, with `carried` indices as `i`."""
+        self.carried = carried
         self.wide_names()
         for n in range(len(self.loops.instrs)):
             self.emit(n)
@@ -119,7 +144,8 @@ class _UpdatesText(InlinedKernel):
             value = f"tl.where(wanted, {value}, {literal(0, self.loops.instrs[self.root].dtype)})"
         self.line(f"value = {value}")
         types = tuple([(name, NAMES[v.aval.dtype]) for name, v in self.inputs.items()])
-        return ComputedUpdates(tuple(self.lines), types)
+        kind = NAMES[carried.aval.dtype] if carried is not None else ""
+        return ComputedUpdates(tuple(self.lines), types, kind)
 
     def mask(self, names: Collection[str], guards: Collection[IndexGuard] = ()) -> str:
         """The mask, with the axes of `names` only."""
@@ -155,16 +181,19 @@ class _UpdatesText(InlinedKernel):
         row, column = ix.div(at, columns), ix.mod(at, columns)
         fills = gather.params["mode"] == "fill"
         key = gather, self._text(row)
-        if key not in self._rows:
-            name = f"row{len(self._rows)}"
-            pointer = self.pointer(indices, False)
-            condition = self.mask(row.names)
-            self.line(f"{name} = tl.load({pointer} + ({key[1]}), {condition}, other=0)")
+        if key not in self._gathers:
+            name = f"row{len(self._gathers)}"
+            if self.carried is None:
+                pointer = self.pointer(indices, False)
+                condition = self.mask(row.names)
+                self.line(f"{name} = tl.load({pointer} + ({key[1]}), {condition}, other=0)")
+            else:
+                self.line(f"{name} = i")
             self.line(f"{name} = {name}.to(tl.int64)")
             self.line(f"{name}_fits = ({name} >= 0) & ({name} < {rows})")
             self.line(f"{name} = tl.minimum(tl.maximum({name}, 0), {rows - 1})")
-            self._rows[key] = name, f"{name}_fits"
-        name, fits = self._rows[key]
+            self._gathers[key] = name, f"{name}_fits"
+        name, fits = self._gathers[key]
         names = used | row.names
         mask = self.mask(names, guards)
         kind = table.aval.dtype

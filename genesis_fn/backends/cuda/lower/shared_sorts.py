@@ -12,7 +12,6 @@ from genesis_fn.backends.cuda.lowerings.segment_sums import ordered_sum_p, scatt
 from genesis_fn.compiler.options import enabled
 from genesis_fn.core import dtypes
 from genesis_fn.core.jaxpr import Eqn, Jaxpr, Var
-from genesis_fn.kernels.indexing.scatter import sorts
 from genesis_fn.primitives.indexing.scatter import segment_sum_p
 from genesis_fn.primitives.shape import reshape_p
 
@@ -60,4 +59,4 @@ def _sorts(e: Eqn) -> bool:
         return False
     if dtypes.is_unsigned(ids.aval.dtype):
         return False
-    return sorts(scatter_of(e.prim, (data.aval, ids.aval), e.params))
+    return scatter_of(e.prim, (data.aval, ids.aval), e.params).sorts

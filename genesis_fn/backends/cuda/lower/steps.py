@@ -16,7 +16,7 @@ from genesis_fn.backends.cuda import lowerings
 from genesis_fn.backends.cuda.codegen import GeneratedKernels, KernelCache, generate_once
 from genesis_fn.backends.cuda.driver.communication import Permute
 from genesis_fn.backends.cuda.lower.fused_matmul import plan_few_rows, plan_matmul_epilogue
-from genesis_fn.backends.cuda.lower.fused_sums import checked_gathers, plan_fused_sum
+from genesis_fn.backends.cuda.lower.fused_sums import plan_fused_sum
 from genesis_fn.backends.cuda.lowerings import Constant, Exchange, HostCall, Views, checks, plan_for
 from genesis_fn.backends.cuda.run.steps import (
     Collective,
@@ -380,7 +380,7 @@ class ProgramLowering:
         """A sum by segment that computes what it adds."""
         fused, e = g.sum, g.eqn
         assert fused is not None and e is not None
-        sites = [self._site(x) for x in checked_gathers(fused)]
+        sites = [self._site(x) for x in fused.checks]
         plan, operands = plan_fused_sum(fused, sites, self.table.target)
         writes = [self.buffers[v] for v in g.writes]
         if sites:

@@ -14,12 +14,7 @@ from genesis_fn.compiler.target import Target
 from genesis_fn.core import dtypes
 from genesis_fn.core.dtypes import DType
 from genesis_fn.kernels.language.dtypes import NAMES
-from genesis_fn.kernels.matmul.ragged import (
-    MAX_GROUPS,
-    RaggedSpec,
-    plan_ragged_contraction,
-    plan_ragged_dot,
-)
+from genesis_fn.kernels.matmul.ragged import RaggedSpec, plan_ragged_contraction, plan_ragged_dot
 from genesis_fn.kernels.plan import Plan
 from genesis_fn.kernels.plan_builder import PlanBuilder
 from genesis_fn.primitives.ragged_dot import ragged_contraction_p, ragged_dot_p
@@ -55,8 +50,6 @@ def _planned(
 ) -> Lowered:
     x, y, sizes = call.operands
     out, groups = call.out, sizes.shape[-1]
-    if groups > MAX_GROUPS:
-        return call.host()
     builder = PlanBuilder(3, 1)
     if 0 in (x.size, y.size, out.size):
         add_fill(builder, call.write(), out.size, 0, out.dtype)
