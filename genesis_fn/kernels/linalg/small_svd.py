@@ -100,8 +100,9 @@ def column_of(column, lane):
 
 @triton.jit
 def is_above_rounding(product, own, other, COMPLEX: tl.constexpr):
-    """Whether an inner product, of columns whose squared lengths are given, is more than 8 roundings
-    of them. Columns that are rounding beside the largest number, which is 1, do not count."""
+    """Whether an inner product, of columns whose squared lengths are given, is more than 8
+    roundings of them. Columns that are rounding beside the largest number, which is 1, do not
+    count."""
     # Where values are in clusters, a sweep does not leave the square of what it finds: ending at
     # 2^-16 instead, products were off by 30 roundings in float32, at 2^-40 by 2000 in float64.
     LIMIT: tl.constexpr = 2.0**-98 if own.dtype == tl.float64 else 2.0**-40

@@ -66,9 +66,10 @@ from genesis_fn.primitives.linalg import (
 )
 
 _BATCHED = 64  # batched routines are faster from one matrix for each so many rows on (measured)
-# The most bytes of a row with which kernels hold matrices in registers, of at most LANES rows; 0 for
-# none. They read and write a matrix once, where a routine has transposes around it: 28 us for 4096
-# Cholesky factors of 32 x 32, where that takes 106, and 16 us for one, where that takes 24 (H200).
+# The most bytes of a row with which kernels hold matrices in registers, of at most LANES rows; 0
+# for none. They read and write a matrix once, where a routine has transposes around it: 28 us for
+# 4096 Cholesky factors of 32 x 32, where that takes 106, and 16 us for one, where that takes 24
+# (H200).
 _LU_IN_REGISTERS = 256
 _TRIANGLE_IN_REGISTERS = 256
 _QR_IN_REGISTERS = 128  # Q stands beside it
