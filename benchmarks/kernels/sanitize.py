@@ -398,8 +398,19 @@ def linear_algebra(check: Callable) -> None:
             (jnp.linalg.solve, (small, side)),
             (lambda x, y: bind(solve_p, x, y, transpose_a=True), (small, side)),
             (lax.linalg.lu, (small,)),
+            (jnp.linalg.qr, (small,)),
+            (lax.linalg.eigh, (small,)),
+            (
+                lambda x, y: lax.linalg.triangular_solve(x, y, left_side=True, lower=True),
+                (small, side),
+            ),
         ):
             check(lambda *xs, f=f: gf.tree.map(jnp.abs, f(*xs)), *operands)
+    shapes = ((9, 5, 3), np.float32), ((3, 7, 19), np.float32), ((3, 4, 4), np.complex64)
+    for shape, kind in shapes:
+        for vectors in (False, True):
+            f = lambda x, uv=vectors: lax.linalg.svd(x, full_matrices=False, compute_uv=uv)
+            check(lambda x, f=f: gf.tree.map(jnp.abs, f(x)), array(*shape).astype(kind))
     check(lambda x: jnp.abs(jnp.linalg.qr(x)[0]), array(3, 37, 21))
     check(lambda x: jnp.abs(jnp.linalg.qr(x)[0]), array(3, 37, 21) + 1j * array(3, 37, 21))
     check(lambda x: jnp.abs(lax.linalg.svd(x, full_matrices=False)[0]), array(3, 37, 21))

@@ -193,6 +193,24 @@ def test_svd(kind, shape):
     close(on_gpu(linalg.svdvals, x)[0], np.linalg.svd(x, compute_uv=False), kind)
 
 
+@pytest.mark.parametrize("kind", ["float32", "complex128"])
+def test_functions_of_decompositions(kind):
+    """Determinants, and what singular values decide of matrices of lower rank."""
+    x, b = normal((5, 3), kind), normal((5,), kind, 6)
+    x[:, 2] = x[:, 0] - x[:, 1]
+    inverse, solution, rank, determinant = on_gpu(
+        lambda x, b: (
+            jnp.linalg.pinv(x), jnp.linalg.lstsq(x, b)[0], jnp.linalg.matrix_rank(x),
+            jnp.linalg.det(x[:2, :2]),
+        ),
+        x, b,
+    )  # fmt: skip
+    close(inverse, np.linalg.pinv(x, rcond=1e-5), kind)
+    close(solution, np.linalg.lstsq(x, b, rcond=1e-5)[0], kind)
+    close(determinant, np.linalg.det(x[:2, :2]), kind)
+    assert rank == 2
+
+
 @pytest.mark.parametrize("lead", LEADS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_eig(kind, lead):
