@@ -338,7 +338,9 @@ def scatter(check: Callable) -> None:
                 given = (array(1500, 9, dtype=dtype), array(3000, 9, dtype=dtype))
                 check(lambda x, y: x.at[many].add(y), *given)
     check(lambda x: ops.segment_sum(x, many, 1500), array(3000))
-    check(lambda x, w: ops.segment_sum(x[many] * w[:, None], many, 1500), array(1500, 9), array(3000))
+    check(
+        lambda x, w: ops.segment_sum(x[many] * w[:, None], many, 1500), array(1500, 9), array(3000)
+    )
     dense = integers(1100, 4500)
     check(lambda x: ops.segment_sum(x, dense, 1100), array(4500))
     check(lambda x: ops.segment_sum(x, dense, 1100), array(4500, 3))
