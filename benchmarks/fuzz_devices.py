@@ -127,6 +127,7 @@ def work(first: int, stride: int, seconds: float, most: int, makers: list[str]) 
         if time.monotonic() > end:
             break
         maker = makers[seed // stride % len(makers)]
+        print(f"AT {maker} seed {seed}", flush=True)
         try:
             found = compare(maker, seed)
         except Exception as error:
@@ -177,14 +178,17 @@ def main() -> int:
             process.kill()
             out, errors = process.communicate()
             errors = f"it had not ended in time; {errors}"
+        last = "before its first program"
         for line in out.splitlines():
             if line.startswith("COUNTS"):
                 totals += np.array(line.split()[1:], int)
+            elif line.startswith("AT "):
+                last = line
             else:
                 print(line)
         if process.returncode or "COUNTS" not in out:
             broken += 1
-            print(f"a process ended with code {process.returncode}: {errors[-500:]}")
+            print(f"a process ended {last} with code {process.returncode}: {errors[-500:]}")
     agree, skipped, differ = map(int, totals)
     print(
         f"{agree} programs agree within {ULPS} units in the last place, {skipped} skipped, "

@@ -405,18 +405,29 @@ def test_loops_of_routines():
         np.testing.assert_allclose(np.asarray(gf.jit(again(f))(array)), x, rtol=1e-12)
 
 
-def test_threads():
+def test_threads_compile_while_others_capture():
+    """Plans of transforms, sizes and handles are made while other threads capture routines that
+    have streams of their own."""
     failures: list[str] = []
 
     def work(n: int) -> None:
-        with gf.default_device(gf.cuda()):
-            for seed in range(5):
-                x = positive((), n, "float32") + np.float32(seed) * np.eye(n, dtype=np.float32)
-                y = np.asarray(jnp.linalg.cholesky(jnp.asarray(x)))
-                if np.abs(y @ y.T - x).max() > 1e-3:
-                    failures.append(f"{n}, {seed}")
+        try:
+            with gf.default_device(gf.cuda()):
+                for m in (33 + n, 40 + n, 60 + n):
+                    x = positive((), m, "float32")
+                    given = jnp.asarray(x)
+                    lower = np.asarray(gf.jit(jnp.linalg.cholesky)(given))
+                    assert np.abs(lower @ lower.T - x).max() < 1e-3
+                    solved = np.asarray(gf.jit(jnp.linalg.solve)(given, given))
+                    assert np.abs(solved - np.eye(m)).max() < 1e-3
+                    back = np.asarray(gf.jit(lambda x: jnp.fft.irfft(jnp.fft.rfft(x), m))(given))
+                    assert np.abs(back - x).max() < 1e-4
+                    values = np.asarray(gf.jit(jnp.linalg.eigvalsh)(given))
+                    np.testing.assert_allclose(values, np.linalg.eigvalsh(x), rtol=1e-3, atol=1e-4)
+        except Exception as error:
+            failures.append(f"{n}: {error!r}")
 
-    threads = [threading.Thread(target=work, args=(n,)) for n in (3, 4, 5, 6)]
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(6)]
     for t in threads:
         t.start()
     for t in threads:
@@ -490,11 +501,15 @@ def bindings(monkeypatch):
     monkeypatch.setattr(nvidia, "_context", lambda: 7)
     monkeypatch.setattr(nvidia, "_thread", nvidia._Thread())
     monkeypatch.setattr(nvidia, "_plans", type(nvidia._plans)())
-    nvidia.loaded.cache_clear()
-    nvidia.scratch.cache_clear()
+    monkeypatch.setattr(nvidia, "_retired", type(nvidia._retired)())
+    known = (
+        nvidia.loaded, nvidia.scratch, nvidia._factor_sizes, nvidia._eigh_sizes, nvidia._eig_sizes,
+    )  # fmt: skip
+    for function in known:
+        function.cache_clear()
     yield nvidia, package
-    nvidia.loaded.cache_clear()
-    nvidia.scratch.cache_clear()
+    for function in known:
+        function.cache_clear()
 
 
 def examples(kind: str) -> list[Any]:

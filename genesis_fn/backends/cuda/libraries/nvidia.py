@@ -16,7 +16,6 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -90,7 +89,7 @@ def _libraries() -> Libraries:
 
 # Destructors of what nothing refers to any more. The collector may find that while a thread
 # captures, which freeing memory would break: the next thread that plans calls them.
-_retired: deque[Callable[[], None]] = deque()
+_retired: deque[tuple[Callable[[int], None], int]] = deque()
 
 
 @contextmanager
@@ -98,7 +97,8 @@ def _planning() -> Generator[None]:
     """Around what calls libraries for no stream: while no thread captures."""
     with captures:
         while _retired:
-            _retired.popleft()()
+            destroy, handle = _retired.popleft()
+            destroy(handle)
         yield
 
 
@@ -106,7 +106,7 @@ class _Handles:
     """A thread's handles of one device: cuSOLVER's with its parameters, and cuBLAS's."""
 
     def __init__(self) -> None:
-        self._libraries = _libraries()
+        self._libraries, self._retired = _libraries(), _retired
         self.solver = self._libraries.solver.create()
         self.parameters = self._libraries.solver.create_params()
         self.jacobi = self._libraries.solver.create_gesvdj_info()
@@ -116,13 +116,13 @@ class _Handles:
     def __del__(self) -> None:
         if hasattr(self, "blas"):
             solver, blas = self._libraries.solver, self._libraries.blas
-            _retired.extend(
+            self._retired.extend(
                 [
-                    partial(solver.destroy_gesvdj_info, self.jacobi),
-                    partial(solver.destroy_syevj_info, self.eigen_jacobi),
-                    partial(solver.destroy_params, self.parameters),
-                    partial(solver.destroy, self.solver),
-                    partial(blas.destroy, self.blas),
+                    (solver.destroy_gesvdj_info, self.jacobi),
+                    (solver.destroy_syevj_info, self.eigen_jacobi),
+                    (solver.destroy_params, self.parameters),
+                    (solver.destroy, self.solver),
+                    (blas.destroy, self.blas),
                 ]
             )
 
@@ -164,7 +164,8 @@ class _FftPlan:
     """A plan of cuFFT, which has no memory of its own for intermediate results."""
 
     def __init__(self, routine: r.Fft) -> None:
-        self._fft = fft = _libraries().fft
+        self._fft, self._retired = _libraries().fft, _retired
+        fft = self._fft
         self.handle = fft.create()
         fft.set_auto_allocation(self.handle, 0)
         half = (*routine.lengths[:-1], routine.lengths[-1] // 2 + 1)
@@ -202,7 +203,7 @@ class _FftPlan:
 
     def __del__(self) -> None:
         if hasattr(self, "scratch"):
-            _retired.append(partial(self._fft.destroy, self.handle))
+            self._retired.append((self._fft.destroy, self.handle))
 
 
 _plans: OrderedDict[tuple[int, r.Fft], _FftPlan] = OrderedDict()
