@@ -11,7 +11,8 @@ from tests.distributed import programs
 from tests.distributed.conftest import Launcher
 
 
-@pytest.mark.parametrize("size", [2, 4])  # fifty steps, and ten
+# Fifty steps, and ten.
+@pytest.mark.parametrize("size", [pytest.param(2, marks=pytest.mark.slow), 4])
 def test_losses_in_every_layout(launcher: Launcher, tmp_path: Path, size: int):
     world = launcher.start("trained", size, tmp_path)
     assert world.wait() == [0] * size, "".join(map(world.said, range(size)))

@@ -215,7 +215,7 @@ print(world().direct, opened[rank].info.shared)
 
 
 @pytest.mark.cpu
-@pytest.mark.parametrize("early", [None, 1])
+@pytest.mark.parametrize("early", [pytest.param(None, marks=pytest.mark.slow), 1])
 def test_memory_of_gpus_is_mapped_where_no_process_used_its_own_before(early: int | None):
     """On the interpreting driver, which checks what a GPU would hang on."""
     told = {"GENESIS_CUDA_DRIVER": "interpret", "GENESIS_INTERPRET_DEVICES": "2"}

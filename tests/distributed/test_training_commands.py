@@ -183,7 +183,7 @@ def same_as(runs: Path, out: Path) -> None:
 
 
 @pytest.mark.parametrize("victim, fault, statuses", [
-    (1, "killed", [1, -9]), (1, "terminated", [143, 143]),
+    (1, "killed", [1, -9]), pytest.param(1, "terminated", [143, 143], marks=pytest.mark.slow),
 ])  # fmt: skip
 def test_what_was_stopped_goes_on_bit_for_bit(
     base: Path, runs: Path, launcher: Launcher, tmp_path: Path, victim: int, fault: str,
@@ -317,7 +317,10 @@ def test_what_does_not_begin(
     assert message in refused(launcher, tmp_path / "world", sft(base, tmp_path / "run", *more))
 
 
-@pytest.mark.parametrize("option, status", [("--no-such-option", 2), ("--version", 0)])
+@pytest.mark.parametrize(
+    "option, status",
+    [("--no-such-option", 2), pytest.param("--version", 0, marks=pytest.mark.slow)],
+)
 def test_torchrun_and_wrong_usage(option: str, status: int):
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=3"]
     done = subprocess.run(

@@ -59,6 +59,7 @@ for i in range(int(sys.argv[3])):
 """
 
 
+@pytest.mark.slow  # tests/cli/test_train.py kills the command
 def test_runs_that_are_killed_25_times_go_on_to_the_same_bits(tmp_path):
     path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     killed = subprocess.run(
