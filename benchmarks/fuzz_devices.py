@@ -13,6 +13,7 @@ counted as skipped. Exits with 1 if a program differs; its seed reproduces it.
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import os
 import subprocess
 import sys
@@ -122,6 +123,8 @@ def work(first: int, stride: int, seconds: float, most: int, makers: list[str]) 
     import genesis_fn as gf
 
     warnings.simplefilter("ignore")
+    # Where it is, for whoever waits longer for it than for others.
+    faulthandler.dump_traceback_later(seconds + 160)
     end, counts = time.monotonic() + seconds, dict.fromkeys(("agree", "skipped", "differ"), 0)
     for seed in range(first, most, stride):
         if time.monotonic() > end:
@@ -170,7 +173,8 @@ def main() -> int:
         for i in range(args.processes)
     ]
     totals, broken = np.zeros(3, int), 0
-    end = time.monotonic() + args.seconds + 20
+    # Programs of hundreds of kernels take minutes to compile.
+    end = time.monotonic() + args.seconds + 150
     for process in running:
         try:
             out, errors = process.communicate(timeout=max(end - time.monotonic(), 0.1))
@@ -188,7 +192,7 @@ def main() -> int:
                 print(line)
         if process.returncode or "COUNTS" not in out:
             broken += 1
-            print(f"a process ended {last} with code {process.returncode}: {errors[-500:]}")
+            print(f"a process ended {last} with code {process.returncode}: {errors[-2000:]}")
     agree, skipped, differ = map(int, totals)
     print(
         f"{agree} programs agree within {ULPS} units in the last place, {skipped} skipped, "

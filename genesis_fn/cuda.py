@@ -239,6 +239,9 @@ def reset_peak(device: _DeviceLike = None) -> None:
 def empty_cache(device: _DeviceLike = None) -> int:
     """Return the memory that is held and not in use to the GPU, for other processes.
 
+    The plans of Fourier transforms that no program contains are forgotten, too, with what they
+    hold.
+
     Args:
         device: an index, a `Device`, "cuda:1", or None for the default GPU.
 
@@ -250,7 +253,11 @@ def empty_cache(device: _DeviceLike = None) -> int:
 
     >>> returned = gf.cuda.empty_cache() if gf.cuda.is_available() else 0
     """
-    return _runtime(device).pool.empty_cache()
+    from genesis_fn.backends.cuda import libraries
+
+    runtime = _runtime(device)
+    libraries.forget_plans()
+    return runtime.pool.empty_cache()
 
 
 def set_memory_fraction(fraction: float, device: _DeviceLike = None) -> None:

@@ -34,7 +34,7 @@ from genesis_fn.core.primitive import bind
 from genesis_fn.kernels import routines
 from genesis_fn.kernels.plan import LibraryCall, Plan
 from genesis_fn.primitives import fft as transforms, linalg
-from tests.kernels.run import run_plan
+from tests.kernels.run import TARGET as HERE, run_plan
 
 KINDS = ("float32", "float64", "complex64", "complex128")
 LEADS = ((), (3,))
@@ -312,7 +312,7 @@ def test_svd_by_routines(kind, shape, by_routines):
 def by_plan(prim: Any, xs: list[np.ndarray], **params: Any) -> list[np.ndarray]:
     """The results of a primitive by the plan that is made of it now."""
     kinds = tuple([aval(x.shape, dtypes.NAMES[x.dtype.name]) for x in xs])
-    plan = plan_for(prim, kinds, params, replace(TARGET, libraries=True))
+    plan = plan_for(prim, kinds, params, HERE)
     assert type(plan) is Plan and any(isinstance(s, LibraryCall) for s in plan.steps)
     made = prim.abstract(kinds, params)
     outs = [np.zeros(y.shape, y.dtype) for y in (made if prim.multi else [made])]
@@ -578,7 +578,10 @@ def test_transforms_are_planned_once(bindings):
     assert len(nvidia._plans) == nvidia._PLANS
     assert names.count("destroy") > 0
     kept.run([1, 2, 3], 4)  # what a graph refers to stays
-    assert ("destroy", (kept._plan.handle,)) not in package.cufft.calls
+    libraries.forget_plans()
+    destroyed = {given for name, given in package.cufft.calls if name == "destroy"}
+    assert not nvidia._plans and len(destroyed) >= nvidia._PLANS
+    assert (kept._plan.handle,) not in destroyed
 
 
 def test_missing_libraries_warn_once(monkeypatch):

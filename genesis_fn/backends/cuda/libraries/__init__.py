@@ -3,12 +3,14 @@ bindings, the package nvmath-python, and torch's on the interpreting driver's ho
 
     usable(target)               whether plans for `target` may call them
     scratch(routine, target)     the bytes of scratch memory that a routine wants
+    forget_plans()               frees what the plans of transforms hold
 
 Nothing is loaded before the first plan asks. Drivers prepare a routine, and run it at addresses.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -44,3 +46,10 @@ def scratch(routine: Routine, target: Target) -> int:
     from genesis_fn.backends.cuda.libraries import nvidia
 
     return nvidia.scratch(routine)
+
+
+def forget_plans() -> None:
+    """Destroy the plans of transforms that no program contains, with the memory that they hold."""
+    nvidia = sys.modules.get(f"{__name__}.nvidia")
+    if nvidia is not None:
+        nvidia.forget_plans()

@@ -219,6 +219,14 @@ def _fft_plan(routine: r.Fft) -> _FftPlan:
         return found
 
 
+def forget_plans() -> None:
+    """Destroy the plans that nothing else refers to."""
+    with captures:
+        _plans.clear()
+        with _planning():  # which destroys what that has retired
+            pass
+
+
 # ---- running a routine ----
 
 

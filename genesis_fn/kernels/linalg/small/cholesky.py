@@ -29,7 +29,6 @@ def small_cholesky_kernel(
     ROWS: tl.constexpr,
     WIDTH: tl.constexpr,
     GROUP: tl.constexpr,
-    COALESCED: tl.constexpr,
     COMPLEX: tl.constexpr,
 ):
     """L of `count` matrices [N, N], zero above the diagonal; NaN where one is not positive."""
@@ -40,7 +39,7 @@ def small_cholesky_kernel(
     matrix = tl.program_id(0) * (32 // ROWS) + lane // ROWS
     inside = (matrix < count) & (row < N)
     start = (matrix.to(tl.int64) * N + row) * NUMBERS
-    columns = read_rows(x, start, inside, NUMBERS, WIDTH, GROUP, GROUP, COALESCED)
+    columns = read_rows(x, start, inside, NUMBERS, WIDTH, GROUP, GROUP)
     zero = tl.zeros((32,), x.dtype.element_ty)
     failed = lane < 0
     result = ()
@@ -71,7 +70,7 @@ def small_cholesky_kernel(
         for part in tl.static_range(PARTS):
             value = tl.where(failed & (row >= j), float("nan"), result[j * PARTS + part])
             factors = factors + (value,)
-    write_rows(out, start, inside, factors, NUMBERS, WIDTH, GROUP, GROUP, COALESCED)
+    write_rows(out, start, inside, factors, NUMBERS, WIDTH, GROUP, GROUP)
 
 
 @dataclass(frozen=True, slots=True)

@@ -123,7 +123,6 @@ def small_lu_kernel(
     COMPLEX: tl.constexpr,
     WIDTH: tl.constexpr,
     GROUP: tl.constexpr,
-    COALESCED: tl.constexpr,
 ):
     """L and U of `count` matrices [N, N] in one, pivots from 0, and the order of rows; NaN where a
     matrix holds one."""
@@ -133,7 +132,7 @@ def small_lu_kernel(
     matrix = (tl.program_id(0) * (32 // ROWS) + lane // ROWS).to(tl.int64)
     inside = (matrix < count) & (row < N)
     start = matrix * N * NUMBERS
-    columns = read_rows(x, start + row * NUMBERS, inside, NUMBERS, WIDTH, GROUP, GROUP, COALESCED)
+    columns = read_rows(x, start + row * NUMBERS, inside, NUMBERS, WIDTH, GROUP, GROUP)
     flawed = lane < 0
     for j in tl.static_range(NUMBERS):
         flawed = flawed | (columns[j] != columns[j])
@@ -144,9 +143,7 @@ def small_lu_kernel(
     factors = ()
     for j in tl.static_range(NUMBERS):
         factors = factors + (tl.where(flawed, float("nan"), columns[j]),)
-    write_rows(
-        out, start + position * NUMBERS, inside, factors, NUMBERS, WIDTH, GROUP, GROUP, COALESCED
-    )
+    write_rows(out, start + position * NUMBERS, inside, factors, NUMBERS, WIDTH, GROUP, GROUP)
     tl.store(pivots + matrix * N + row, swaps, inside)
     tl.store(order + matrix * N + row, rows, inside)
 

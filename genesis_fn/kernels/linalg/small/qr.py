@@ -25,7 +25,6 @@ from genesis_fn.kernels.linalg.small.elements import (
     where_parts,
 )
 from genesis_fn.kernels.linalg.small.rows import (
-    COALESCED,
     LANES,
     RING,
     at_lane,
@@ -168,7 +167,6 @@ def small_qr_kernel(
     COMPLEX: tl.constexpr,
     WIDTH: tl.constexpr,
     GROUP: tl.constexpr,
-    COALESCED: tl.constexpr,
 ):
     """Q [M, K] and R [K, N] of `count` matrices [M, N], each in LINES lanes; NaN of those that hold
     a number that is not finite."""
@@ -179,7 +177,7 @@ def small_qr_kernel(
     is_column = (matrix < count) & (line < N)
     start = matrix * (M * N * PARTS) + line * PARTS
     rows = read_rows(
-        x, start, is_column, PARTS * M, WIDTH, PARTS, N * PARTS, COALESCED
+        x, start, is_column, PARTS * M, WIDTH, PARTS, N * PARTS
     )[: PARTS * M]  # fmt: skip
     rows, q, up, flawed = factored(rows, line, first, M, N, LINES, COMPLEX)
     triangle = ()
@@ -190,10 +188,10 @@ def small_qr_kernel(
             triangle = triangle + (tl.where(flawed, float("nan"), entry),)
             vectors = vectors + (tl.where(flawed, float("nan"), q[i * PARTS + part]),)
     at = matrix * (K * N * PARTS) + line * PARTS
-    write_rows(upper, at, is_column, triangle, PARTS * K, WIDTH, PARTS, N * PARTS, COALESCED)
+    write_rows(upper, at, is_column, triangle, PARTS * K, WIDTH, PARTS, N * PARTS)
     at = (matrix * M + line) * (K * PARTS)
     is_row = (matrix < count) & (line < M)
-    write_rows(out, at, is_row, vectors, PARTS * K, WIDTH, GROUP, GROUP, COALESCED)
+    write_rows(out, at, is_row, vectors, PARTS * K, WIDTH, GROUP, GROUP)
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,7 +233,6 @@ def plan_small_qr(spec: SmallQr, target: Target) -> Plan:
             "COMPLEX": spec.is_complex,
             "WIDTH": width,
             "GROUP": group_of(width, spec.name),
-            "COALESCED": COALESCED,
         },
         num_warps=1,
     )

@@ -50,17 +50,6 @@ def row_offsets(
 
 
 @triton.jit
-def row_offsets_in_threads(
-    start, inside, numbers, WIDTH: tl.constexpr, GROUP: tl.constexpr, STRIDE: tl.constexpr
-):
-    """`row_offsets` as [groups, lanes, GROUP], which Triton lays out with rows in threads."""
-    group = tl.arange(0, WIDTH // GROUP)[:, None, None]
-    j = tl.arange(0, GROUP)[None, None, :]
-    mask = inside[None, :, None] & (group * GROUP + j < numbers)
-    return start[None, :, None] + (group * STRIDE + j), mask
-
-
-@triton.jit
 def vectors_of(block, WIDTH: tl.constexpr):
     """The columns of a block [lanes, WIDTH]."""
     LINES: tl.constexpr = block.shape[0]
@@ -99,28 +88,16 @@ def block_of(vectors, WIDTH: tl.constexpr):
 
 @triton.jit
 def read_rows(
-    base,
-    start,
-    inside,
-    numbers,
-    WIDTH: tl.constexpr,
-    GROUP: tl.constexpr,
-    STRIDE: tl.constexpr,
-    COALESCED: tl.constexpr,
+    base, start, inside, numbers, WIDTH: tl.constexpr, GROUP: tl.constexpr, STRIDE: tl.constexpr
 ):
     """WIDTH vectors, a power of two: the numbers of each lane's row, behind them zeros.
 
     As one access, which Triton follows through the whole program, so that many take long to
-    compile. A COALESCED one goes through shared memory, others give each thread its row.
+    compile. It is coalesced, and goes to threads through shared memory; with whole rows in threads
+    from the start, kernels took as long (H200).
     """
-    if COALESCED:
-        offsets, mask = row_offsets(start, inside, numbers, WIDTH, GROUP, STRIDE)
-        block = tl.load(base + offsets, mask, other=0.0)
-    else:
-        offsets, mask = row_offsets_in_threads(start, inside, numbers, WIDTH, GROUP, STRIDE)
-        block = tl.load(base + offsets, mask, other=0.0)
-        block = tl.reshape(tl.permute(block, (1, 0, 2)), (32, WIDTH))
-    return vectors_of(block, WIDTH)
+    offsets, mask = row_offsets(start, inside, numbers, WIDTH, GROUP, STRIDE)
+    return vectors_of(tl.load(base + offsets, mask, other=0.0), WIDTH)
 
 
 @triton.jit
@@ -133,21 +110,11 @@ def write_rows(
     WIDTH: tl.constexpr,
     GROUP: tl.constexpr,
     STRIDE: tl.constexpr,
-    COALESCED: tl.constexpr,
 ):
     """Writes the first `numbers` of the vectors, at most WIDTH, to where `read_rows` reads."""
     block = block_of(vectors, WIDTH)
-    if COALESCED:
-        offsets, mask = row_offsets(start, inside, numbers, WIDTH, GROUP, STRIDE)
-        tl.store(base + offsets, block, mask)
-    else:
-        block = tl.permute(tl.reshape(block, (32, WIDTH // GROUP, GROUP)), (1, 0, 2))
-        offsets, mask = row_offsets_in_threads(start, inside, numbers, WIDTH, GROUP, STRIDE)
-        tl.store(base + offsets, block, mask)
-
-
-COALESCED = True
-"""Whether rows go through shared memory on their way to threads."""
+    offsets, mask = row_offsets(start, inside, numbers, WIDTH, GROUP, STRIDE)
+    tl.store(base + offsets, block, mask)
 
 
 def group_of(width: int, name: str) -> int:
@@ -161,7 +128,7 @@ def row_constants(n: int, name: str, is_complex: bool) -> dict[str, int]:
     width = 2 * rows if is_complex else rows
     return {
         "N": n, "ROWS": rows, "COMPLEX": is_complex, "WIDTH": width,
-        "GROUP": group_of(width, name), "COALESCED": COALESCED,
+        "GROUP": group_of(width, name),
     }  # fmt: skip
 
 

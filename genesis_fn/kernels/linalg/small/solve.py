@@ -35,7 +35,6 @@ def small_solve_kernel(
     COMPLEX: tl.constexpr,
     WIDTH: tl.constexpr,
     GROUP: tl.constexpr,
-    COALESCED: tl.constexpr,
     TRANSPOSED: tl.constexpr,
     SIDES: tl.constexpr,
     SIDES_WIDTH: tl.constexpr,
@@ -51,14 +50,12 @@ def small_solve_kernel(
     inside = (matrix < count) & (row < N)
     if TRANSPOSED:
         start = matrix * N * NUMBERS + row * PARTS
-        columns = read_rows(a, start, inside, NUMBERS, WIDTH, PARTS, NUMBERS, COALESCED)
+        columns = read_rows(a, start, inside, NUMBERS, WIDTH, PARTS, NUMBERS)
     else:
         start = (matrix * N + row) * NUMBERS
-        columns = read_rows(a, start, inside, NUMBERS, WIDTH, GROUP, GROUP, COALESCED)
+        columns = read_rows(a, start, inside, NUMBERS, WIDTH, GROUP, GROUP)
     to = matrix * N * RIGHT
-    given = read_rows(
-        b, to + row * RIGHT, inside, RIGHT, SIDES_WIDTH, SIDES_GROUP, SIDES_GROUP, COALESCED
-    )
+    given = read_rows(b, to + row * RIGHT, inside, RIGHT, SIDES_WIDTH, SIDES_GROUP, SIDES_GROUP)
     columns, sides, position, _, order, singular = eliminate(
         columns[:NUMBERS], given[:RIGHT], row, first, N, ROWS, RIGHT, COMPLEX
     )
@@ -67,15 +64,7 @@ def small_solve_kernel(
     for j in tl.static_range(RIGHT):
         solution = solution + (tl.where(singular, float("nan"), sides[j]),)
     write_rows(
-        out,
-        to + position * RIGHT,
-        inside,
-        solution,
-        RIGHT,
-        SIDES_WIDTH,
-        SIDES_GROUP,
-        SIDES_GROUP,
-        COALESCED,
+        out, to + position * RIGHT, inside, solution, RIGHT, SIDES_WIDTH, SIDES_GROUP, SIDES_GROUP
     )
 
 

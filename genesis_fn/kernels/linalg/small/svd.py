@@ -26,7 +26,7 @@ from genesis_fn.kernels.language.language import sqrt
 from genesis_fn.kernels.linalg.small.eigh import rotation, turned
 from genesis_fn.kernels.linalg.small.elements import conjugated
 from genesis_fn.kernels.linalg.small.qr import factored
-from genesis_fn.kernels.linalg.small.rows import COALESCED, LANES, at_lane, read_rows, write_rows
+from genesis_fn.kernels.linalg.small.rows import LANES, at_lane, read_rows, write_rows
 from genesis_fn.kernels.linalg.small.scale import scales
 from genesis_fn.kernels.plan import BufferArg, Plan, Scalar
 from genesis_fn.kernels.plan_builder import PlanBuilder, cdiv, next_power_of_two
@@ -180,7 +180,6 @@ def small_svd_kernel(
     RIGHT_WIDTH: tl.constexpr,
     GROUP: tl.constexpr,
     SWEEPS: tl.constexpr,
-    COALESCED: tl.constexpr,
 ):
     """Descending singular values of `count` matrices A [M, N], which are transposes of what is read
     if WIDE; with VECTORS, too, conj(V), then, and V^H otherwise, and A V, but for a factor. NaN of
@@ -195,7 +194,7 @@ def small_svd_kernel(
     # Rows of a wide matrix are the columns of its transpose.
     columns = read_rows(
         x, start + line * (M * PARTS if WIDE else PARTS), inside, PARTS * M, WIDTH,
-        min(WIDTH, GROUP) if WIDE else PARTS, min(WIDTH, GROUP) if WIDE else ROW, COALESCED,
+        min(WIDTH, GROUP) if WIDE else PARTS, min(WIDTH, GROUP) if WIDE else ROW,
     )[: PARTS * M]  # fmt: skip
     down, up, flawed = scales(columns, LINES)
     scaled = ()
@@ -229,11 +228,10 @@ def small_svd_kernel(
             right, matrix * (N * ROW) + rank * (PARTS if WIDE else ROW), inside,
             where_finite(flawed, conjugates), ROW, RIGHT_WIDTH,
             PARTS if WIDE else min(RIGHT_WIDTH, GROUP), ROW if WIDE else min(RIGHT_WIDTH, GROUP),
-            COALESCED,
         )  # fmt: skip
         write_rows(
             images, start + rank * PARTS, inside, where_finite(flawed, columns), PARTS * M, WIDTH,
-            PARTS, ROW, COALESCED,
+            PARTS, ROW,
         )  # fmt: skip
 
 
@@ -251,7 +249,6 @@ def small_left_vectors_kernel(
     WIDTH: tl.constexpr,
     LEFT_WIDTH: tl.constexpr,
     GROUP: tl.constexpr,
-    COALESCED: tl.constexpr,
 ):
     """Q [M, K] of `count` matrices [M, N] of orthogonal columns, the first of which are those with
     length 1; its transpose if WIDE. NaN of matrices that hold a number that is not finite."""
@@ -261,7 +258,7 @@ def small_left_vectors_kernel(
     matrix = (tl.program_id(0) * (32 // LINES) + lane // LINES).to(tl.int64)
     rows = read_rows(
         images, matrix * (M * N * PARTS) + line * PARTS, (matrix < count) & (line < N), PARTS * M,
-        WIDTH, PARTS, N * PARTS, COALESCED,
+        WIDTH, PARTS, N * PARTS,
     )[: PARTS * M]  # fmt: skip
     rows, q, _, flawed = factored(rows, line, first, M, N, LINES, COMPLEX)
     signed = ()
@@ -278,7 +275,6 @@ def small_left_vectors_kernel(
         left, matrix * (M * K * PARTS) + line * (PARTS if WIDE else K * PARTS),
         (matrix < count) & (line < M), where_finite(flawed, signed), PARTS * K, LEFT_WIDTH,
         PARTS if WIDE else min(LEFT_WIDTH, GROUP), M * PARTS if WIDE else min(LEFT_WIDTH, GROUP),
-        COALESCED,
     )  # fmt: skip
 
 
@@ -311,7 +307,6 @@ def plan_small_svd(spec: SmallSvd, target: Target) -> Plan:
     shared: dict[str, Any] = {
         "M": tall, "N": thin, "WIDE": wide, "COMPLEX": spec.is_complex,
         "WIDTH": next_power_of_two(tall) * parts, "GROUP": 16 // ITEMSIZE[spec.name],
-        "COALESCED": COALESCED,
     }  # fmt: skip
     constants = shared | {
         "EVEN": even, "LINES": lines, "VECTORS": spec.vectors,

@@ -35,7 +35,6 @@ def small_triangular_kernel(
     COMPLEX: tl.constexpr,
     WIDTH: tl.constexpr,
     GROUP: tl.constexpr,
-    COALESCED: tl.constexpr,
     TRANSPOSED: tl.constexpr,
     CONJUGATED: tl.constexpr,
     LOWER: tl.constexpr,
@@ -56,10 +55,10 @@ def small_triangular_kernel(
     inside = (matrix < count) & (row < N)
     if TRANSPOSED:
         start = matrix * N * NUMBERS + row * PARTS
-        columns = read_rows(a, start, inside, NUMBERS, WIDTH, PARTS, NUMBERS, COALESCED)
+        columns = read_rows(a, start, inside, NUMBERS, WIDTH, PARTS, NUMBERS)
     else:
         start = (matrix * N + row) * NUMBERS
-        columns = read_rows(a, start, inside, NUMBERS, WIDTH, GROUP, GROUP, COALESCED)
+        columns = read_rows(a, start, inside, NUMBERS, WIDTH, GROUP, GROUP)
     if CONJUGATED:
         columns = conjugated(columns)
     side = tl.program_id(1) * SIDES
@@ -69,11 +68,11 @@ def small_triangular_kernel(
     else:
         at = (matrix * OTHERS + side) * NUMBERS + row * PARTS
     STRIDE: tl.constexpr = SIDES_GROUP if LEFT else NUMBERS
-    sides = read_rows(b, at, inside, numbers, SIDES_WIDTH, SIDES_GROUP, STRIDE, COALESCED)
+    sides = read_rows(b, at, inside, numbers, SIDES_WIDTH, SIDES_GROUP, STRIDE)
     solved = substitute(
         columns[:NUMBERS], sides[: PARTS * SIDES], row, row, first, N, LOWER, UNIT, COMPLEX
     )
-    write_rows(out, at, inside, solved, numbers, SIDES_WIDTH, SIDES_GROUP, STRIDE, COALESCED)
+    write_rows(out, at, inside, solved, numbers, SIDES_WIDTH, SIDES_GROUP, STRIDE)
 
 
 @dataclass(frozen=True, slots=True)
