@@ -147,13 +147,13 @@ def rows() -> list[Row]:
     solve((1024, 1024), 1, "float64")
     solve((4096, 32, 32), 1, "complex64")
 
-    def triangular(a: tuple[int, ...], columns: int) -> None:
+    def triangular(a: tuple[int, ...], columns: int, kind: str = "float32") -> None:
         def call(np: Any, x: Any, y: Any) -> Any:
             linalg = gf.lax.linalg if np is gf.numpy else jax.lax.linalg
             return linalg.triangular_solve(x, y, left_side=True, lower=True)
 
         row(
-            "triangular solve", (a, (*a[:-1], columns)), "float32", positive, call,
+            "triangular solve", (a, (*a[:-1], columns)), kind, positive, call,
             lambda x, y: torch.linalg.solve_triangular(x, y, upper=False),
             lambda xs, ys: apart(np.tril(few(xs[0])) @ few(ys[0]), few(xs[1])),
         )  # fmt: skip
@@ -228,30 +228,73 @@ def rows() -> list[Row]:
     svd(256, 256, kind="float64")
     svd(256, 256, kind="complex64")
 
-    row(
-        "eig", ((256, 256),), "float32", normal, lambda np, x: np.linalg.eig(x), torch.linalg.eig,
-        lambda xs, ys: apart(few(xs[0]) @ few(ys[1]), few(ys[1]) * ys[0]),
-    )  # fmt: skip
-    row(
-        "inv", ((512, 512),), "float32", positive, lambda np, x: np.linalg.inv(x), torch.linalg.inv,
-        lambda xs, ys: apart(few(xs[0]) @ few(ys[0]), np.eye(512)),
-    )  # fmt: skip
-    row(
-        "det", ((4096, 32, 32),), "float32", positive, lambda np, x: np.linalg.det(x),
-        torch.linalg.det,
-        lambda xs, ys: apart(ys[0][:8], np.linalg.det(few(xs[0]))),
-    )  # fmt: skip
-    row(
-        "pinv", ((512, 256),), "float32", normal, lambda np, x: np.linalg.pinv(x),
-        torch.linalg.pinv,
-        lambda xs, ys: apart(few(ys[0]) @ few(xs[0]), np.eye(256)),
-    )  # fmt: skip
-    row(
-        "lstsq", ((2048, 64), (2048, 1)), "float32", normal,
-        lambda np, x, y: np.linalg.lstsq(x, y)[0], lambda x, y: torch.linalg.lstsq(x, y)[0],
-        lambda xs, ys: apart(ys[0], np.linalg.lstsq(few(xs[0]), few(xs[1]), rcond=None)[0]),
-    )  # fmt: skip
-    return found
+    def eig(*shape: int, kind: str = "float32") -> None:
+        row(
+            "eig", (shape,), kind, normal, lambda np, x: np.linalg.eig(x), torch.linalg.eig,
+            lambda xs, ys: apart(
+                few(xs[0]) @ few(ys[1]), few(ys[1]) * ys[0].reshape(-1, 1, shape[-1])[:8]
+            ),
+        )  # fmt: skip
+
+    def inv(*shape: int, kind: str = "float32") -> None:
+        row(
+            "inv", (shape,), kind, positive, lambda np, x: np.linalg.inv(x), torch.linalg.inv,
+            lambda xs, ys: apart(few(xs[0]) @ few(ys[0]), np.eye(shape[-1])),
+        )  # fmt: skip
+
+    def det(*shape: int, kind: str = "float32") -> None:
+        row(
+            "det", (shape,), kind, positive, lambda np, x: np.linalg.det(x), torch.linalg.det,
+            lambda xs, ys: apart(ys[0].reshape(-1)[:8], np.linalg.det(few(xs[0])).reshape(-1)),
+        )  # fmt: skip
+
+    def slogdet(*shape: int, kind: str = "float32") -> None:
+        row(
+            "slogdet", (shape,), kind, positive,
+            lambda np, x: tuple(np.linalg.slogdet(x)), torch.linalg.slogdet,
+            lambda xs, ys: apart(
+                ys[1].reshape(-1)[:8], np.linalg.slogdet(few(xs[0]))[1].reshape(-1)
+            ),
+        )  # fmt: skip
+
+    def pinv(*shape: int, kind: str = "float32") -> None:
+        row(
+            "pinv", (shape,), kind, normal, lambda np, x: np.linalg.pinv(x), torch.linalg.pinv,
+            lambda xs, ys: apart(few(ys[0]) @ few(xs[0]), np.eye(shape[-1])),
+        )  # fmt: skip
+
+    def lstsq(m: int, n: int, kind: str = "float32") -> None:
+        row(
+            "lstsq", ((m, n), (m, 1)), kind, normal,
+            lambda np, x, y: np.linalg.lstsq(x, y)[0], lambda x, y: torch.linalg.lstsq(x, y)[0],
+            lambda xs, ys: apart(ys[0], np.linalg.lstsq(few(xs[0]), few(xs[1]), rcond=None)[0]),
+        )  # fmt: skip
+
+    eig(256, 256)
+    inv(512, 512)
+    det(4096, 32, 32)
+    pinv(512, 256)
+    lstsq(2048, 64)
+
+    # Every operation, small, large and of many matrices, in every dtype.
+    for name in ("ifftn", "rfftn", "irfftn"):
+        transforms(name, (8, 1024, 1024), (-2, -1), "complex128")
+        for kind in ("complex64", "complex128"):
+            transforms(name, (64, 64), (-2, -1), kind)
+    for kind in ("float32", "float64", "complex64", "complex128"):
+        for shape in ((32, 32), (512, 512), (1024, 32, 32)):
+            for operation in (cholesky, lu, qr, eigh, svd, inv, slogdet):
+                operation(*shape, kind=kind)
+            solve(shape, 1, kind)
+            triangular(shape, shape[-1], kind)
+            pinv(*shape[:-1], shape[-1] // 2, kind=kind)
+        det(32, 32, kind=kind)
+        det(1024, 32, 32, kind=kind)
+        eig(64, 64, kind=kind)
+        eig(8, 32, 32, kind=kind)
+        lstsq(64, 16, kind=kind)
+        lstsq(2048, 64, kind=kind)
+    return list({row.name: row for row in found}.values())
 
 
 def flat(tree: Any) -> list[Any]:
