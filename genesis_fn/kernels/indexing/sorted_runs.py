@@ -328,7 +328,7 @@ def _tile(columns: int, itemsize: int) -> tuple[int, int, int]:
     2^21 rows at random on an H200, where one takes 0.427."""
     wide = 128 if itemsize >= 4 else 256
     column_block = min(next_power_of_two(columns), 4 * wide)
-    chunks = max(1, 128 // column_block)
+    chunks = 2 if column_block == 64 else max(1, 64 // column_block)
     return chunks, column_block, max(1, column_block // wide)
 
 
