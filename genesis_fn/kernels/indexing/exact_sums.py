@@ -31,8 +31,8 @@ CONSTANTS = (
 """The parameters of `exact_sums`, in order."""
 
 DTYPES = ("fp32", "bf16", "fp16")
-# By estimate for an H200: an atomic of an element takes 11 ps where the sort of a row takes 60, and
-# accumulators are cleared and read in 60 ps for an element of the result.
+# On an H200 an element of 2^24 x 1 takes 12 ps, by a sort 75; of 2^22 x 4 16 and 26. Of 8 columns a
+# sort is faster. Accumulators are cleared and read for each element of the result.
 MOST_COLUMNS = 4
 LEAST_UPDATES = 4  # for each row
 NARROW_COUNT = 1 << 24  # updates of which accumulators of 16 exponents never overflow
