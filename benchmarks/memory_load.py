@@ -225,9 +225,9 @@ def kept() -> dict[str, tuple[int, int]]:
     alive = [type(x) for x in gc.get_objects()]
     counts = {"programs": (alive.count(CudaExecutable), 0)}
     if os.environ["GENESIS_CUDA_DRIVER"] == "cuda":
-        from genesis_fn.backends.cuda.libraries import nvidia
+        from genesis_fn.backends.cuda.libraries import nvidia, transforms
 
-        counts["transforms' plans"] = len(nvidia._plans), nvidia._PLANS
+        counts["transforms' plans"] = len(transforms._plans), transforms.MOST_PLANS
         counts["handles"] = alive.count(nvidia._Handles), 1  # the main thread's
         scratch = nvidia.scratch.cache_info()
         counts["scratch sizes"] = scratch.currsize, scratch.maxsize or 0

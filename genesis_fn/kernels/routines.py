@@ -27,7 +27,8 @@ JACOBI_EIGH = 32
 
 @dataclass(frozen=True, slots=True)
 class Fft:
-    """The unscaled transform over the last dimensions. Buffers: source, result.
+    """The transform over the last dimensions, unscaled but for a `factor` that a complex one may
+    have. Buffers: source, result.
 
     `form`: complex to complex, real to half a spectrum, or half a spectrum to real; the last one
     transforms one dimension, and overwrites its source. `lengths` are those of the real side.
@@ -42,6 +43,7 @@ class Fft:
     batch: int
     inverse: bool = False
     interleaved: bool = False
+    factor: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)

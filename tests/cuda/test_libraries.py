@@ -496,14 +496,15 @@ def bindings(monkeypatch):
         monkeypatch.setitem(sys.modules, f"nvmath.bindings.{name}", getattr(package, name))
     monkeypatch.setitem(sys.modules, "nvmath", types.ModuleType("nvmath"))
     monkeypatch.setitem(sys.modules, "nvmath.bindings", package)
-    from genesis_fn.backends.cuda.libraries import nvidia
+    from genesis_fn.backends.cuda.libraries import loading, nvidia, transforms
 
-    monkeypatch.setattr(nvidia, "_context", lambda: 7)
+    monkeypatch.setattr(loading, "context", lambda: 7)
+    monkeypatch.setattr(loading, "retired", type(loading.retired)())
     monkeypatch.setattr(nvidia, "_thread", nvidia._Thread())
-    monkeypatch.setattr(nvidia, "_plans", type(nvidia._plans)())
-    monkeypatch.setattr(nvidia, "_retired", type(nvidia._retired)())
+    monkeypatch.setattr(transforms, "_plans", type(transforms._plans)())
     known = (
-        nvidia.loaded, nvidia.scratch, nvidia._factor_sizes, nvidia._eigh_sizes, nvidia._eig_sizes,
+        loading.loaded, transforms.scales, nvidia.scratch, nvidia._factor_sizes,
+        nvidia._eigh_sizes, nvidia._eig_sizes,
     )  # fmt: skip
     for function in known:
         function.cache_clear()
@@ -570,25 +571,26 @@ def test_routines_call_the_bindings(bindings, kind):
 
 def test_transforms_are_planned_once(bindings):
     nvidia, package = bindings
-    many = [routines.Fft("float32", "c2c", (n,), 1) for n in range(1, nvidia._PLANS + 3)]
+    transforms = nvidia.transforms
+    many = [routines.Fft("float32", "c2c", (n,), 1) for n in range(1, transforms.MOST_PLANS + 3)]
     kept = nvidia.LibraryRoutine(many[0])
     for routine in many * 2:
         nvidia.LibraryRoutine(routine).run([1, 2, 3], 4)
     names = [name for name, _ in package.cufft.calls]
-    assert len(nvidia._plans) == nvidia._PLANS
+    assert len(transforms._plans) == transforms.MOST_PLANS
     assert names.count("destroy") > 0
     kept.run([1, 2, 3], 4)  # what a graph refers to stays
     libraries.forget_plans()
     destroyed = {given for name, given in package.cufft.calls if name == "destroy"}
-    assert not nvidia._plans and len(destroyed) >= nvidia._PLANS
+    assert not transforms._plans and len(destroyed) >= transforms.MOST_PLANS
     assert (kept._plan.handle,) not in destroyed
 
 
 def test_missing_libraries_warn_once(monkeypatch):
-    from genesis_fn.backends.cuda.libraries import nvidia
+    from genesis_fn.backends.cuda.libraries import loading
 
     monkeypatch.setitem(sys.modules, "nvmath.bindings", None)
-    nvidia.loaded.cache_clear()
+    loading.loaded.cache_clear()
     try:
         real = replace(H200, libraries=True)
         with pytest.warns(UserWarning, match="pip install nvmath-python"):
@@ -597,7 +599,7 @@ def test_missing_libraries_warn_once(monkeypatch):
             warnings.simplefilter("error")
             assert type(plan_for(linalg.eigh_p, [aval((4, 4), F32)], {}, real)) is HostCall
     finally:
-        nvidia.loaded.cache_clear()
+        loading.loaded.cache_clear()
 
 
 def test_old_libraries_are_refused(bindings):

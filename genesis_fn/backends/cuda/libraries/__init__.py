@@ -3,6 +3,7 @@ bindings, the package nvmath-python, and torch's on the interpreting driver's ho
 
     usable(target)               whether plans for `target` may call them
     scratch(routine, target)     the bytes of scratch memory that a routine wants
+    scales(routine, target)      whether a transform has a factor at no cost
     forget_plans()               frees what the plans of transforms hold
 
 Nothing is loaded before the first plan asks. Drivers prepare a routine, and run it at addresses.
@@ -15,7 +16,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from genesis_fn.compiler.target import Target
-from genesis_fn.kernels.routines import Routine
+from genesis_fn.kernels.routines import Fft, Routine
 
 
 class PreparedRoutine(Protocol):
@@ -34,9 +35,9 @@ def usable(target: Target) -> bool:
         return False
     if target.interpreted:
         return True
-    from genesis_fn.backends.cuda.libraries import nvidia
+    from genesis_fn.backends.cuda.libraries import loading
 
-    return nvidia.loaded() is not None
+    return loading.loaded() is not None
 
 
 def scratch(routine: Routine, target: Target) -> int:
@@ -48,8 +49,17 @@ def scratch(routine: Routine, target: Target) -> int:
     return nvidia.scratch(routine)
 
 
+def scales(routine: Fft, target: Target) -> bool:
+    """Whether a complex transform that has a factor takes no longer than one without."""
+    if target.interpreted:
+        return True
+    from genesis_fn.backends.cuda.libraries import transforms
+
+    return transforms.scales(routine)
+
+
 def forget_plans() -> None:
     """Destroy the plans of transforms that no program contains, with the memory that they hold."""
-    nvidia = sys.modules.get(f"{__name__}.nvidia")
-    if nvidia is not None:
-        nvidia.forget_plans()
+    transforms = sys.modules.get(f"{__name__}.transforms")
+    if transforms is not None:
+        transforms.forget_plans()

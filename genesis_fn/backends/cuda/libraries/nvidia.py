@@ -1,41 +1,31 @@
-"""cuFFT, cuSOLVER and cuBLAS, through the bindings of nvmath-python, in the current context.
+"""Routines of cuFFT, cuSOLVER and cuBLAS in the current context.
 
-A thread has handles of its own. Work in flight and graphs refer to what a handle or a plan has on
-the device, so whatever enqueued with one keeps it alive. All memory that depends on the size of a
-problem is the caller's: plans are made without, and a handle's workspace is replaced by it.
+A thread has handles of its own. All memory that depends on the size of a problem is the caller's: a
+handle's workspace is replaced by it.
 """
 
 from __future__ import annotations
 
 import ctypes
 import functools
-import math
 import threading
-import warnings
-from collections import OrderedDict, deque
-from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
-from cuda.bindings import driver as cu  # pyright: ignore[reportAttributeAccessIssue]
 
-from genesis_fn.backends.cuda.driver.driver import captures, opened
+from genesis_fn.backends.cuda.driver.driver import captures
 from genesis_fn.backends.cuda.driver.errors import CudaError
-from genesis_fn.core.errors import BackendError
+from genesis_fn.backends.cuda.libraries import loading, transforms
+from genesis_fn.backends.cuda.libraries.loading import COMPLEX, DEFAULT_STREAM, REAL, Libraries
 from genesis_fn.kernels import routines as r
 
-_OLDEST_SOLVER = 11705  # of CUDA 12.9, as cuda-bindings: Xgeev and XsyevBatched
-_PLANS = 128  # transforms that are kept planned; one that a graph contains lives as long as that
 _BLAS_WORKSPACE = 4 << 20
 _LETTER = {"float32": "s", "float64": "d", "complex64": "c", "complex128": "z"}
 _TYPE = {"float32": 0, "float64": 1, "complex64": 4, "complex128": 5}  # cudaDataType
-_REAL = {"float32": 0, "float64": 1, "complex64": 0, "complex128": 1}
-_COMPLEX = {"float32": 4, "float64": 5, "complex64": 4, "complex128": 5}
 _OPERATION = {"N": 0, "T": 1, "C": 2}
 _LOWER, _UPPER = 0, 1
-_DEFAULT_STREAM = 0
 _VECTORS = 1  # of enumerations that say whether vectors are computed
 _ONE = {k: np.ones(1, k) for k in _LETTER}
 _ZERO = {k: np.zeros(1, k) for k in _LETTER}
@@ -43,70 +33,11 @@ _ZERO = {k: np.zeros(1, k) for k in _LETTER}
 R = TypeVar("R", bound=r.Routine)
 
 
-@dataclass(frozen=True, slots=True)
-class Libraries:
-    """The modules of the bindings."""
-
-    fft: Any
-    solver: Any
-    blas: Any
-
-
-@functools.cache
-def loaded() -> Libraries | None:
-    """The libraries; None, after a warning, where a package is missing. Raises BackendError where
-    one is too old."""
-    try:
-        from nvmath.bindings import cublas, cufft, cusolver, cusolverDn
-
-        version = cusolver.get_version()
-        cufft.get_version()
-    except Exception as error:  # the bindings raise several types where a library is missing
-        warnings.warn(
-            "Fourier transforms and linear algebra run on the host, since NVIDIA's libraries or "
-            f"their bindings are missing ({type(error).__name__}: {error})\n  pip install "
-            "nvmath-python, and nvidia-cufft, nvidia-cusolver and nvidia-cublas for your CUDA",
-            stacklevel=2,
-        )
-        return None
-    missing = [n for n in ("xgeev", "xsyev_batched") if not hasattr(cusolverDn, n)]
-    if version < _OLDEST_SOLVER or missing:
-        wrong = f"nvmath-python lacks {missing[0]}" if missing else f"cuSOLVER is of {version}"
-        raise BackendError(
-            f"linear algebra on the GPU: {wrong}; it needs cuSOLVER {_OLDEST_SOLVER} (CUDA 12.9) "
-            "or later, and its bindings\n  pip install --upgrade nvmath-python nvidia-cusolver"
-        )
-    return Libraries(cufft, cusolverDn, cublas)
-
-
-def _libraries() -> Libraries:
-    found = loaded()
-    assert found is not None, "plans call libraries only where they are"
-    return found
-
-
-# ---- handles ----
-
-# Destructors of what nothing refers to any more. The collector may find that while a thread
-# captures, which freeing memory would break: the next thread that plans calls them.
-_retired: deque[tuple[Callable[[int], None], int]] = deque()
-
-
-@contextmanager
-def _planning() -> Generator[None]:
-    """Around what calls libraries for no stream: while no thread captures."""
-    with captures:
-        while _retired:
-            destroy, handle = _retired.popleft()
-            destroy(handle)
-        yield
-
-
 class _Handles:
     """A thread's handles of one device: cuSOLVER's with its parameters, and cuBLAS's."""
 
     def __init__(self) -> None:
-        self._libraries, self._retired = _libraries(), _retired
+        self._libraries, self._retired = loading.libraries(), loading.retired
         self.solver = self._libraries.solver.create()
         self.parameters = self._libraries.solver.create_params()
         self.jacobi = self._libraries.solver.create_gesvdj_info()
@@ -137,94 +68,12 @@ class _Thread(threading.local):
 _thread = _Thread()
 
 
-def _context() -> int:
-    """The current context; where a thread has none yet, that of the first device that is open."""
-    code, context = cu.cuCtxGetCurrent()
-    if code == cu.CUresult.CUDA_SUCCESS and not int(context):
-        driver: Any = next(iter(opened.values()))
-        driver.activate()
-        code, context = cu.cuCtxGetCurrent()
-    if code != cu.CUresult.CUDA_SUCCESS:
-        raise CudaError("asking for the current context", code.name)
-    return int(context)
-
-
 def _handles() -> _Handles:
-    context = _context()
+    context = loading.context()
     found = _thread.handles.get(context)
     if found is None:
         found = _thread.handles[context] = _Handles()
     return found
-
-
-# ---- Fourier transforms ----
-
-
-class _FftPlan:
-    """A plan of cuFFT, which has no memory of its own for intermediate results."""
-
-    def __init__(self, routine: r.Fft) -> None:
-        self._fft, self._retired = _libraries().fft, _retired
-        fft = self._fft
-        self.handle = fft.create()
-        fft.set_auto_allocation(self.handle, 0)
-        half = (*routine.lengths[:-1], routine.lengths[-1] // 2 + 1)
-        source = half if routine.form == "c2r" else routine.lengths
-        result = half if routine.form == "r2c" else routine.lengths
-        kinds = _REAL[routine.kind], _COMPLEX[routine.kind]
-        stride, distance = 1, math.prod
-        if routine.interleaved:
-            stride, distance = routine.batch, lambda _: 1
-        self.scratch = fft.xt_make_plan_many(
-            self.handle,
-            len(routine.lengths),
-            list(routine.lengths),
-            list(source),
-            stride,
-            distance(source),
-            kinds[routine.form[0] == "c"],
-            list(result),
-            stride,
-            distance(result),
-            kinds[routine.form[2] == "c"],
-            routine.batch,
-            kinds[1],
-        )
-
-    def run(self, routine: r.Fft, addresses: Sequence[int], stream: int) -> None:
-        source, result, scratch = addresses
-        self._fft.set_stream(self.handle, stream)
-        self._fft.set_work_area(self.handle, scratch)
-        direction = 1 if routine.inverse or routine.form == "c2r" else -1
-        try:
-            self._fft.xt_exec(self.handle, source, result, direction)
-        finally:
-            self._fft.set_stream(self.handle, _DEFAULT_STREAM)
-
-    def __del__(self) -> None:
-        if hasattr(self, "scratch"):
-            self._retired.append((self._fft.destroy, self.handle))
-
-
-_plans: OrderedDict[tuple[int, r.Fft], _FftPlan] = OrderedDict()
-
-
-def _fft_plan(routine: r.Fft) -> _FftPlan:
-    key = _context(), routine
-    with _planning():
-        found = _plans.pop(key, None) or _FftPlan(routine)
-        _plans[key] = found
-        if len(_plans) > _PLANS:
-            _plans.popitem(last=False)
-        return found
-
-
-def forget_plans() -> None:
-    """Destroy the plans that nothing else refers to."""
-    with captures:
-        _plans.clear()
-        with _planning():  # which destroys what that has retired
-            pass
 
 
 # ---- running a routine ----
@@ -235,7 +84,7 @@ class LibraryRoutine:
 
     def __init__(self, routine: r.Routine) -> None:
         self._routine = routine
-        self._plan = _fft_plan(routine) if isinstance(routine, r.Fft) else None
+        self._plan = transforms.plan(routine) if isinstance(routine, r.Fft) else None
         self._used: set[_Handles] = set()
         self._host: list[Any] = []
 
@@ -254,7 +103,7 @@ class LibraryRoutine:
             raise CudaError(f"{self._routine}", type(error).__name__, str(error)) from error
 
     def _solve(self, addresses: list[int], stream: int) -> None:
-        libraries, handles = _libraries(), _handles()
+        libraries, handles = loading.libraries(), _handles()
         self._used.add(handles)
         libraries.solver.set_stream(handles.solver, stream)
         libraries.blas.set_stream(handles.blas, stream)
@@ -263,8 +112,8 @@ class LibraryRoutine:
             _RUNS[type(self._routine)](self._routine, call)
         finally:
             # A stream of a capture ends with it, and questions about sizes look at the handle's.
-            libraries.solver.set_stream(handles.solver, _DEFAULT_STREAM)
-            libraries.blas.set_stream(handles.blas, _DEFAULT_STREAM)
+            libraries.solver.set_stream(handles.solver, DEFAULT_STREAM)
+            libraries.blas.set_stream(handles.blas, DEFAULT_STREAM)
 
 
 @dataclass(frozen=True, slots=True)
@@ -326,13 +175,13 @@ def _wants(
 @functools.lru_cache(4096)
 def scratch(routine: r.Routine) -> int:
     """The bytes of scratch memory that a routine wants on the device."""
-    with _planning():
-        return _SCRATCH[type(routine)](routine, _libraries(), _handles())
+    with loading.planning():
+        return _SCRATCH[type(routine)](routine, loading.libraries(), _handles())
 
 
 @_wants(r.Fft)
 def _fft_scratch(routine: r.Fft, libraries: Libraries, handles: _Handles) -> int:
-    return _fft_plan(routine).scratch
+    return transforms.plan(routine).scratch
 
 
 @_wants(r.TriangularSolve, r.Product, r.QrFactor, r.LuFactor, r.LuSolve, r.Cholesky)
@@ -347,7 +196,7 @@ _sizes = functools.lru_cache(4096)
 @_sizes
 def _factor_sizes(routine: Any) -> tuple[int, int]:
     """(bytes on the device, bytes on the host) of a factorization of one matrix; of others none."""
-    libraries, handles = _libraries(), _handles()
+    libraries, handles = loading.libraries(), _handles()
     if routine.batch > 1 or isinstance(routine, (r.TriangularSolve, r.Product, r.LuSolve)):
         return 0, 0
     solver, kind = libraries.solver, _TYPE[routine.kind]
@@ -450,8 +299,8 @@ def _qr_vectors(routine: r.QrVectors, call: _Call) -> None:
 
 @_sizes
 def _eigh_sizes(routine: r.Eigh) -> tuple[int, int]:
-    libraries, handles = _libraries(), _handles()
-    n, kind, real = routine.n, _TYPE[routine.kind], _REAL[routine.kind]
+    libraries, handles = loading.libraries(), _handles()
+    n, kind, real = routine.n, _TYPE[routine.kind], REAL[routine.kind]
     what = handles.solver, handles.parameters, _VECTORS, _LOWER, n, kind, 0, n, real, 0, kind
     if routine.captured:
         return libraries.solver.xsyev_batched_buffer_size(*what, routine.batch)
@@ -466,7 +315,7 @@ def _eigh_scratch(routine: r.Eigh, libraries: Libraries, handles: _Handles) -> i
 @_runs(r.Eigh)
 def _eigh(routine: r.Eigh, call: _Call) -> None:
     a, values, _, _ = call.addresses
-    n, kind, real = routine.n, _TYPE[routine.kind], _REAL[routine.kind]
+    n, kind, real = routine.n, _TYPE[routine.kind], REAL[routine.kind]
     what = _VECTORS, _LOWER, n, kind, a, n, real, values, kind
     if routine.captured:
         call.general("xsyev_batched", _eigh_sizes(routine), *what, last=(routine.batch,))
@@ -557,13 +406,13 @@ def _eig_arguments(
     without = 0
     left = kind, 0, n
     right = kind, vectors, n
-    wanted, values_kind = int(routine.vectors), _COMPLEX[routine.kind]
+    wanted, values_kind = int(routine.vectors), COMPLEX[routine.kind]
     return without, wanted, n, kind, a, n, values_kind, values, *left, *right, kind
 
 
 @_sizes
 def _eig_sizes(routine: r.Eig) -> tuple[int, int]:
-    libraries, handles = _libraries(), _handles()
+    libraries, handles = loading.libraries(), _handles()
     size = libraries.solver.xgeev_buffer_size
     return size(handles.solver, handles.parameters, *_eig_arguments(routine))
 

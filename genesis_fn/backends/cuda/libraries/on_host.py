@@ -71,15 +71,13 @@ def _fft(routine: r.Fft, source: int, result: int) -> None:
     half = (*lengths[:-1], lengths[-1] // 2 + 1)
     real, wide = routine.kind, _COMPLEX.get(routine.kind, routine.kind)
     dims = tuple(range(1, len(lengths) + 1))
-    if routine.interleaved:
-        x, y = [_memory(a, (*lengths, batch), wide) for a in (source, result)]
-        dims = tuple(range(len(lengths)))
-        y.copy_(torch.fft.ifftn(x, dim=dims, norm="forward") if routine.inverse
-                else torch.fft.fftn(x, dim=dims))  # fmt: skip
-    elif routine.form == "c2c":
-        x, y = _memory(source, (batch, *lengths), wide), _memory(result, (batch, *lengths), wide)
-        y.copy_(torch.fft.ifftn(x, dim=dims, norm="forward") if routine.inverse
-                else torch.fft.fftn(x, dim=dims))  # fmt: skip
+    if routine.form == "c2c":
+        shape = (*lengths, batch) if routine.interleaved else (batch, *lengths)
+        dims = tuple([d - routine.interleaved for d in dims])
+        x, y = [_memory(a, shape, wide) for a in (source, result)]
+        transform = torch.fft.ifftn if routine.inverse else torch.fft.fftn
+        norm = "forward" if routine.inverse else "backward"
+        y.copy_(transform(x, dim=dims, norm=norm) * routine.factor)
     elif routine.form == "r2c":
         x = _memory(source, (batch, *lengths), real)
         _memory(result, (batch, *half), wide).copy_(torch.fft.rfftn(x, dim=dims))

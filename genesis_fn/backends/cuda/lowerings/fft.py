@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from genesis_fn.backends.cuda import libraries
 from genesis_fn.backends.cuda.codegen.kernel_text import add_elements
@@ -54,7 +55,11 @@ def _fft(call: Call) -> Lowered:
         inverse = kind is FftType.IFFT
         last, before = lengths[-_MOST:], lengths[:-_MOST]
         batch = x.size // math.prod(last)
-        transforms.add(Fft(transforms.kind, "c2c", last, batch, inverse), source, result)
+        routine = Fft(transforms.kind, "c2c", last, batch, inverse)
+        scaled = replace(routine, factor=factor)
+        if factor != 1.0 and libraries.scales(scaled, call.target):
+            routine, factor = scaled, 1.0
+        transforms.add(routine, source, result)
         transforms.add_complex(out, before, (result, result), len(last), inverse)
     if factor != 1.0:
         count = out.size * (2 if kind is FftType.IFFT else 1)
