@@ -53,6 +53,7 @@ def _plans(kind: str) -> Iterator[tuple[str, Plan]]:
     for vectors in (False, True):
         name = "small with vectors" if vectors else "small"
         yield name, plan(linalg.svd_p, small, full_matrices=False, compute_uv=vectors)
+    yield "32 rows", plan(linalg.cholesky_p, many)
     n = 16 if kind[0] == "c" else 32
     yield "32 rows", plan(linalg.lu_p, aval((64, n, n), DTYPES[kind]))
     n = 8 if kind[0] == "c" else 32

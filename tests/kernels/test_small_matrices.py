@@ -102,14 +102,56 @@ def close(x: np.ndarray, y: np.ndarray) -> None:
     assert np.abs(x - y).max() <= bound * max(1.0, np.abs(y).max())
 
 
-@pytest.mark.parametrize("kind, count, n", SHAPES)
+def lower_triangles(x: np.ndarray) -> np.ndarray:
+    """Their real diagonals, and what stands below; all else is NaN."""
+    if x.dtype.kind != "c":
+        return np.where(np.tri(x.shape[-1], dtype=bool), x, np.nan).astype(x.dtype)
+    given = np.full_like(x, complex(np.nan, np.nan))
+    given.real = lower_triangles(x.real)
+    given.imag = np.where(np.tri(x.shape[-1], k=-1, dtype=bool), x.imag, np.nan)
+    return given
+
+
+@pytest.mark.parametrize(
+    "kind, count, n",
+    [*SHAPES, ("float64", 2, 32), ("complex64", 2, 17), ("complex64", 1, 32)]
+    + [("complex128", 2, 25), ("complex128", 1, 32)],
+)
 def test_cholesky(kind, count, n):
-    """Of the lower triangle: whatever stands in the other one is not read."""
+    """Of the lower triangle: whatever stands elsewhere is not read."""
     x = positive(count, n, kind)
-    given = np.tril(x) + np.triu(np.full_like(x, np.nan), 1)
-    found = cholesky(given.astype(kind))
+    found = cholesky(lower_triangles(x))
     close(found, np.linalg.cholesky(x))
     np.testing.assert_array_equal(np.triu(found, 1), 0)
+
+
+@pytest.mark.parametrize(
+    "kind, n", [("float32", 7), ("float64", 32), ("complex64", 12), ("complex128", 19)]
+)
+def test_failures_of_cholesky(kind, n):
+    """NaN of the matrices that fail, early or late; the others, in the same warp or not, are what
+    they are without them."""
+    x = positive(7, n, kind)
+    x[1, n // 2, n // 2] = -1
+    x[2, n - 1, 0] = np.nan
+    x[4, n - 1, n - 1] = 0
+    x[5, 0, 0] = np.nan
+    good, failed = [0, 3, 6], [1, 2, 4, 5]
+    found = cholesky(lower_triangles(x))
+    close(found[good], np.linalg.cholesky(x[good]))
+    assert np.isnan(found[failed][:, *np.tril_indices(n)]).all()
+    np.testing.assert_array_equal(np.triu(found, 1), 0)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_cholesky_of_an_infinity(kind):
+    """As LAPACK's: one on the diagonal leaves the columns that are done, and zeros below itself."""
+    x = positive(1, 6, kind)
+    x[0, 3, 3] = np.inf
+    found, want = cholesky(x), np.linalg.cholesky(x)
+    assert found[0, 3, 3] == np.inf and want[0, 3, 3] == np.inf
+    found[0, 3, 3] = want[0, 3, 3] = 1
+    close(found, want)
 
 
 @pytest.mark.parametrize("n", [34, 72])

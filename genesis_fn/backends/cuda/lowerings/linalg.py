@@ -74,7 +74,7 @@ _TRIANGLE_IN_REGISTERS = 256
 _QR_IN_REGISTERS = 128  # Q stands beside it
 _EIGH_IN_REGISTERS = 128  # vectors stand beside it
 _SVD_IN_REGISTERS = 128  # of the longer side; right vectors stand beside it
-_CHOLESKY_IN_REGISTERS = 32  # in numbers, of which its loops are unrolled
+_CHOLESKY_IN_REGISTERS = 512  # 32 rows of every dtype: nothing stands beside it
 _CHOLESKY_IN_PANELS = 128  # rows of float32 matrices that a program factors
 _FEW_COLUMNS = 64  # fewer right sides are solved from the left, in a copy (measured)
 _MOST_SCRATCH = 256 << 20  # bytes that batched eigenproblems may ask for at a time
@@ -207,7 +207,7 @@ def _solver(call: Call, matrices: Aval) -> _Solver:
 def _cholesky(call: Call) -> Lowered:
     x = call.operands[0]
     s, n = _solver(call, x), x.shape[-1]
-    if s.fits_registers(n, _CHOLESKY_IN_REGISTERS * ITEMSIZE[s.real]):
+    if s.fits_registers(n, _CHOLESKY_IN_REGISTERS):
         small = SmallCholesky(s.count, n, s.real, s.parts == 2)
         s.include(plan_small_cholesky(small, call.target), s.operand(0), s.result())
         return s.builder.build()

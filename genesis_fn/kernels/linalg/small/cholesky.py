@@ -9,8 +9,17 @@ import triton.language as tl
 
 from genesis_fn.compiler.target import Target
 from genesis_fn.kernels.language.language import sqrt
+from genesis_fn.kernels.linalg.small.elements import (
+    add_product,
+    conjugate,
+    element_at,
+    kept,
+    negative,
+    where_parts,
+)
 from genesis_fn.kernels.linalg.small.rows import (
     LANES,
+    RING,
     at_lane,
     read_rows,
     row_constants,
@@ -18,6 +27,42 @@ from genesis_fn.kernels.linalg.small.rows import (
 )
 from genesis_fn.kernels.plan import BufferArg, Plan, Scalar
 from genesis_fn.kernels.plan_builder import PlanBuilder, cdiv
+
+
+@triton.jit
+def eliminate_some(
+    columns, failed, row, first, START: tl.constexpr, END: tl.constexpr, N: tl.constexpr,
+    COMPLEX: tl.constexpr,
+):  # fmt: skip
+    """Steps START to END of a factorization, on the columns from START on; those of these steps end
+    behind the others, zero above the diagonal."""
+    PARTS: tl.constexpr = 2 if COMPLEX else 1
+    zero = tl.zeros_like(columns[0])
+    for k in range(START, END):
+        # The first column is the k-th: they rotate.
+        pivot = at_lane(columns[0], first + k)
+        failed = failed | ~(pivot > 0)
+        root = sqrt(tl.where(pivot > 0, pivot, 1.0))  # of what is not positive, no matter
+        scale = 1.0 / root
+        scaled = (columns[0] * scale,)
+        diagonal = (root,)
+        if COMPLEX:
+            scaled = scaled + (columns[1] * scale,)
+            diagonal = diagonal + (zero,)
+        # Above may stand NaN: zero times that would reach columns that are done.
+        below = kept(row > k, scaled, COMPLEX)
+        less = negative(below, COMPLEX)
+        rotated = ()
+        for j in tl.static_range(1, N - START):
+            if j < N - END + 1:
+                across = element_at(below, first + k + j, COMPLEX)
+            else:  # columns that are done have come round: k + j may be no row
+                across = element_at(below, (first + k + j) % 32, COMPLEX)
+                across = kept(j < N - k, across, COMPLEX)
+            entry = columns[j * PARTS : (j + 1) * PARTS]
+            rotated = rotated + add_product(entry, less, conjugate(across, COMPLEX), COMPLEX)
+        columns = rotated + where_parts(row == k, diagonal, below, COMPLEX)
+    return columns, failed
 
 
 @triton.jit
@@ -39,37 +84,19 @@ def small_cholesky_kernel(
     matrix = tl.program_id(0) * (32 // ROWS) + lane // ROWS
     inside = (matrix < count) & (row < N)
     start = (matrix.to(tl.int64) * N + row) * NUMBERS
-    columns = read_rows(x, start, inside, NUMBERS, WIDTH, GROUP, GROUP)
-    zero = tl.zeros((32,), x.dtype.element_ty)
+    columns = read_rows(x, start, inside, NUMBERS, WIDTH, GROUP, GROUP)[:NUMBERS]
     failed = lane < 0
-    result = ()
-    for k in tl.static_range(N):
-        pivot = at_lane(columns[k * PARTS], first + k)
-        failed = failed | ~(pivot > 0)
-        scale = 1.0 / sqrt(tl.where(pivot > 0, pivot, 1.0))  # of what is not positive, no matter
-        real = columns[k * PARTS] * scale
-        result = result + (tl.where(row < k, zero, real),)
-        imaginary = zero
-        if COMPLEX:
-            imaginary = tl.where(row > k, columns[k * PARTS + 1] * scale, zero)
-            result = result + (imaginary,)
-        updated = columns[: (k + 1) * PARTS]
-        for j in tl.static_range(k + 1, N):
-            a = at_lane(real, first + j)
-            if COMPLEX:
-                b = at_lane(imaginary, first + j)
-                updated = updated + (
-                    tl.fma(-real, a, tl.fma(-imaginary, b, columns[j * 2])),
-                    tl.fma(-imaginary, a, tl.fma(real, b, columns[j * 2 + 1])),
-                )
-            else:
-                updated = updated + (tl.fma(-real, a, columns[j]),)
-        columns = updated
+    done = ()
+    for some in tl.static_range(0, N, RING):
+        columns, failed = eliminate_some(
+            columns, failed, row, first, some, min(some + RING, N), N, COMPLEX
+        )
+        done = done + columns[PARTS * max(N - some - RING, 0) :]
+        columns = columns[: PARTS * max(N - some - RING, 0)]
     factors = ()
-    for j in tl.static_range(N):
-        for part in tl.static_range(PARTS):
-            value = tl.where(failed & (row >= j), float("nan"), result[j * PARTS + part])
-            factors = factors + (value,)
+    for j in tl.static_range(NUMBERS):
+        value = tl.where(failed & (row >= j // PARTS), float("nan"), done[j])
+        factors = factors + (value,)
     write_rows(out, start, inside, factors, NUMBERS, WIDTH, GROUP, GROUP)
 
 

@@ -105,3 +105,9 @@ def conjugated(vectors):
     for j in tl.static_range(len(vectors) // 2):
         turned = turned + (vectors[2 * j], -vectors[2 * j + 1])
     return turned
+
+
+@triton.jit
+def conjugate(x, COMPLEX: tl.constexpr):
+    """The parts of conj(x)."""
+    return conjugated(x) if COMPLEX else x

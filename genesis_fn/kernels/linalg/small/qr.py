@@ -16,7 +16,7 @@ from genesis_fn.compiler.target import Target
 from genesis_fn.kernels.language.language import sqrt
 from genesis_fn.kernels.linalg.small.elements import (
     add_product,
-    conjugated,
+    conjugate,
     element_at,
     kept,
     negative,
@@ -61,12 +61,6 @@ def reflector(alpha, tail, COMPLEX: tl.constexpr):
         tau = tau + (tl.where(none, 0.0, -alpha[1] / divisor),)
         first = first + (alpha[1],)
     return tl.where(none, alpha[0], beta), tau, reciprocal(first, COMPLEX)
-
-
-@triton.jit
-def conjugate(x, COMPLEX: tl.constexpr):
-    """The parts of conj(x)."""
-    return conjugated(x) if COMPLEX else x
 
 
 @triton.jit
