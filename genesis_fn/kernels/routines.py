@@ -31,7 +31,7 @@ class Fft:
     have. Buffers: source, result.
 
     `form`: complex to complex, real to half a spectrum, or half a spectrum to real; the last one
-    transforms one dimension, and overwrites its source. `lengths` are those of the real side.
+    takes spectra of real signals, and overwrites them. `lengths` are those of the real side.
     `batch` transforms lie one after the other, or, `interleaved`, along a last dimension (of
     complex to complex).
     """

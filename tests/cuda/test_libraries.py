@@ -244,6 +244,28 @@ def test_transforms(kind, shape, count):
             close(on_gpu(fft("irfft", n), x)[0], np.fft.irfftn(x, n, axes=axes), kind)
 
 
+@pytest.mark.parametrize("shape", [(3, 7), (2, 5, 6), (2, 3, 4, 3, 5)])
+def test_transforms_whose_factor_is_a_pass(monkeypatch, shape):
+    """Those that a library does not multiply as it stores them."""
+    monkeypatch.setattr(libraries, "scales", lambda *_: False)
+    lengths, axes = shape[1:], tuple(range(1, len(shape)))
+    x = normal(shape, "complex64")
+    params = {"fft_type": transforms.FftType.IFFT, "fft_lengths": lengths}
+    (result,) = by_plan(transforms.fft_p, [x], **params)
+    close(result, np.fft.ifftn(x, axes=axes), "complex64")
+
+
+@pytest.mark.parametrize("n", [1, 2, 5, 6])
+def test_imaginary_parts_that_no_real_signal_has_are_ignored(n):
+    """As NumPy ignores them, infinities, too."""
+    x = normal((3, n // 2 + 1), "complex64")
+    want = np.fft.irfft(x, n)
+    x.imag[:, 0] = np.inf
+    if n % 2 == 0:
+        x.imag[:, -1] = -np.inf
+    close(on_gpu(lambda x: transforms.fft(x, "irfft", (n,)), x)[0], want, "float32")
+
+
 @pytest.fixture
 def by_routines(monkeypatch):
     """Small matrices go to libraries, as larger ones do: those that no kernel of ours takes."""
@@ -584,6 +606,29 @@ def test_transforms_are_planned_once(bindings):
     destroyed = {given for name, given in package.cufft.calls if name == "destroy"}
     assert not transforms._plans and len(destroyed) >= transforms.MOST_PLANS
     assert (kept._plan.handle,) not in destroyed
+
+
+@pytest.mark.parametrize("kind, number", [("float32", 4), ("float64", 5)])
+def test_factors_at_stores(bindings, monkeypatch, kind, number):
+    """A function that stores results is given before planning, and used where that needs no
+    intermediate results."""
+    transforms, fft = bindings[0].transforms, bindings[1].cufft
+    texts = []
+    monkeypatch.setattr(transforms, "_scaled_stores", lambda *given: texts.append(given) or b"code")
+    routine = routines.Fft(kind, "c2c", (8,), 2, True, factor=0.125)
+    assert not transforms.scales(routine)  # with intermediate results
+    names = [name for name, _ in fft.calls]
+    assert names.index("xt_set_jit_callback") < names.index("xt_make_plan_many")
+    given = dict(fft.calls)["xt_set_jit_callback"]
+    assert given[2:5] == (b"code", 4, number) and texts == [(kind, 0.125)]
+    monkeypatch.setattr(fft, "xt_make_plan_many", lambda *_: 0, raising=False)
+    assert transforms.scales(replace(routine, batch=3))
+
+    def refused(*_: Any) -> None:
+        raise RuntimeError("NOT_SUPPORTED (16)")
+
+    monkeypatch.setattr(fft, "xt_make_plan_many", refused, raising=False)
+    assert not transforms.scales(replace(routine, batch=4))
 
 
 def test_missing_libraries_warn_once(monkeypatch):

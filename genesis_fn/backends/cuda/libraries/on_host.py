@@ -84,8 +84,14 @@ def _fft(routine: r.Fft, source: int, result: int) -> None:
     else:
         x = _memory(source, (batch, *half), wide)
         y = torch.fft.irfftn(x, lengths, dim=dims, norm="forward")
-        _memory(result, (batch, *lengths), real).copy_(y)
-        x.fill_(float("nan"))  # as on a device, it is overwritten
+        # As on a device, it means nothing of a signal that is not real, and the source is lost.
+        ends = x[..., :: max(lengths[-1] // 2, 1)] if lengths[-1] % 2 == 0 else x[..., :1]
+        opposite = ends.conj()
+        for d in dims[:-1]:
+            opposite = torch.roll(torch.flip(opposite, [d]), 1, d)
+        is_real = torch.equal(ends, opposite)
+        _memory(result, (batch, *lengths), real).copy_(y if is_real else y * float("nan"))
+        x.fill_(float("nan"))
 
 
 @_runs(r.Cholesky)

@@ -11,10 +11,11 @@ from genesis_fn.backends.cuda.lowerings.call import Call, Lowered, lowers_by_lib
 from genesis_fn.backends.cuda.lowerings.elementwise import run_time_scalar
 from genesis_fn.core import dtypes
 from genesis_fn.core.aval import Aval
+from genesis_fn.kernels.half_spectra import HalfSpectra, plan_half_spectra
 from genesis_fn.kernels.language.dtypes import NAMES
 from genesis_fn.kernels.language.element_types import ITEMSIZE
 from genesis_fn.kernels.linalg.matrices import Transpose, plan_transpose
-from genesis_fn.kernels.plan import BufferArg, Scalar
+from genesis_fn.kernels.plan import BufferArg
 from genesis_fn.kernels.plan_builder import PlanBuilder
 from genesis_fn.kernels.routines import Fft
 from genesis_fn.primitives.fft import FftType, fft_p
@@ -39,18 +40,17 @@ def _fft(call: Call) -> Lowered:
         transforms.add(Fft(transforms.kind, "r2c", last, x.size // math.prod(last)), source, result)
         transforms.add_complex(out, before, (result, result), len(last), inverse=False)
     elif kind is FftType.IRFFT:
-        # The library's transform of several dimensions takes a spectrum to have the symmetry of a
-        # real signal's along all of them, where it is redundant; NumPy's reads it along the last
-        # one, and ignores what must be zero there. It overwrites its source, too.
-        held = builder.workspace(2 * x.size, real)
-        if len(lengths) > 1:
-            transforms.add_complex(x, lengths[:-1], (source, held), 1, inverse=True)
-        else:
-            _add_scaled(builder, source, held, 2 * x.size, factor, real_kind)
-            factor = 1.0
-        rows = out.size // lengths[-1]
-        _add_real_ends(builder, held, rows, lengths[-1])
-        transforms.add(Fft(transforms.kind, "c2r", lengths[-1:], rows), held, result)
+        last, before = lengths[-_MOST:], lengths[:-_MOST]
+        held = builder.workspace(2 * x.size, real)  # the library overwrites its source
+        spectrum = source
+        if before:
+            spectrum = builder.workspace(2 * x.size, real)
+            transforms.add_complex(x, before, (source, spectrum), len(last), inverse=True)
+        # NumPy's transform ignores what would make the signal complex, the library's does not.
+        count = out.size // math.prod(last)
+        spectra = HalfSpectra(count, last, real, factor)
+        builder.include(plan_half_spectra(spectra, call.target), [spectrum, held])
+        transforms.add(Fft(transforms.kind, "c2r", last, count), held, result)
     else:
         inverse = kind is FftType.IFFT
         last, before = lengths[-_MOST:], lengths[:-_MOST]
@@ -61,9 +61,8 @@ def _fft(call: Call) -> Lowered:
             routine, factor = scaled, 1.0
         transforms.add(routine, source, result)
         transforms.add_complex(out, before, (result, result), len(last), inverse)
-    if factor != 1.0:
-        count = out.size * (2 if kind is FftType.IFFT else 1)
-        _add_scaled(builder, result, result, count, factor, real_kind)
+        if factor != 1.0:
+            _add_scaled(builder, result, 2 * out.size, factor, real_kind)
     return builder.build()
 
 
@@ -118,20 +117,10 @@ class _Transforms:
         self.builder.include(back, [moved, buffers[1]])
 
 
-def _add_real_ends(builder: PlanBuilder, half: BufferArg, rows: int, length: int) -> None:
-    """Append zero for the imaginary parts of the first and, of even lengths, the middle
-    coefficient of rows of half spectra, which a real signal does not have."""
-    ends = 1 if length % 2 else 2
-    scalars = {"ends": Scalar(ends), "half": Scalar(length // 2 + 1, "i64")}
-    element = "((i // ends) * half + (i % ends) * (half - 1)) * 2 + 1"
-    lines = [f"tl.store(x + {element}, tl.zeros((BLOCK,), x.dtype.element_ty), inside)"]
-    add_elements(builder, "real_ends", {"x": half}, rows * ends, lines, scalars=scalars, wide=True)
-
-
 def _add_scaled(
-    builder: PlanBuilder, x: BufferArg, y: BufferArg, count: int, factor: float, kind: dtypes.DType
+    builder: PlanBuilder, x: BufferArg, count: int, factor: float, kind: dtypes.DType
 ) -> None:
-    """Append y[:count] = x[:count] * factor."""
+    """Append x[:count] *= factor."""
     scalar, text = run_time_scalar(factor, kind)
-    line = f"tl.store(y + i, tl.load(x + i, inside) * {text.format('s')}, inside)"
-    add_elements(builder, "scale", {"x": x, "y": y}, count, [line], scalars={"s": scalar})
+    line = f"tl.store(x + i, tl.load(x + i, inside) * {text.format('s')}, inside)"
+    add_elements(builder, "scale", {"x": x}, count, [line], scalars={"s": scalar})
