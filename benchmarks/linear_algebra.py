@@ -282,7 +282,7 @@ def rows() -> list[Row]:
         for kind in ("complex64", "complex128"):
             transforms(name, (64, 64), (-2, -1), kind)
     for kind in ("float32", "float64", "complex64", "complex128"):
-        for shape in ((32, 32), (512, 512), (1024, 32, 32)):
+        for shape in ((32, 32), (512, 512), (1024, 32, 32), (128, 64, 64)):
             for operation in (cholesky, lu, qr, eigh, svd, inv, slogdet):
                 operation(*shape, kind=kind)
             solve(shape, 1, kind)

@@ -9,8 +9,6 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-os.environ.setdefault("TRITON_INTERPRET", "1")
-
 import pytest
 import torch
 

@@ -6,8 +6,6 @@ import math
 import os
 from dataclasses import replace
 
-os.environ.setdefault("TRITON_INTERPRET", "1")
-
 import pytest
 import torch
 

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from dataclasses import replace
-
-os.environ.setdefault("TRITON_INTERPRET", "1")
 
 import pytest
 import torch

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
-
-os.environ.setdefault("TRITON_INTERPRET", "1")
 
 import numpy as np
 import pytest

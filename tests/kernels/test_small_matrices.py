@@ -25,7 +25,7 @@ KINDS = ("float32", "float64", "complex64", "complex128")
 SHAPES = [
     *((kind, count, n) for kind in KINDS for count, n in ((35, 1), (17, 2), (3, 5), (5, 8))),
     ("float32", 4, 8),
-    ("float32", 2, 32), ("float64", 2, 31), ("complex64", 2, 16),
+    ("float32", 2, 32), ("float64", 2, 31), ("complex64", 2, 16), ("complex128", 1, 29),
 ]  # fmt: skip
 
 
@@ -126,7 +126,7 @@ def test_cholesky(kind, count, n):
 
 
 @pytest.mark.parametrize(
-    "kind, n", [("float32", 7), ("float64", 32), ("complex64", 12), ("complex128", 19)]
+    "kind, n", [("float32", 7), ("float64", 20), ("complex64", 12), ("complex128", 19)]
 )
 def test_failures_of_cholesky(kind, n):
     """NaN of the matrices that fail, early or late; the others, in the same warp or not, are what
@@ -216,7 +216,8 @@ def test_triangular(kind, count, n, others, lower, left):
     "kind, count, m, n, full",
     [(k, c, m, n, f) for k in KINDS for c, m, n, f in ((35, 1, 1, False), (9, 3, 4, False))]
     + [(k, 5, 4, 3, f) for k in ("float32", "complex128") for f in (False, True)]
-    + [("float32", 2, 32, 32, False), ("float64", 2, 11, 20, True), ("complex64", 3, 13, 9, True)],
+    + [("float32", 2, 32, 32, False), ("float64", 2, 11, 20, True), ("complex64", 3, 13, 9, True)]
+    + [("complex128", 1, 27, 32, False)],
 )
 def test_qr(kind, count, m, n, full):
     """LAPACK's factors with its signs, of columns whose squares are out of range, too."""
@@ -271,7 +272,8 @@ def holds_eigh(x: np.ndarray, given: np.ndarray) -> None:
 @pytest.mark.parametrize(
     "kind, count, n",
     [(k, c, n) for k in KINDS for c, n in ((35, 1), (17, 2), (9, 3))]
-    + [("float32", 5, 8), ("float64", 2, 12), ("complex64", 3, 5), ("complex128", 1, 7)],
+    + [("float32", 5, 8), ("float64", 2, 12), ("complex64", 3, 5), ("complex128", 1, 7)]
+    + [("float64", 1, 19), ("complex64", 1, 17)],
 )
 def test_eigh(kind, count, n):
     """Of the lower triangle, whose diagonal is real."""
@@ -331,6 +333,7 @@ def holds_svd(x: np.ndarray, full: bool = False) -> None:
     [(k, c, m, n, False) for k in KINDS for c, m, n in ((35, 1, 1), (17, 2, 2), (5, 3, 5))]
     + [(k, 3, m, n, True) for k in ("float32", "complex128") for m, n in ((4, 3), (3, 4))]
     + [("float32", 5, 8, 8, False), ("float32", 1, 3, 20, False), ("float64", 2, 11, 10, False)]
+    + [("float64", 1, 32, 7, False), ("complex64", 1, 6, 18, False), ("complex128", 1, 17, 5, True)]
     + [("complex64", 3, 6, 5, False)],
 )
 def test_svd(kind, count, m, n, full):

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
-
-os.environ.setdefault("TRITON_INTERPRET", "1")
-
 
 from genesis_fn.compiler.target import H200, OF_ARCHITECTURE, Target
 from genesis_fn.kernels.attention.decode import decode_plan

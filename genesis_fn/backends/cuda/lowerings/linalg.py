@@ -65,16 +65,15 @@ from genesis_fn.primitives.linalg import (
 )
 
 _BATCHED = 64  # batched routines are faster from one matrix for each so many rows on (measured)
-# The most bytes of a row with which kernels hold matrices in registers, of at most LANES rows; 0
-# for none. They read and write a matrix once, where a routine has transposes around it: 28 us for
-# 4096 Cholesky factors of 32 x 32, where that takes 106, and 16 us for one, where that takes 24
-# (H200).
-_LU_IN_REGISTERS = 256
-_TRIANGLE_IN_REGISTERS = 256
-_QR_IN_REGISTERS = 128  # Q stands beside it
-_EIGH_IN_REGISTERS = 128  # vectors stand beside it
-_SVD_IN_REGISTERS = 128  # of the longer side; right vectors stand beside it
-_CHOLESKY_IN_REGISTERS = 512  # 32 rows of every dtype: nothing stands beside it
+# The most rows of matrices that kernels hold in registers: they read and write a matrix once, where
+# a routine has transposes around it. 28 us for 4096 Cholesky factors of 32 x 32, where that takes
+# 106, and 16 us for one, where that takes 24 (H200).
+_IN_REGISTERS = LANES
+# Bytes of a row: 1024 complex128 matrices with 512 take 3.2 ms, by a routine 2.0.
+_EIGH_IN_REGISTERS = 256
+# The most numbers in a row of a single matrix for decompositions that take 5 seconds to compile
+# for more, and are 10 to 100 us faster then.
+_ONE_IN_REGISTERS = 32
 _CHOLESKY_IN_PANELS = 128  # rows of float32 matrices that a program factors
 _FEW_COLUMNS = 64  # fewer right sides are solved from the left, in a copy (measured)
 _MOST_SCRATCH = 256 << 20  # bytes that batched eigenproblems may ask for at a time
@@ -108,10 +107,13 @@ class _Solver:
         """The numbers that an element consists of."""
         return self.bytes // ITEMSIZE[self.real]
 
-    def fits_registers(self, n: int, most: int) -> bool:
-        """Whether kernels of ours take matrices of `n` rows, of so many elements, which are at most
-        `most` bytes: one as well as many."""
-        return n <= LANES and n * self.bytes <= most
+    def fits_registers(self, n: int) -> bool:
+        """Whether kernels of ours take matrices of `n` rows."""
+        return n <= _IN_REGISTERS
+
+    def pays_to_compile(self, n: int) -> bool:
+        """Whether kernels that take seconds to compile for long rows do, too."""
+        return self.fits_registers(n) and (self.count > 1 or n * self.parts <= _ONE_IN_REGISTERS)
 
     def matrices(self, elements: int) -> BufferArg:
         """A workspace for a matrix of so many elements each."""
@@ -207,7 +209,7 @@ def _solver(call: Call, matrices: Aval) -> _Solver:
 def _cholesky(call: Call) -> Lowered:
     x = call.operands[0]
     s, n = _solver(call, x), x.shape[-1]
-    if s.fits_registers(n, _CHOLESKY_IN_REGISTERS):
+    if s.fits_registers(n):
         small = SmallCholesky(s.count, n, s.real, s.parts == 2)
         s.include(plan_small_cholesky(small, call.target), s.operand(0), s.result())
         return s.builder.build()
@@ -237,7 +239,7 @@ def _triangular(call: Call) -> Lowered:
     left, transposed = p["left_side"], p["transpose_a"]
     conjugated = p["conjugate_a"] and dtypes.is_complex(a.dtype)
     n, others = (rows, columns) if left else (columns, rows)
-    if s.fits_registers(n, _TRIANGLE_IN_REGISTERS):
+    if s.fits_registers(n):
         # X op(A) = B is op(A)^T X^T = B^T.
         of_transpose = transposed == left
         small = SmallTriangular(
@@ -291,7 +293,7 @@ def _solve(call: Call) -> Lowered:
     a, b = call.operands
     s = _solver(call, a)
     n, columns = b.shape[-2:]
-    if s.fits_registers(n, _LU_IN_REGISTERS) and columns * s.parts <= MOST_SIDES:
+    if s.fits_registers(n) and columns * s.parts <= MOST_SIDES:
         transposed = call.params["transpose_a"]
         small = SmallSolve(s.count, n, columns, s.real, s.parts == 2, transposed)
         buffers = s.operand(0), s.operand(1), s.result()
@@ -331,7 +333,7 @@ def _lu(call: Call) -> Lowered:
     x = call.operands[0]
     s = _solver(call, x)
     m, n = x.shape[-2:]
-    if m == n and s.fits_registers(n, _LU_IN_REGISTERS):
+    if m == n and s.fits_registers(n):
         small = SmallLu(s.count, n, s.real, s.parts == 2)
         buffers = s.operand(0), s.result(), s.result(1, "i32"), s.result(2, "i32")
         s.include(plan_small_lu(small, call.target), *buffers)
@@ -366,7 +368,7 @@ def _qr(call: Call) -> Lowered:
     m, n = x.shape[-2:]
     full = call.params["full_matrices"]
     k = m if full else min(m, n)
-    if n <= LANES and s.fits_registers(m, _QR_IN_REGISTERS):
+    if s.pays_to_compile(max(m, n)):
         plan = plan_small_qr(SmallQr(s.count, m, n, s.real, s.parts == 2, full), call.target)
         s.include(plan, s.operand(0), s.result(0), s.result(1))
         return s.builder.build()
@@ -435,7 +437,7 @@ def _eigh(call: Call) -> Lowered:
     x = call.operands[0]
     s, n = _solver(call, x), x.shape[-1]
     values = s.result(1)
-    if s.fits_registers(n, _EIGH_IN_REGISTERS):
+    if s.pays_to_compile(n) and n * s.bytes <= _EIGH_IN_REGISTERS:
         plan = plan_small_eigh(SmallEigh(s.count, n, s.real, s.parts == 2), call.target)
         s.include(plan, s.operand(0), s.result(), values)
         return s.builder.build()
@@ -503,7 +505,7 @@ def _svd(call: Call) -> Lowered:
     m, n = x.shape[-2:]
     tall, thin = max(m, n), min(m, n)
     vectors, full = call.params["compute_uv"], call.params["full_matrices"]
-    if s.fits_registers(tall, _SVD_IN_REGISTERS):
+    if s.pays_to_compile(tall):
         small = SmallSvd(s.count, m, n, s.real, s.parts == 2, vectors, full)
         results = [s.result(i) for i in range(len(call.outs))]
         s.include(plan_small_svd(small, call.target), s.operand(0), *results)
