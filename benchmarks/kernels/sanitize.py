@@ -423,6 +423,7 @@ def linear_algebra(check: Callable) -> None:
     both = array(3, 21, 37) + 1j * array(3, 21, 37)
     check(lambda x: jnp.abs(lax.linalg.svd(x, full_matrices=False)[2]), both)
     check(lambda x: size(jnp.linalg.eig(x)[1]), array(3, 37, 37))
+    check(lambda x: jnp.fft.irfftn(x + 1j * x, (5, 6, 7), (1, 2, 3)), array(3, 5, 6, 4))
 
 
 FAMILIES: dict[str, Callable[[Callable], None]] = {

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -25,33 +27,84 @@ from genesis_fn.kernels.linalg.vectors import (
     plan_complex_vectors,
     plan_conjugate,
 )
+from genesis_fn.kernels.plan import BufferArg, Launch, Plan, Scalar
 from tests.kernels.run import TARGET, run_plan
 
-KINDS = {"float32": torch.float32, "complex64": torch.complex64, "complex128": torch.complex128}
+KINDS = {
+    "float32": torch.float32, "float64": torch.float64,
+    "complex64": torch.complex64, "complex128": torch.complex128,
+}  # fmt: skip
+# One element, rows and columns alone, small matrices of which programs take several, of counts
+# that these do not divide, and several tiles.
+STACKS = [
+    (3, 1, 1), (3, 1, 1100), (2, 1100, 1), (19, 8, 8), (5, 16, 16), (7, 9, 13), (3, 5, 7),
+    (3, 31, 33), (3, 40, 33), (3, 100, 3),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("rows, columns", [(5, 7), (40, 33)])
-def test_transposes(kind, rows, columns):
+@pytest.mark.parametrize("count, rows, columns", STACKS)
+def test_transposes(kind, count, rows, columns):
     torch.manual_seed(rows)
-    x = torch.randn(3, rows, columns, dtype=KINDS[kind])
-    y = torch.empty(3, columns, rows, dtype=KINDS[kind])
-    run_plan(plan_transpose(Transpose(3, rows, columns, kind), TARGET), [x], [y])
+    x = torch.randn(count, rows, columns, dtype=KINDS[kind])
+    y = torch.empty(count, columns, rows, dtype=KINDS[kind])
+    run_plan(plan_transpose(Transpose(count, rows, columns, kind), TARGET), [x], [y])
     assert torch.equal(y, x.mT)
-    info = torch.tensor([0, 1, 0], dtype=torch.int32)
-    spec = Transpose(3, rows, columns, kind, triangle="upper", poisoned=True)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("triangle", ["upper", "lower"])
+@pytest.mark.parametrize("count, rows, columns", [(3, 40, 33), (5, 16, 16), (19, 4, 7), (2, 9, 70)])
+def test_transposes_of_triangles_and_failures(kind, triangle, count, rows, columns):
+    torch.manual_seed(rows)
+    x = torch.randn(count, rows, columns, dtype=KINDS[kind])
+    y = torch.empty(count, columns, rows, dtype=KINDS[kind])
+    cut = torch.triu if triangle == "upper" else torch.tril
+    run_plan(
+        plan_transpose(Transpose(count, rows, columns, kind, triangle=triangle), TARGET), [x], [y]
+    )
+    assert torch.equal(y, cut(x).mT)
+    info = torch.zeros(count, dtype=torch.int32)
+    info[1], info[-1] = 7, -1
+    spec = Transpose(count, rows, columns, kind, triangle=triangle, poisoned=True)
     run_plan(plan_transpose(spec, TARGET), [x, info], [y])
-    want = x.triu().mT
-    assert torch.equal(y[::2], want[::2])
-    kept = torch.ones(rows, columns).triu().mT != 0
-    assert y[1][kept].isnan().all() and (y[1][~kept] == 0).all()
+    whole, failed = info == 0, y[info != 0]
+    assert torch.equal(y[whole], cut(x).mT[whole])
+    kept = cut(torch.ones(rows, columns)).mT != 0
+    assert failed[:, kept].isnan().all() and (failed[:, ~kept] == 0).all()
 
 
-def test_a_transpose_reads_parts_of_wider_matrices():
-    x, y = torch.randn(2, 6, 10), torch.empty(2, 4, 3)
-    spec = Transpose(2, 3, 4, "float32", source_stride=10, source_matrix=60)
-    run_plan(plan_transpose(spec, TARGET), [x], [y])
-    assert torch.equal(y, x[:, :3, :4].mT)
+@pytest.mark.parametrize("kind", ["float32", "complex128"])
+@pytest.mark.parametrize("bits", ["i32", "i64"])
+def test_a_transpose_reads_and_writes_parts_of_wider_matrices(kind, bits):
+    x, y = torch.randn(5, 6, 10, dtype=KINDS[kind]), torch.zeros(5, 20, dtype=KINDS[kind])
+    spec = Transpose(5, 3, 4, kind, source_stride=10, source_matrix=60, out_matrix=20)
+    run_plan(_with_strides(plan_transpose(spec, TARGET), bits), [x], [y])
+    assert torch.equal(y[:, :12].reshape(5, 4, 3), x[:, :3, :4].mT) and (y[:, 12:] == 0).all()
+
+
+def _with_strides(plan: Plan, bits: str) -> Plan:
+    """The plan of one launch, of strides of so many bits."""
+    (launch,) = plan.steps
+    assert isinstance(launch, Launch)
+    typed = {
+        name: Scalar(a.value, bits) if name.endswith(("_stride", "_matrix")) else a
+        for name, a in launch.arguments.items()
+        if isinstance(a, (BufferArg, Scalar))
+    }
+    return replace(plan, steps=(replace(launch, arguments=typed),))
+
+
+def test_strides_have_the_bits_that_offsets_within_a_tile_take():
+    def bits(*shape: int, **layout: int) -> tuple[str, ...]:
+        (launch,) = plan_transpose(Transpose(*shape, "complex128", **layout), TARGET).steps
+        return tuple(launch.arguments[f"{end}_stride"].dtype for end in ("source", "out"))
+
+    # A matrix and a tile of 32 rows, both of so many elements of two words, reach 2^31.
+    assert bits(1, 32, 2**23) == ("i32", "i32")
+    assert bits(1, 32, 2**24) == ("i64", "i32")
+    assert bits(1, 2**24, 32) == ("i32", "i64")
+    assert bits(2, 2, 2, source_matrix=2**31) == ("i64", "i32")
 
 
 def test_addresses_are_a_stride_apart():

@@ -11,8 +11,10 @@ import triton.language as tl
 
 from genesis_fn.compiler.target import Target
 from genesis_fn.kernels.plan import BufferArg, Plan, Scalar
-from genesis_fn.kernels.plan_builder import INT32_MAX, PlanBuilder, cdiv
+from genesis_fn.kernels.plan_builder import INT32_MAX, PlanBuilder, cdiv, next_power_of_two
 
+_SIDE = 32  # of a tile of a large matrix
+_TILE = _SIDE * _SIDE
 _TRIANGLES = {None: 0, "upper": 1, "lower": 2}
 
 
@@ -42,6 +44,7 @@ def transpose_kernel(
     source,
     out,
     info,
+    count,
     rows,
     columns,
     source_stride,
@@ -52,29 +55,52 @@ def transpose_kernel(
     POISON: tl.constexpr,
     NAN: tl.constexpr,
     WORDS: tl.constexpr,
-    TILE: tl.constexpr,
+    MATRICES: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
 ):
     """out[m, j, i] = source[m, i, j], or zero outside of a triangle of the source; with POISON, NaN
     in place of elements where info[m] is not zero."""
-    across = tl.cdiv(columns, TILE)
-    tiles = tl.cdiv(rows, TILE) * across
-    matrix = (tl.program_id(0) // tiles).to(tl.int64)
+    across = tl.cdiv(columns, COLUMNS)
+    tiles = tl.cdiv(rows, ROWS) * across
+    matrix = tl.program_id(0) // tiles * MATRICES
     tile = tl.program_id(0) % tiles
-    i = (tile // across) * TILE + tl.arange(0, TILE)
-    j = (tile % across) * TILE + tl.arange(0, TILE)
-    read = matrix * source_matrix + i.to(tl.int64)[:, None] * source_stride + j[None, :]
-    write = matrix * out_matrix + j.to(tl.int64)[:, None] * out_stride + i[None, :]
-    inside = (i < rows)[:, None] & (j < columns)[None, :]
-    kept = inside
+    row, column = tile // across * ROWS, tile % across * COLUMNS
+    # Where a tile begins takes 64 bits; offsets within it have the bits of the strides.
+    read_from = matrix.to(tl.int64) * source_matrix + row.to(tl.int64) * source_stride + column
+    write_from = matrix.to(tl.int64) * out_matrix + column.to(tl.int64) * out_stride + row
+    # Rows of all matrices stand below one another, in words: two axes, of which the compiler lets
+    # neighbouring threads read a row's neighbouring bytes.
+    m, i = tl.arange(0, MATRICES * ROWS) // ROWS, tl.arange(0, MATRICES * ROWS) % ROWS
+    at = tl.arange(0, COLUMNS * WORDS)
+    read = ((m * source_matrix + i * source_stride) * WORDS)[:, None] + at[None, :]
+    present = matrix + m < count
+    inside = (present & (row + i < rows))[:, None] & (column + at // WORDS < columns)[None, :]
+    # Tiles that touch a triangle are read whole: masks of single elements would split accesses
+    # of 16 bytes.
     if TRIANGLE == 1:
-        kept = inside & (i[:, None] <= j[None, :])
+        inside = inside & (row < column + COLUMNS)
     elif TRIANGLE == 2:
-        kept = inside & (i[:, None] >= j[None, :])
-    for word in tl.static_range(WORDS):
-        value = tl.load(source + read * WORDS + word, kept, other=0)
-        if POISON:
-            value = tl.where(kept & (tl.load(info + matrix) != 0), NAN, value)
-        tl.store(out + write * WORDS + word, tl.trans(value), tl.trans(inside))
+        inside = inside & (column < row + ROWS)
+    value = tl.load(source + read_from * WORDS + read, inside)
+    # Without a barrier here ptxas puts each load's store to shared memory, which waits for it,
+    # before the next load, to save registers: up to eight trips to memory one after another.
+    tl.debug_barrier()
+    if POISON:
+        failed = tl.load(info + matrix + m, present, other=0) != 0
+        value = tl.where(failed[:, None], NAN, value)
+    if TRIANGLE == 1:
+        value = tl.where((row + i)[:, None] <= (column + at // WORDS)[None, :], value, 0)
+    elif TRIANGLE == 2:
+        value = tl.where((row + i)[:, None] >= (column + at // WORDS)[None, :], value, 0)
+    value = tl.permute(tl.reshape(value, (MATRICES, ROWS, COLUMNS, WORDS)), (0, 2, 1, 3))
+    m, j = tl.arange(0, MATRICES * COLUMNS) // COLUMNS, tl.arange(0, MATRICES * COLUMNS) % COLUMNS
+    at = tl.arange(0, ROWS * WORDS)
+    write = ((m * out_matrix + j * out_stride) * WORDS)[:, None] + at[None, :]
+    inside = ((matrix + m < count) & (column + j < columns))[:, None]
+    inside &= (row + at // WORDS < rows)[None, :]
+    value = tl.reshape(value, (MATRICES * COLUMNS, ROWS * WORDS))
+    tl.store(out + write_from * WORDS + write, value, inside)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,31 +130,46 @@ def plan_transpose(spec: Transpose, target: Target) -> Plan:
     source_stride = columns if spec.source_stride is None else spec.source_stride
     source_matrix = rows * source_stride if spec.source_matrix is None else spec.source_matrix
     out_matrix = columns * rows if spec.out_matrix is None else spec.out_matrix
-    tile = 8 if max(rows, columns) <= 8 else 32
+    matrices, tile_rows, tile_columns = _tile(spec.count, rows, columns)
+    source_reach = matrices * source_matrix + tile_rows * source_stride + tile_columns
+    out_reach = matrices * out_matrix + tile_columns * rows + tile_rows
+    # The bits of strides are those of offsets within a tile, in words.
+    source_bits = _long(source_reach * words.count).dtype
+    out_bits = _long(out_reach * words.count).dtype
     builder.launch(
         transpose_kernel,
-        (spec.count * cdiv(rows, tile) * cdiv(columns, tile),),
+        (cdiv(spec.count, matrices) * cdiv(rows, tile_rows) * cdiv(columns, tile_columns),),
         {
             "source": BufferArg(0, words.name),
             "out": BufferArg(1 + spec.poisoned, words.name),
             "info": BufferArg(1, "i32"),
+            "count": Scalar(spec.count),
             "rows": Scalar(rows),
             "columns": Scalar(columns),
-            "source_stride": _long(source_stride),
-            "out_stride": _long(rows),
-            "source_matrix": _long(source_matrix),
-            "out_matrix": _long(out_matrix),
+            "source_stride": Scalar(source_stride, source_bits),
+            "out_stride": Scalar(rows, out_bits),
+            "source_matrix": Scalar(source_matrix, source_bits),
+            "out_matrix": Scalar(out_matrix, out_bits),
         },
         {
             "TRIANGLE": _TRIANGLES[spec.triangle],
             "POISON": spec.poisoned,
             "NAN": words.nan,
             "WORDS": words.count,
-            "TILE": tile,
+            "MATRICES": matrices,
+            "ROWS": tile_rows,
+            "COLUMNS": tile_columns,
         },
-        num_warps=1 if tile == 8 else 4,
     )
     return builder.build()
+
+
+def _tile(count: int, rows: int, columns: int) -> tuple[int, int, int]:
+    """The matrices, rows and columns of a program: `_TILE` elements, as square as they come."""
+    count, rows, columns = map(next_power_of_two, (count, rows, columns))
+    tile_rows = min(rows, max(_SIDE, _TILE // columns))
+    tile_columns = min(columns, _TILE // tile_rows)
+    return min(count, _TILE // (tile_rows * tile_columns)), tile_rows, tile_columns
 
 
 def _long(value: int) -> Scalar:
