@@ -11,12 +11,12 @@ from genesis_fn.backends.cuda.lowerings.call import Call, Lowered, lowers_by_lib
 from genesis_fn.backends.cuda.lowerings.elementwise import run_time_scalar
 from genesis_fn.core import dtypes
 from genesis_fn.core.aval import Aval
-from genesis_fn.kernels.half_spectra import HalfSpectra, plan_half_spectra
 from genesis_fn.kernels.language.dtypes import NAMES
 from genesis_fn.kernels.language.element_types import ITEMSIZE
 from genesis_fn.kernels.linalg.matrices import Transpose, plan_transpose
 from genesis_fn.kernels.plan import BufferArg
 from genesis_fn.kernels.plan_builder import PlanBuilder
+from genesis_fn.kernels.real_ends import RealEnds, plan_real_ends
 from genesis_fn.kernels.routines import Fft
 from genesis_fn.primitives.fft import FftType, fft_p
 
@@ -46,10 +46,11 @@ def _fft(call: Call) -> Lowered:
         if before:
             spectrum = builder.workspace(2 * x.size, real)
             transforms.add_complex(x, before, (source, spectrum), len(last), inverse=True)
+        _add_scaled(builder, spectrum, held, 2 * x.size, factor, real_kind)
         # NumPy's transform ignores what would make the signal complex, the library's does not.
         count = out.size // math.prod(last)
-        spectra = HalfSpectra(count, last, real, factor)
-        builder.include(plan_half_spectra(spectra, call.target), [spectrum, held])
+        ends = plan_real_ends(RealEnds(count, last, real, factor), call.target)
+        builder.include(ends, [spectrum, held])
         transforms.add(Fft(transforms.kind, "c2r", last, count), held, result)
     else:
         inverse = kind is FftType.IFFT
@@ -62,7 +63,7 @@ def _fft(call: Call) -> Lowered:
         transforms.add(routine, source, result)
         transforms.add_complex(out, before, (result, result), len(last), inverse)
         if factor != 1.0:
-            _add_scaled(builder, result, 2 * out.size, factor, real_kind)
+            _add_scaled(builder, result, result, 2 * out.size, factor, real_kind)
     return builder.build()
 
 
@@ -118,9 +119,9 @@ class _Transforms:
 
 
 def _add_scaled(
-    builder: PlanBuilder, x: BufferArg, count: int, factor: float, kind: dtypes.DType
+    builder: PlanBuilder, x: BufferArg, y: BufferArg, count: int, factor: float, kind: dtypes.DType
 ) -> None:
-    """Append x[:count] *= factor."""
+    """Append y[:count] = x[:count] * factor."""
     scalar, text = run_time_scalar(factor, kind)
-    line = f"tl.store(x + i, tl.load(x + i, inside) * {text.format('s')}, inside)"
-    add_elements(builder, "scale", {"x": x}, count, [line], scalars={"s": scalar})
+    line = f"tl.store(y + i, tl.load(x + i, inside) * {text.format('s')}, inside)"
+    add_elements(builder, "scale", {"x": x, "y": y}, count, [line], scalars={"s": scalar})

@@ -1,4 +1,4 @@
-"""Half spectra of real signals, against NumPy."""
+"""The ends of half spectra of real signals, against NumPy."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from genesis_fn.kernels.half_spectra import HalfSpectra, plan_half_spectra
+from genesis_fn.kernels.real_ends import RealEnds, plan_real_ends
 from tests.kernels.run import TARGET, run_plan
 
 
@@ -20,9 +20,9 @@ def test_they_become_those_of_real_signals(kind, lengths):
     rng = np.random.default_rng(list(lengths))
     count, half = 3, (*lengths[:-1], lengths[-1] // 2 + 1)
     x = rng.standard_normal((count, *half, 2)).astype(kind)
-    y = torch.empty(x.shape, dtype=getattr(torch, kind))
-    spec = HalfSpectra(count, lengths, "fp32" if kind == "float32" else "fp64", 0.3)
-    run_plan(plan_half_spectra(spec, TARGET), [torch.from_numpy(x)], [y])
+    y = 0.3 * torch.from_numpy(x)
+    spec = RealEnds(count, lengths, "fp32" if kind == "float32" else "fp64", 0.3)
+    run_plan(plan_real_ends(spec, TARGET), [torch.from_numpy(x)], [y])
     found, axes = y.numpy()[..., 0] + 1j * y.numpy()[..., 1], tuple(range(1, len(lengths) + 1))
     ends = found[..., :: max(lengths[-1] // 2, 1)] if lengths[-1] % 2 == 0 else found[..., :1]
     opposite = np.roll(np.flip(ends, axes[:-1]), 1, axes[:-1])
@@ -37,4 +37,4 @@ def test_they_become_those_of_real_signals(kind, lengths):
 
 def test_others_are_refused():
     with pytest.raises(ValueError, match="one to 3 dimensions"):
-        HalfSpectra(1, (2, 2, 2, 2), "fp32")
+        RealEnds(1, (2, 2, 2, 2), "fp32")
