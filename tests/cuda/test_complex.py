@@ -4,6 +4,7 @@ their special values; programs of many of them against JAX, NumPy and the CPU.""
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -307,6 +308,40 @@ def test_both_parts_are_stored_by_one_kernel() -> None:
     kernels = compiled.as_text().split("def ")[1:]
     assert len(kernels) == 1 and kernels[0].count("tl.store") == 1
     assert kernels[0].count("exp(") == 1  # once for both parts
+
+
+NESTS: dict[str, tuple[str, Callable, tuple[int, ...]]] = {
+    "tiles": ("tiles", lambda z: z + gnp.conj(gnp.swapaxes(z, -1, -2)), (5, 32, 32)),
+    "tiles and masks": ("tiles", lambda z: z * gnp.transpose(z), (70, 70)),
+    "a column of tiles": ("tiles", lambda z: gnp.transpose(z) * z[0, 0], (90, 66)),
+    "rows": ("rows", gnp.tril, (90, 64)),
+    "rows of one number": ("rows", lambda z: z / gnp.sum(z, 1, keepdims=True) + z[:, :1], (70, 37)),
+    "a loop": ("loop", lambda z: z / gnp.sum(gnp.abs(z), 1, keepdims=True), (3, 20000)),
+    "some stores of a loop": (
+        "loop",
+        lambda z: (z * 2, lax.complex(z.real, gnp.sum(z.imag, 1, keepdims=True) + z.imag)),
+        (3, 20000),
+    ),
+    "columns": ("rows", lambda z: z - gnp.mean(z, 0), (50, 200)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", [C64, C128], ids=str)
+@pytest.mark.parametrize("name", NESTS)
+def test_both_parts_are_one_access_of_rows_and_tiles(name: str, kind: Any) -> None:
+    """Stores of every other number are slow."""
+    nest, f, shape = NESTS[name]
+    z = values(shape, kind)
+    text = gf.jit(f).lower(put(z)).compile().as_text()
+    results = []
+    for device in (cuda(), cpu()):
+        with using_device(device):
+            given = from_numpy(z, device)
+            results.append([np.asarray(x) for x in gf.tree.leaves((f(given), gf.jit(f)(given)))])
+    for got, want in zip(*results, strict=True):
+        compare(got, want, name, 100)
+    assert f"def {nest}(" in text and re.search(r"tl\.store\(.*tl\.join\(", text), text
+    assert not re.search(r"tl\.store\(.*\b[prj] \* 2\b", text), text
 
 
 def test_a_filter_is_one_kernel_between_transforms() -> None:
