@@ -6,7 +6,6 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from genesis_fn.backends.cuda.codegen.loops import (
-    INT32,
     Loops,
     Pointee,
     Store,
@@ -14,6 +13,7 @@ from genesis_fn.backends.cuda.codegen.loops import (
     is_wide,
     map_text,
 )
+from genesis_fn.backends.cuda.codegen.pairs import find_pairs
 from genesis_fn.backends.cuda.codegen.tiling import Tiling
 from genesis_fn.compiler.loop_ir.kernel import Instr
 from genesis_fn.core import dtypes
@@ -42,10 +42,7 @@ class KernelWriter:
     * `value[n]`: the text of instruction n: a literal, or a name that a line has defined.
     * `masks`: the conditions under which loop variables are in bounds; none where all values are.
     * `tiled`: the expression of `p` in `i` and `j`, in a kernel that works on tiles.
-    * `partner[n]`: the load with which load n is one access of two neighbours, as the parts of
-      complex numbers are; `pairs` are such stores. Where a loop variable x has a pair to each of
-      its values, `x2` counts the elements of all pairs, along the axis of x; in a flat kernel `p2`
-      has the values of `p` along the first of two axes.
+    * `pairs`: the accesses of two neighbours.
 
     Loop variables: `p` counts rows, `r` elements of a row, `q` the rows that are loaded ahead.
     """
@@ -58,8 +55,7 @@ class KernelWriter:
         self.value: dict[int, str] = {}
         self.masks: dict[str, str] = {}
         self.tiled: Expr | None = None
-        self.partner: dict[int, int] = {}
-        self.pairs: list[tuple[Store, Store]] = []
+        self.pairs = find_pairs(loops, tiling)
         self._names: dict[tuple[Pointee, bool], str] = {}
 
     def line(self, text: str) -> None:
@@ -88,7 +84,7 @@ class KernelWriter:
         i = self.loops.instrs[n]
         if self.partial and i.level:
             return
-        if n in self.partner:
+        if n in self.pairs.loads:
             self._load_pair(n)
             return
         text = _MAKERS[i.op](self, i)
@@ -103,137 +99,52 @@ class KernelWriter:
         """Write the load of two neighbours, unless the first of them has."""
         if n in self.value:
             return
-        first, second = sorted((n, self.partner[n]), key=self._offset)
+        first, second = sorted((n, self.pairs.loads[n]), key=self._offset)
         target, offset, _ = self.loops.instrs[first].meta
         for k in (first, second):
             self.value[k] = f"{self.letter}{k}"
-        names, along = self.loops.instrs[first].names, self._along(target, offset)
+        names, along = self.loops.instrs[first].names, self.pairs.along(target, offset)
         mask = self._pair_mask(along, names)
         condition = f", {mask}, other={_zero(target)}" if mask else ""
-        address = self._pair_address(along, offset, names)
+        address = self._pair_address(offset, along, names)
         access = f"tl.load({self.pointer(target, False)} + ({address}){condition})"
-        rows, chunk = self._tile(names)
-        if along == "p" and not self.flat:
-            access = f"tl.permute(tl.reshape({access}, ({rows}, 2, {chunk})), (0, 2, 1))"
-        elif along != "p":
-            access = f"tl.reshape({access}, ({rows}, {chunk}, 2))"
-        self.line(f"{self.value[first]}, {self.value[second]} = tl.split({access})")
+        both = self.pairs.parted(access, along, names)
+        self.line(f"{self.value[first]}, {self.value[second]} = {both}")
 
     def _offset(self, n: int) -> int:
         return self.loops.instrs[n].meta[1].const
 
-    def pair_neighbours(self, loads: bool = True) -> frozenset[str]:
-        """Find the accesses of two neighbours, of stores and, if `loads`, of loads; the variables
-        that have pairs."""
-        if loads:
-            for a, b in self._paired_loads():
-                self.partner |= {a: b, b: a}
-        self.pairs = self._paired_stores()
-        found = [self.loops.instrs[n].meta[:2] for n in self.partner]
-        return frozenset([self._along(*x) for x in (*found, *[a[:2] for a, _ in self.pairs])]) - {
-            ""
-        }
-
-    def _paired_loads(self) -> list[tuple[int, int]]:
-        """The pairs of loads of neighbours that are under no condition."""
-        found: dict[tuple[Pointee, Expr], int] = {}
-        for n in self.loops.of("load"):
-            target, offset, guards = self.loops.instrs[n].meta
-            if not guards:
-                found[target, offset] = n
-        return [
-            (n, found[target, ix.shift(offset, 1)])
-            for (target, offset), n in found.items()
-            if self._along(target, offset) and (target, ix.shift(offset, 1)) in found
-        ]
-
-    def _paired_stores(self) -> list[tuple[Store, Store]]:
-        """The pairs of stores to neighbours."""
-        found = {(target, offset): (target, offset, n) for target, offset, n in self.loops.stores}
-        return [
-            (store, found[target, ix.shift(offset, 1)])
-            for (target, offset), store in found.items()
-            if self._along(target, offset) and (target, ix.shift(offset, 1)) in found
-        ]
-
-    @property
-    def flat(self) -> bool:
-        """Whether the kernel's blocks have one axis."""
-        return self.tiling.kind == "flat"
-
-    def _along(self, target: Pointee, offset: Expr) -> str:
-        """The variable of which each value has the element at an offset to itself, and the one
-        behind it, in its place: elements of 4 or 8 bytes; "" if there is none."""
-        offset = self.untiled(offset)
-        numbers = *offset.terms.values(), offset.const
-        if dtype_of(target).itemsize < 4 or any([k % 2 for k in numbers]) or not offset.terms:
-            return ""
-        if self.flat:
-            is_p = all([atom.key[:2] == ("var", "p") for atom in offset.terms])
-            return "p" if is_p and not is_wide(ix.shift(offset, 1)) else ""
-        for x in "j" if self.tiled is not None else "rp":
-            mine = [(atom.key[:2], k) for atom, k in offset.terms.items() if x in atom.names]
-            if mine == [(("var", x), 2)] and 2 * self._size(x) <= INT32:
-                return x
-        return ""
-
-    def _pair_address(self, along: str, offset: Expr, names: Collection[str]) -> str:
-        """The text of the offsets of pairs, of a shape with the axes of all `names`."""
-        if self.flat:
-            # The range has its axis before anything is computed with it (docs/cuda.md,
-            # "Alignment").
-            first = ix.substitute(offset, "p", ix.var("p2", offset.hi + 2))
-            return f"{first.text()} + tl.arange(0, 2)[None, :]"
-        offset = self.untiled(offset)
-        rest = Expr({a: k for a, k in offset.terms.items() if along not in a.names}, offset.const)
-        text = f"{rest.text('_wide' if is_wide(offset) else '')} + {along}2"
-        missing = {*self._variables(names)} - {along} - rest.names
-        return text + "".join([f" + {x} * 0" for x in sorted(missing) if x in ("i", "p", "r")])
+    def _pair_address(self, offset: Expr, along: str, names: Collection[str]) -> str:
+        return self.pairs.address(offset, along, {*self._variables(names)} - {along})
 
     def _pair_mask(self, along: str, names: Collection[str]) -> str:
-        if self.flat:
+        if self.pairs.flat:
             return f"p2 < {self.loops.rows}" if "p" in self.masks else ""
-        others = {*self._variables(names)} - {along}
-        parts = [self.masks[x] for x in sorted(others) if x in self.masks]
+        parts = [self.masks[x] for x in self._variables(names) if x in self.masks and x != along]
         if along in self.masks:
-            parts.append(f"({along}2 < {2 * self._size(along)})")
+            parts.append(f"({along}2 < {2 * self.pairs.size(along)})")
         return " & ".join(parts)
-
-    def _size(self, variable: str) -> int:
-        return {"p": self.loops.rows, "r": self.loops.depth, "j": self.tiling.columns}[variable]
-
-    def _tile(self, names: Collection[str]) -> tuple[int, int]:
-        """The shape of a value in a kernel whose tiles have two axes."""
-        both = self.tiled is not None
-        rows = self.tiling.block if "p" in names else 1
-        return rows, self.tiling.chunk if both or "r" in names else 1
 
     def stores(self, stores: Sequence[Store]) -> None:
         """Write stores, two of neighbours as one."""
-        pairs = [(a, b) for a, b in self.pairs if a in stores and b in stores]
+        pairs = [(a, b) for a, b in self.pairs.stores if a in stores and b in stores]
         paired = [store for pair in pairs for store in pair]
         for store in stores:
             if store not in paired:
                 self.store(store)
         for (target, offset, n), (_, _, m) in pairs:
-            along = self._along(target, offset)
-            instrs = self.loops.instrs
+            along, instrs = self.pairs.along(target, offset), self.loops.instrs
             names = offset.names | instrs[n].names | instrs[m].names
-            both = f"tl.join({self._spread(n, names)}, {self._spread(m, names)})"
-            rows, chunk = self._tile(names)
-            if along == "p" and not self.flat:
-                both = f"tl.reshape(tl.permute({both}, (0, 2, 1)), ({2 * rows}, {chunk}))"
-            elif along != "p":
-                both = f"tl.reshape({both}, ({rows}, {2 * chunk}))"
-            address = self._pair_address(along, offset, names)
-            self.put(self.pointer(target, True), address, both, self._pair_mask(along, names))
+            left, right = self._spread(n, names), self._spread(m, names)
+            address = self._pair_address(offset, along, names)
+            value = self.pairs.joined(left, right, along, names)
+            self.put(self.pointer(target, True), address, value, self._pair_mask(along, names))
 
     def _spread(self, n: int, names: frozenset[str]) -> str:
         """The text of a value with the axes of all `names`."""
         if self.loops.instrs[n].names >= names & {"p", "r"}:
             return self.value[n]
-        shape = f"{self.tiling.block}," if self.flat else "{}, {}".format(*self._tile(names))
-        return f"tl.broadcast_to({self.value[n]}, ({shape}))"
+        return f"tl.broadcast_to({self.value[n]}, {self.pairs.shape(names)})"
 
     def store(self, store: Store) -> None:
         """Write a store."""

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from genesis_fn.backends.cuda.binaries.compile import SourceKernel
 from genesis_fn.backends.cuda.codegen.emit import KernelWriter, Parameter
 from genesis_fn.backends.cuda.codegen.loops import INT32, Loops, Store, is_wide, needed
+from genesis_fn.backends.cuda.codegen.pairs import find_pairs
 from genesis_fn.backends.cuda.codegen.reductions import accumulate, finish, finish_row, start, step
 from genesis_fn.backends.cuda.codegen.source import kernel
 from genesis_fn.backends.cuda.codegen.tiling import Tiling
@@ -34,7 +35,7 @@ def _flat(t: KernelWriter) -> None:
     n, block = t.loops.rows, t.tiling.block
     first = f"tl.program_id(0){_cast(n, block)} * {block}"
     t.line(f"p = {first} + tl.arange(0, {block})")
-    if t.pair_neighbours():
+    if t.pairs.variables():
         t.line(f"p2 = {first} + tl.arange(0, {block})[:, None]")
     t.bounded("p", n, n % block == 0)
     _straight_line(t)
@@ -56,7 +57,8 @@ def _tiled(t: KernelWriter) -> None:
     t.bounded("i", rows, rows % tiling.block == 0)
     t.bounded("j", columns, columns % tiling.chunk == 0)
     t.tiled = ix.add(ix.scale(ix.var("i", rows), columns), ix.var("j", columns))
-    if t.pair_neighbours():
+    t.pairs = find_pairs(t.loops, tiling, t.tiled)
+    if t.pairs.variables():
         first = f"tl.program_id(0) % {across} * {2 * tiling.chunk}"
         t.line(f"j2 = {first} + tl.arange(0, {2 * tiling.chunk})[None, :]")
     _straight_line(t)
@@ -88,7 +90,7 @@ def _rows(t: KernelWriter) -> None:
     rows, block = t.loops.rows, t.tiling.block
     first = f"tl.program_id(0){_cast(rows, block)} * {block}"
     t.line(f"p = {first} + tl.arange(0, {block})[:, None]")
-    if "p" in _pair_elements(t):
+    if "p" in t.pairs.variables():
         t.line(f"p2 = {first} * 2 + tl.arange(0, {2 * block})[:, None]")
     t.bounded("p", rows, rows % block == 0)
 
@@ -96,16 +98,9 @@ def _rows(t: KernelWriter) -> None:
 def _whole_row(t: KernelWriter) -> None:
     """Define `r` and its mask, where a row is one chunk."""
     t.line(f"r = tl.arange(0, {t.tiling.chunk})[None, :]")
-    if "r" in _pair_elements(t):
+    if "r" in t.pairs.variables():
         t.line(f"r2 = tl.arange(0, {2 * t.tiling.chunk})[None, :]")
     t.bounded("r", t.loops.depth, t.loops.depth == t.tiling.chunk)
-
-
-def _pair_elements(t: KernelWriter) -> frozenset[str]:
-    """Find the accesses of neighbours; the variables that have them."""
-    # What is only loaded comes as fast one after the other, and reductions keep the layout that
-    # they have. Stores of every other number are slow: 8 MB took 40 us, in pairs 5 (H200).
-    return t.pair_neighbours(loads=t.tiling.kind == "row" and not t.loops.of("reduce"))
 
 
 def _cast(n: int, block: int, beyond: int = 0) -> str:
@@ -146,7 +141,7 @@ def _slab(t: KernelWriter) -> None:
     t.line(f"for start in range(first, {loops.rows}, {stride}):")
     t.depth += 1
     t.line(f"p = start + {block}")
-    if "p" in _pair_elements(t):
+    if "p" in t.pairs.variables():
         t.line(f"p2 = start * 2 + tl.arange(0, {2 * tiling.block})[:, None]")
     t.bounded("p", loops.rows, loops.rows % tiling.block == 0)
     t.wide_names(r=False)
@@ -238,7 +233,7 @@ def _pass(t: KernelWriter, reductions: Sequence[int], stores: Sequence[Store]) -
         t.line(f"for start in range(0, {loops.depth}, {tiling.chunk}):")
     t.depth += 1
     t.line(f"r = start + tl.arange(0, {tiling.chunk})[None, :]")
-    if "r" in _pair_elements(t):
+    if "r" in t.pairs.variables():
         t.line(f"r2 = start * 2 + tl.arange(0, {2 * tiling.chunk})[None, :]")
     # Values along `r` exist inside the loop only.
     before = dict(t.value), dict(t.masks)

@@ -38,7 +38,7 @@ __device__ void cufftJITCallbackStore{name}(
 """
 
 
-class Plan:
+class FftPlan:
     """A transform that is planned, without memory of its own for intermediate results."""
 
     def __init__(self, routine: r.Fft) -> None:
@@ -89,14 +89,14 @@ class Plan:
             self._retired.append((self._fft.destroy, self.handle))
 
 
-_plans: OrderedDict[tuple[int, r.Fft], Plan] = OrderedDict()
+_plans: OrderedDict[tuple[int, r.Fft], FftPlan] = OrderedDict()
 
 
-def plan(routine: r.Fft) -> Plan:
+def plan(routine: r.Fft) -> FftPlan:
     """The plan of a transform in the current context."""
     key = loading.context(), routine
     with loading.planning():
-        found = _plans.pop(key, None) or Plan(routine)
+        found = _plans.pop(key, None) or FftPlan(routine)
         _plans[key] = found
         if len(_plans) > MOST_PLANS:
             _plans.popitem(last=False)
