@@ -12,6 +12,9 @@ from genesis_fn.kernels.plan import BufferArg, Plan, Scalar
 from genesis_fn.kernels.plan_builder import PlanBuilder, next_power_of_two
 
 
+_UNROLLED: tl.constexpr = tl.constexpr(8)  # steps whose loads are in flight together
+
+
 @triton.jit
 def permutation_kernel(swaps, pivots, order, rows, count, BLOCK: tl.constexpr):
     """pivots = swaps - 1, and the order of `rows` rows after all `count` exchanges of a matrix."""
@@ -20,18 +23,17 @@ def permutation_kernel(swaps, pivots, order, rows, count, BLOCK: tl.constexpr):
     pivots += matrix * count
     order += matrix * rows
     i = tl.arange(0, BLOCK)
-    tl.store(order + i, i, i < rows)
     found = tl.load(swaps + i, i < count, other=1).to(tl.int32) - 1
     tl.store(pivots + i, found, i < count)
-    # One exchange after the other, through memory: the first levels of cache hold the order.
-    for step in range(count):
-        tl.debug_barrier()
-        other = tl.load(swaps + step).to(tl.int32) - 1
-        mine = tl.load(order + step)
-        theirs = tl.load(order + other)
-        tl.debug_barrier()
-        tl.store(order + step, theirs)
-        tl.store(order + other, mine)
+    # Each row is followed back to where it was, from the last exchange to the first: rows do not
+    # wait for one another, as they would for the order that each exchange leaves in memory.
+    row = i
+    for start in range(0, count, _UNROLLED):
+        for k in tl.static_range(_UNROLLED):
+            step = count - 1 - start - k
+            other = tl.load(swaps + step, step >= 0, other=0).to(tl.int32) - 1
+            row = tl.where(row == step, other, tl.where(row == other, step, row))
+    tl.store(order + i, row, i < rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +49,7 @@ class RowSwaps:
 def plan_permutation(spec: RowSwaps, target: Target) -> Plan:
     """exchanges -> (the same as int32 counted from 0, the order of rows after them)."""
     builder = PlanBuilder(1, 2)
+    block = next_power_of_two(spec.rows)
     builder.launch(
         permutation_kernel,
         (spec.matrices,),
@@ -57,7 +60,7 @@ def plan_permutation(spec: RowSwaps, target: Target) -> Plan:
             "rows": Scalar(spec.rows),
             "count": Scalar(spec.count),
         },
-        {"BLOCK": next_power_of_two(spec.rows)},
-        num_warps=1 if spec.rows <= 1024 else 4,
+        {"BLOCK": block},
+        num_warps=min(max(block // 128, 1), 16),
     )
     return builder.build()

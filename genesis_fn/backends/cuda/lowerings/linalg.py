@@ -353,8 +353,7 @@ def _lu(call: Call) -> Lowered:
                 s.of_matrix(swaps, k, 8 * exchanges),
                 s.of_matrix(info, k, 4),
             )
-    s.transpose(held, s.result(), n, m)
-    s.poison(s.flawed(m * n), s.result(), m * n)
+    s.transpose(held, s.result(), n, m, s.flawed(m * n))
     pivots, order = s.result(1, "i32"), s.result(2, "i32")
     spec = RowSwaps(s.count, m, exchanges, swaps.dtype)
     s.include(plan_permutation(spec, call.target), swaps, pivots, order)
