@@ -66,12 +66,13 @@ def test_compiled_code_is_within_the_bounds() -> None:
     """What the compiler makes of CUDA's functions, subnormal numbers included, on a model of the
     machine in which its approximations are rounded correctly."""
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     script = Path(__file__).with_name("compile_numerics.py")
     run = subprocess.run(
         [sys.executable, str(script), "16"],
         capture_output=True,
         text=True,
-        env=environment | {"PYTHONPATH": str(ROOT), "GENESIS_DEVICE": "cpu"},
+        env=environment | {"PYTHONPATH": path, "GENESIS_DEVICE": "cpu"},
         check=False,
     )
     assert run.returncode == 0, run.stderr[-2000:]
