@@ -173,6 +173,9 @@ OTHERWISE: dict[str, Callable[..., np.ndarray]] = {
     # exp(-z) may be 0 or infinite: torch and JAX differ, too.
     "logistic": lambda z: ~np.isfinite(z),
 }
+# Where the angle is zero times infinity, C leaves the signs of zeros open, which are a NaN's here:
+# processors make NaN of both signs.
+OPEN: dict[str, Callable[..., np.ndarray]] = {"pow": lambda x, y: ~np.isfinite(x)}
 # Good to this, relative to the size of the result.
 BOUND = {C64: 4e-6, C128: 1e-13}
 
@@ -223,6 +226,8 @@ def test_special_values(kind: Any, count: int) -> None:
         bad = apart(g, c, BOUND[kind]) & apart(g, expected(name, xs, g.dtype), BOUND[kind])
         if name in OTHERWISE:
             bad &= ~OTHERWISE[name](*xs)
+        if name in OPEN:
+            bad &= ~(OPEN[name](*xs) & (g == 0) & (c == 0))
         for i in np.flatnonzero(bad)[:3]:
             wrong.append(f"{name}({', '.join(str(x[i]) for x in xs)}) = {g[i]}, on the CPU {c[i]}")
     assert not wrong, "\n".join(wrong)

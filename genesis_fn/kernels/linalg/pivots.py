@@ -11,7 +11,6 @@ from genesis_fn.compiler.target import Target
 from genesis_fn.kernels.plan import BufferArg, Plan, Scalar
 from genesis_fn.kernels.plan_builder import PlanBuilder, next_power_of_two
 
-
 _UNROLLED: tl.constexpr = tl.constexpr(8)  # steps whose loads are in flight together
 
 
