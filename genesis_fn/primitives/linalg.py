@@ -159,6 +159,7 @@ def _cholesky_shape(x: Aval) -> Aval:
     return x
 
 
+# Zero above the diagonal, NaN elsewhere of a matrix that is not positive definite.
 cholesky_p = Primitive("cholesky", _cholesky_shape, flops=_cubic(1 / 3), precision="high")
 cholesky_p.batch = _batch_leading(cholesky_p)
 
@@ -187,7 +188,7 @@ def cholesky(x: Array, *, symmetrize_input: bool = True) -> Array:
     else the lower triangle is read.
     """
     _matrices("cholesky", typeof(x), square=True)
-    return tril(bind(cholesky_p, _half(add(x, _h(x))) if symmetrize_input else x))
+    return bind(cholesky_p, _half(add(x, _h(x))) if symmetrize_input else x)
 
 
 # ---- triangular solve ----

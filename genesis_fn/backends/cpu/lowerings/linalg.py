@@ -12,7 +12,9 @@ from genesis_fn.primitives import linalg
 def _cholesky(x: torch.Tensor) -> torch.Tensor:
     factor, info = torch.linalg.cholesky_ex(x)
     failed = info != 0
-    return factor.masked_fill_(failed[..., None, None], float("nan")) if failed.any() else factor
+    if failed.any():
+        factor = factor.masked_fill_(failed[..., None, None], float("nan")).tril_()
+    return factor
 
 
 @computes(linalg.triangular_solve_p)
