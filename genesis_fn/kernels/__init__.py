@@ -109,6 +109,7 @@ if _typing.TYPE_CHECKING:
         RandomBits as RandomBits,
         plan_random_bits as plan_random_bits,
     )
+    from genesis_fn.kernels.real_ends import RealEnds as RealEnds, plan_real_ends as plan_real_ends
     from genesis_fn.kernels.rows.cross_entropy import (
         CrossEntropy as CrossEntropy,
         plan_cross_entropy_backward as plan_cross_entropy_backward,
@@ -195,6 +196,8 @@ _HOME = {
     "PlanBuilder": "plan_builder",
     "RandomBits": "random",
     "plan_random_bits": "random",
+    "RealEnds": "real_ends",
+    "plan_real_ends": "real_ends",
     "CrossEntropy": "rows.cross_entropy",
     "plan_cross_entropy_backward": "rows.cross_entropy",
     "plan_cross_entropy_forward": "rows.cross_entropy",
