@@ -616,6 +616,7 @@ def test_factors_at_stores(bindings, monkeypatch, kind, number):
     monkeypatch.setattr(transforms, "_scaled_stores", lambda *given: texts.append(given) or b"code")
     routine = routines.Fft(kind, "c2c", (8,), 2, True, factor=0.125)
     assert not transforms.scales(routine)  # with intermediate results
+    assert not transforms._plans  # nothing runs it
     names = [name for name, _ in fft.calls]
     assert names.index("xt_set_jit_callback") < names.index("xt_make_plan_many")
     given = dict(fft.calls)["xt_set_jit_callback"]

@@ -71,8 +71,8 @@ _BATCHED = 64  # batched routines are faster from one matrix for each so many ro
 _IN_REGISTERS = LANES
 # Bytes of a row: 1024 complex128 matrices with 512 take 3.2 ms, by a routine 2.0.
 _EIGH_IN_REGISTERS = 256
-# The most numbers in a row of a single matrix for decompositions that take 5 seconds to compile
-# for more, and are 10 to 100 us faster then.
+# The most numbers in a row of a single matrix for decompositions that take 4 to 8 seconds to
+# compile for more, and are 20 to 240 us faster then.
 _ONE_IN_REGISTERS = 32
 _CHOLESKY_IN_PANELS = 128  # rows of float32 matrices that a program factors
 _FEW_COLUMNS = 64  # fewer right sides are solved from the left, in a copy (measured)
