@@ -392,9 +392,18 @@ def linear_algebra(check: Callable) -> None:
         return x @ x.swapaxes(-1, -2) + n * np.eye(n, dtype=np.float32)
 
     size = lambda x: jnp.sum(jnp.abs(x) ** 2, -1)  # of rows: signs, phases and order are free
+    lower = lambda x, y: lax.linalg.triangular_solve(x, y, left_side=True, lower=True)
     check(lax.linalg.cholesky, positive(37))
-    check(jnp.linalg.solve, positive(37), array(3, 37, 5))
-    check(lax.linalg.lu, positive(37))
+    check(jnp.linalg.solve, positive(67), array(3, 67, 5))
+    check(lax.linalg.lu, positive(67))
+    # In registers of several warps, of which some have a column less than others.
+    for kind in (np.float32, np.complex64):
+        medium, sides = positive(37).astype(kind), array(3, 37, 5).astype(kind)
+        wide = medium.astype(np.float64) if kind == np.float32 else medium
+        check(lambda x: jnp.abs(lax.linalg.cholesky(x)), wide)
+        check(lambda x: gf.tree.map(jnp.abs, lax.linalg.lu(x)), medium)
+        check(lambda x, y: jnp.abs(jnp.linalg.solve(x, y)), medium, sides)
+        check(lambda x, y: jnp.abs(lower(x, y)), medium, sides)
     # In registers: several matrices of a warp, the last ones missing, or one.
     kinds = (np.float32, np.float64, np.complex64)
     for n, count, kind in (*((5, 9, k) for k in kinds), (19, 3, np.float32)):
@@ -406,10 +415,7 @@ def linear_algebra(check: Callable) -> None:
             (lax.linalg.lu, (small,)),
             (jnp.linalg.qr, (small,)),
             (lax.linalg.eigh, (small,)),
-            (
-                lambda x, y: lax.linalg.triangular_solve(x, y, left_side=True, lower=True),
-                (small, side),
-            ),
+            (lower, (small, side)),
         ):
             check(lambda *xs, f=f: gf.tree.map(jnp.abs, f(*xs)), *operands)
     shapes = ((9, 5, 3), np.float32), ((3, 7, 19), np.float32), ((3, 4, 4), np.complex64)

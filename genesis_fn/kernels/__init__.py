@@ -35,6 +35,22 @@ if _typing.TYPE_CHECKING:
         plan_poison as plan_poison,
         plan_transpose as plan_transpose,
     )
+    from genesis_fn.kernels.linalg.medium.cholesky import (
+        MediumCholesky as MediumCholesky,
+        plan_medium_cholesky as plan_medium_cholesky,
+    )
+    from genesis_fn.kernels.linalg.medium.lu import (
+        MediumLu as MediumLu,
+        plan_medium_lu as plan_medium_lu,
+    )
+    from genesis_fn.kernels.linalg.medium.solve import (
+        MediumSolve as MediumSolve,
+        plan_medium_solve as plan_medium_solve,
+    )
+    from genesis_fn.kernels.linalg.medium.triangular import (
+        MediumTriangular as MediumTriangular,
+        plan_medium_triangular as plan_medium_triangular,
+    )
     from genesis_fn.kernels.linalg.pivots import (
         RowSwaps as RowSwaps,
         plan_permutation as plan_permutation,
@@ -152,6 +168,14 @@ _HOME = {
     "plan_flaws": "linalg.matrices",
     "plan_poison": "linalg.matrices",
     "plan_transpose": "linalg.matrices",
+    "MediumCholesky": "linalg.medium.cholesky",
+    "plan_medium_cholesky": "linalg.medium.cholesky",
+    "MediumLu": "linalg.medium.lu",
+    "plan_medium_lu": "linalg.medium.lu",
+    "MediumSolve": "linalg.medium.solve",
+    "plan_medium_solve": "linalg.medium.solve",
+    "MediumTriangular": "linalg.medium.triangular",
+    "plan_medium_triangular": "linalg.medium.triangular",
     "PanelCholesky": "linalg.small.panels",
     "plan_panel_cholesky": "linalg.small.panels",
     "RowSwaps": "linalg.pivots",

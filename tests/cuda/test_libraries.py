@@ -271,6 +271,7 @@ def by_routines(monkeypatch):
     """Small matrices go to libraries, as larger ones do: those that no kernel of ours takes."""
     monkeypatch.setattr(lowerings_linalg, "_IN_REGISTERS", 0)
     monkeypatch.setattr(lowerings_linalg, "_CHOLESKY_IN_PANELS", 0)
+    monkeypatch.setattr(lowerings_linalg._Solver, "fits_program", lambda *sizes: False)
 
 
 @pytest.mark.parametrize("count", [1, 3])

@@ -55,6 +55,18 @@ def _plans(kind: str) -> Iterator[tuple[str, Plan]]:
         yield name, plan(linalg.svd_p, small, full_matrices=False, compute_uv=vectors)
     yield "32 rows", plan(linalg.cholesky_p, many)
     yield "32 rows", plan(linalg.lu_p, many)
+    medium, sides = aval((64, 64, 64), DTYPES[kind]), aval((64, 64, 64), DTYPES[kind])
+    yield "64 rows", plan(linalg.lu_p, medium)
+    if kind == "float32":
+        yield "64 rows", plan(linalg.solve_p, medium, sides, transpose_a=False)
+        yield (
+            "64 rows",
+            plan(linalg.triangular_solve_p, medium, sides, left_side=True, lower=True, **triangle),
+        )
+    else:
+        yield "32 rows", plan(linalg.solve_p, many, many, transpose_a=True)
+    narrow = aval((64, 64, 64), DTYPES["float64" if kind == "float32" else "complex64"])
+    yield "64 rows of half", plan(linalg.cholesky_p, narrow)
     n = 16 if kind[0] == "c" else 32
     largest = aval((64, n, n), DTYPES[kind])
     yield f"{n} rows", plan(linalg.svd_p, largest, full_matrices=False, compute_uv=True)

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 import scipy.linalg
-import torch
 
 from genesis_fn.kernels.linalg.small.cholesky import SmallCholesky, plan_small_cholesky
 from genesis_fn.kernels.linalg.small.eigh import SmallEigh, plan_small_eigh
@@ -17,40 +14,15 @@ from genesis_fn.kernels.linalg.small.qr import SmallQr, plan_small_qr
 from genesis_fn.kernels.linalg.small.solve import SmallSolve, plan_small_solve
 from genesis_fn.kernels.linalg.small.svd import SmallSvd, plan_small_svd
 from genesis_fn.kernels.linalg.small.triangular import SmallTriangular, plan_small_triangular
-from genesis_fn.kernels.plan import Plan
-from tests.kernels.run import TARGET, run_plan
+from tests.kernels.matrices import KINDS, close, lower_triangles, names, normal, positive, results
+from tests.kernels.run import TARGET
 
-KINDS = ("float32", "float64", "complex64", "complex128")
 # Matrices of a warp that is full, or misses some; rows in lanes that are all taken, or not.
 SHAPES = [
     *((kind, count, n) for kind in KINDS for count, n in ((35, 1), (17, 2), (3, 5), (5, 8))),
     ("float32", 4, 8),
     ("float32", 2, 32), ("float64", 2, 31), ("complex64", 2, 16), ("complex128", 1, 29),
 ]  # fmt: skip
-
-
-def normal(shape: tuple[int, ...], kind: str, seed: int = 0) -> np.ndarray:
-    rng = np.random.default_rng([seed, *shape])
-    x = rng.standard_normal(shape)
-    return (x + 1j * rng.standard_normal(shape) if kind[0] == "c" else x).astype(kind)
-
-
-def positive(count: int, n: int, kind: str) -> np.ndarray:
-    x = normal((count, n, n), kind)
-    return (x @ np.conj(np.swapaxes(x, -1, -2)) + n * np.eye(n)).astype(kind)
-
-
-def names(kind: str) -> tuple[str, bool]:
-    """The name of an element's parts, and whether there are two."""
-    return "fp32" if kind in ("float32", "complex64") else "fp64", kind[0] == "c"
-
-
-def results(plan: Plan, inputs: list[np.ndarray], *outs: tuple[tuple[int, ...], Any]) -> Any:
-    found = [np.full(shape, 7, kind) for shape, kind in outs]
-    raw = [torch.from_numpy(np.ascontiguousarray(x).reshape(-1).view(np.uint8)) for x in inputs]
-    filled = [torch.from_numpy(y.reshape(-1).view(np.uint8)) for y in found]
-    run_plan(plan, raw, filled)
-    return found if len(found) > 1 else found[0]
 
 
 def cholesky(x: np.ndarray) -> np.ndarray:
@@ -94,22 +66,6 @@ def singular_values(x: np.ndarray) -> np.ndarray:
     count, m, n = x.shape
     plan = plan_small_svd(SmallSvd(count, m, n, *names(x.dtype.name), vectors=False), TARGET)
     return results(plan, [x], ((count, min(m, n)), x.real.dtype))
-
-
-def close(x: np.ndarray, y: np.ndarray) -> None:
-    bound = 2e-5 if x.dtype.name in ("float32", "complex64") else 1e-12
-    assert x.shape == y.shape
-    assert np.abs(x - y).max() <= bound * max(1.0, np.abs(y).max())
-
-
-def lower_triangles(x: np.ndarray) -> np.ndarray:
-    """Their real diagonals, and what stands below; all else is NaN."""
-    if x.dtype.kind != "c":
-        return np.where(np.tri(x.shape[-1], dtype=bool), x, np.nan).astype(x.dtype)
-    given = np.full_like(x, complex(np.nan, np.nan))
-    given.real = lower_triangles(x.real)
-    given.imag = np.where(np.tri(x.shape[-1], k=-1, dtype=bool), x.imag, np.nan)
-    return given
 
 
 @pytest.mark.parametrize(

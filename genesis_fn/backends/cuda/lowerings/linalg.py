@@ -32,6 +32,15 @@ from genesis_fn.kernels.linalg.matrices import (
     plan_poison,
     plan_transpose,
 )
+from genesis_fn.kernels.linalg.medium.cholesky import MediumCholesky, plan_medium_cholesky
+from genesis_fn.kernels.linalg.medium.columns import Spread
+from genesis_fn.kernels.linalg.medium.lu import MediumLu, plan_medium_lu
+from genesis_fn.kernels.linalg.medium.solve import MediumSolve, plan_medium_solve
+from genesis_fn.kernels.linalg.medium.triangular import (
+    MOST_SIDES_TOGETHER,
+    MediumTriangular,
+    plan_medium_triangular,
+)
 from genesis_fn.kernels.linalg.pivots import RowSwaps, plan_permutation
 from genesis_fn.kernels.linalg.reflectors import MOST_ROWS, Reflectors, plan_reflectors
 from genesis_fn.kernels.linalg.small.cholesky import SmallCholesky, plan_small_cholesky
@@ -74,6 +83,9 @@ _EIGH_IN_REGISTERS = 256
 # The most numbers in a row of a single matrix for decompositions that take 4 to 8 seconds to
 # compile for more, and are 20 to 240 us faster then.
 _ONE_IN_REGISTERS = 32
+# The most matrices of 33 to 64 rows that programs factor: 128 in 36 us, by a routine in 50, but
+# 1024 in 172, by a routine in 142 (H200).
+_CHOLESKY_IN_PROGRAMS = 256
 _CHOLESKY_IN_PANELS = 128  # rows of float32 matrices that a program factors
 _FEW_COLUMNS = 64  # fewer right sides are solved from the left, in a copy (measured)
 _MOST_SCRATCH = 256 << 20  # bytes that batched eigenproblems may ask for at a time
@@ -110,6 +122,10 @@ class _Solver:
     def fits_registers(self, n: int) -> bool:
         """Whether kernels of ours take matrices of `n` rows."""
         return n <= _IN_REGISTERS
+
+    def fits_program(self, n: int, sides: int = 0) -> bool:
+        """Whether the warps of a program hold matrices of `n` rows, with so many right sides."""
+        return Spread(n, sides, self.real, self.parts == 2).fits
 
     def pays_to_compile(self, n: int) -> bool:
         """Whether kernels that take seconds to compile for long rows do, too."""
@@ -217,6 +233,10 @@ def _cholesky(call: Call) -> Lowered:
         plan = plan_panel_cholesky(PanelCholesky(s.count, n), call.target)
         s.include(plan, s.operand(0), s.result())
         return s.builder.build()
+    if s.fits_program(n) and s.bytes <= 8 and 1 < s.count <= _CHOLESKY_IN_PROGRAMS:
+        medium = MediumCholesky(s.count, n, s.real, s.parts == 2)
+        s.include(plan_medium_cholesky(medium, call.target), s.operand(0), s.result())
+        return s.builder.build()
     # The library factors a lower triangle 2.6 times as fast as an upper one, so it pays to
     # transpose the matrix and its factor.
     held, info = s.matrices(n * n), s.info()
@@ -239,14 +259,21 @@ def _triangular(call: Call) -> Lowered:
     left, transposed = p["left_side"], p["transpose_a"]
     conjugated = p["conjugate_a"] and dtypes.is_complex(a.dtype)
     n, others = (rows, columns) if left else (columns, rows)
+    # X op(A) = B is op(A)^T X^T = B^T.
+    of_transpose = transposed == left
+    triangle = (
+        s.count, n, others, s.real, s.parts == 2, p["lower"] != of_transpose, of_transpose,
+        conjugated, p["unit_diagonal"], left,
+    )  # fmt: skip
     if s.fits_registers(n):
-        # X op(A) = B is op(A)^T X^T = B^T.
-        of_transpose = transposed == left
-        small = SmallTriangular(
-            s.count, n, others, s.real, s.parts == 2, p["lower"] != of_transpose, of_transpose,
-            conjugated, p["unit_diagonal"], left,
-        )  # fmt: skip
-        s.include(plan_small_triangular(small, call.target), s.operand(0), s.operand(1), s.result())
+        plan = plan_small_triangular(SmallTriangular(*triangle), call.target)
+        s.include(plan, s.operand(0), s.operand(1), s.result())
+        return s.builder.build()
+    # A routine takes 14 us for one, where a program takes 16, and for many in float64 as long.
+    together = min(others, MOST_SIDES_TOGETHER)
+    if s.fits_program(n, together) and s.real == "fp32" and s.count > 1:
+        plan = plan_medium_triangular(MediumTriangular(*triangle), call.target)
+        s.include(plan, s.operand(0), s.operand(1), s.result())
         return s.builder.build()
     # In memory A is M = A^T. Right sides as they are in memory are B^T, and solve
     # X^T op(A)^T = B^T; a transposed copy of them is B. Of op(A) and op(A)^T, one may be conj(M),
@@ -299,6 +326,11 @@ def _solve(call: Call) -> Lowered:
         buffers = s.operand(0), s.operand(1), s.result()
         s.include(plan_small_solve(small, call.target), *buffers)
         return s.builder.build()
+    if s.fits_program(n, columns):
+        medium = MediumSolve(s.count, n, columns, s.real, s.parts == 2, call.params["transpose_a"])
+        buffers = s.operand(0), s.operand(1), s.result()
+        s.include(plan_medium_solve(medium, call.target), *buffers)
+        return s.builder.build()
     # Of A in memory, the library factors the transpose, and solves with that one's transpose.
     held, info, out = s.matrices(n * n), s.info(), s.result()
     s.copy(s.operand(0), held, n * n)
@@ -337,6 +369,11 @@ def _lu(call: Call) -> Lowered:
         small = SmallLu(s.count, n, s.real, s.parts == 2)
         buffers = s.operand(0), s.result(), s.result(1, "i32"), s.result(2, "i32")
         s.include(plan_small_lu(small, call.target), *buffers)
+        return s.builder.build()
+    if m == n and s.fits_program(n):
+        medium = MediumLu(s.count, n, s.real, s.parts == 2)
+        buffers = s.operand(0), s.result(), s.result(1, "i32"), s.result(2, "i32")
+        s.include(plan_medium_lu(medium, call.target), *buffers)
         return s.builder.build()
     exchanges = min(m, n)
     held, info = s.matrices(m * n), s.info()
