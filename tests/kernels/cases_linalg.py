@@ -67,6 +67,19 @@ def _plans(kind: str) -> Iterator[tuple[str, Plan]]:
         yield "32 rows", plan(linalg.solve_p, many, many, transpose_a=True)
     narrow = aval((64, 64, 64), DTYPES["float64" if kind == "float32" else "complex64"])
     yield "64 rows of half", plan(linalg.cholesky_p, narrow)
+    turned = {"transpose_a": True, "conjugate_a": True, "unit_diagonal": False}
+    sides = aval((64, 3, 64), DTYPES["float32" if kind == "float32" else "complex64"])
+    yield (
+        "64 rows from the right",
+        plan(
+            linalg.triangular_solve_p,
+            medium if kind == "float32" else narrow,
+            sides,
+            left_side=False,
+            lower=False,
+            **turned,
+        ),
+    )
     n = 16 if kind[0] == "c" else 32
     largest = aval((64, n, n), DTYPES[kind])
     yield f"{n} rows", plan(linalg.svd_p, largest, full_matrices=False, compute_uv=True)

@@ -3,8 +3,8 @@
 Memory of a row-major matrix A is, to a library, that of its transpose: what a solve needs is chosen
 so that matrices are read where they are. Decompositions work in copies, which are transposed where
 the factors would be other ones. One large matrix, or a few, are factored one by one, many small
-ones by batched routines, which take tables of addresses, and the smallest by kernels of our own,
-which read and write them once.
+ones by batched routines, which take tables of addresses, and those of at most 32 or 64 rows by
+kernels of our own, which read and write them once.
 """
 
 from __future__ import annotations
@@ -263,17 +263,19 @@ def _triangular(call: Call) -> Lowered:
     of_transpose = transposed == left
     triangle = (
         s.count, n, others, s.real, s.parts == 2, p["lower"] != of_transpose, of_transpose,
-        conjugated, p["unit_diagonal"], left,
+        conjugated,
     )  # fmt: skip
+    buffers = s.operand(0), s.operand(1), s.result()
     if s.fits_registers(n):
-        plan = plan_small_triangular(SmallTriangular(*triangle), call.target)
-        s.include(plan, s.operand(0), s.operand(1), s.result())
+        small = SmallTriangular(*triangle, unit=p["unit_diagonal"], left=left)
+        s.include(plan_small_triangular(small, call.target), *buffers)
         return s.builder.build()
-    # A routine takes 14 us for one, where a program takes 16, and for many in float64 as long.
-    together = min(others, MOST_SIDES_TOGETHER)
-    if s.fits_program(n, together) and s.real == "fp32" and s.count > 1:
-        plan = plan_medium_triangular(MediumTriangular(*triangle), call.target)
-        s.include(plan, s.operand(0), s.operand(1), s.result())
+    # A routine takes 14 us for one, where a program takes 16, and for many in float64 as long. Unit
+    # diagonals are those of the derivative of LU factors.
+    several = s.count > 1 and s.real == "fp32" and not p["unit_diagonal"]
+    if several and s.fits_program(n, min(others, MOST_SIDES_TOGETHER)):
+        medium = MediumTriangular(*triangle, left=left)
+        s.include(plan_medium_triangular(medium, call.target), *buffers)
         return s.builder.build()
     # In memory A is M = A^T. Right sides as they are in memory are B^T, and solve
     # X^T op(A)^T = B^T; a transposed copy of them is B. Of op(A) and op(A)^T, one may be conj(M),

@@ -17,8 +17,8 @@ from genesis_fn.kernels.linalg.medium.columns import (
     columns_of,
     element_at,
     element_of_warp,
-    places,
     read_square,
+    rows_and_warps,
 )
 from genesis_fn.kernels.linalg.small.elements import (
     add_product,
@@ -80,7 +80,7 @@ def medium_cholesky_kernel(
     start = tl.program_id(0).to(tl.int64) * (N * N * PARTS)
     block = read_square(x + start, N, SLICES, WARPS, COMPLEX, EACH, False)
     columns = columns_of(block, SLICES, WARPS, EACH, PARTS, False)[: GROUPS * PARTS]
-    row, warp = places(SLICES, WARPS)
+    row, warp = rows_and_warps(SLICES, WARPS)
     failed = row < 0
     factors = ()
     for some in tl.static_range(0, GROUPS, RING):

@@ -32,7 +32,7 @@ _REGISTERS = 128  # of a thread, for what is held; a step needs almost as many
 
 
 @triton.jit
-def places(SLICES: tl.constexpr, WARPS: tl.constexpr):
+def rows_and_warps(SLICES: tl.constexpr, WARPS: tl.constexpr):
     """(row, warp) of each number of a vector."""
     zero = tl.zeros((SLICES, WARPS, 32), tl.int32)
     of_slice = tl.arange(0, SLICES)[:, None, None] * 32

@@ -23,8 +23,8 @@ from genesis_fn.kernels.linalg.medium.columns import (
     element_of_warp,
     of_rows,
     over_rows,
-    places,
     read_square,
+    rows_and_warps,
 )
 from genesis_fn.kernels.linalg.small.elements import (
     add_product,
@@ -131,7 +131,7 @@ def medium_lu_kernel(
     matrix = tl.program_id(0).to(tl.int64)
     block = read_square(x + matrix * (N * N * PARTS), N, SLICES, WARPS, COMPLEX, EACH, False)
     flawed = tl.max(tl.max((block != block).to(tl.int32), 1), 0) > 0
-    row, warp = places(SLICES, WARPS)
+    row, warp = rows_and_warps(SLICES, WARPS)
     columns = columns_of(block, SLICES, WARPS, EACH, PARTS, False)[: GROUPS * PARTS]
     columns, _, position, swaps, rows, _ = eliminate(columns, (), row, warp, GROUPS, WARPS, COMPLEX)
     factors = block_of_columns(columns, SLICES, WARPS, EACH, PARTS, False)

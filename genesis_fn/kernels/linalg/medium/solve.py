@@ -14,8 +14,8 @@ from genesis_fn.kernels.linalg.medium.columns import (
     block_of_columns,
     columns_of,
     of_rows,
-    places,
     read_square,
+    rows_and_warps,
 )
 from genesis_fn.kernels.linalg.medium.lu import eliminate
 from genesis_fn.kernels.linalg.medium.substitution import substitute
@@ -43,11 +43,11 @@ def medium_solve_kernel(
     inside = (i < (1 if SIDES == 1 else N)) & (number < SIDE_LENGTH)
     given = tl.load(b + matrix * (N * RIGHT) + (i * SIDE_LENGTH + number), inside, other=0.0)
     sides = columns_of(given, SLICES, WARPS, SIDES_EACH, PARTS, SIDES == 1)[: SIDE_GROUPS * PARTS]
-    row, warp = places(SLICES, WARPS)
+    row, warp = rows_and_warps(SLICES, WARPS)
     columns, sides, position, _, order, singular = eliminate(
         columns, sides, row, warp, GROUPS, WARPS, COMPLEX
     )
-    sides = substitute(columns, sides, position, order, warp, GROUPS, WARPS, False, False, COMPLEX)
+    sides = substitute(columns, sides, position, order, warp, GROUPS, WARPS, False, COMPLEX)
     solution = ()
     for j in tl.static_range(SIDE_GROUPS * PARTS):
         solution = solution + (tl.where(singular, float("nan"), sides[j]),)

@@ -36,7 +36,7 @@ def diagonal_of(columns, position, warp, WARPS: tl.constexpr, COMPLEX: tl.conste
 def substitute_some(
     columns, sides, inverses, position, order, warp, START: tl.constexpr, END: tl.constexpr,
     WARPS: tl.constexpr,
-    LOWER: tl.constexpr, UNIT: tl.constexpr, COMPLEX: tl.constexpr,
+    LOWER: tl.constexpr, COMPLEX: tl.constexpr,
 ):  # fmt: skip
     """Steps of the groups START to END of `substitute`, those of a lower triangle upwards, of an
     upper one downwards, with these vectors of columns."""
@@ -56,8 +56,7 @@ def substitute_some(
             k = group * WARPS + owner
             factor = element_of_warp(own, warp == owner, COMPLEX)
             holder = at_row(order, number + k)
-            if not UNIT:
-                factor = product(factor, element_at(inverses, holder, COMPLEX), COMPLEX)
+            factor = product(factor, element_at(inverses, holder, COMPLEX), COMPLEX)
             later = position > k if LOWER else position < k
             less = kept(later, negative(factor, COMPLEX), COMPLEX)
             sides = add_products(sides, less, holder, COMPLEX)
@@ -67,28 +66,24 @@ def substitute_some(
 @triton.jit
 def substitute(
     columns, sides, position, order, warp, GROUPS: tl.constexpr, WARPS: tl.constexpr,
-    LOWER: tl.constexpr, UNIT: tl.constexpr, COMPLEX: tl.constexpr,
+    LOWER: tl.constexpr, COMPLEX: tl.constexpr,
 ):  # fmt: skip
     """T^-1 B of the triangle of GROUPS vectors of columns, whatever stands in the other one: rows
     are in `position`, and that of position k is order[k]."""
     PARTS: tl.constexpr = 2 if COMPLEX else 1
-    inverses = ()
-    if not UNIT:
-        inverses = reciprocal(diagonal_of(columns, position, warp, WARPS, COMPLEX), COMPLEX)
+    inverses = reciprocal(diagonal_of(columns, position, warp, WARPS, COMPLEX), COMPLEX)
     for some in tl.static_range(0, GROUPS, RING):
         if LOWER:
             sides = substitute_some(
                 columns[PARTS * some : PARTS * min(some + RING, GROUPS)], sides, inverses, position,
-                order, warp, some, min(some + RING, GROUPS), WARPS, LOWER, UNIT, COMPLEX,
+                order, warp, some, min(some + RING, GROUPS), WARPS, LOWER, COMPLEX,
             )  # fmt: skip
         else:
             sides = substitute_some(
                 columns[PARTS * max(GROUPS - RING - some, 0) : PARTS * (GROUPS - some)], sides,
                 inverses, position, order, warp, max(GROUPS - RING - some, 0), GROUPS - some, WARPS,
-                LOWER, UNIT, COMPLEX,
+                LOWER, COMPLEX,
             )  # fmt: skip
-    if UNIT:
-        return sides
     solved = ()
     for j in tl.static_range(len(sides) // PARTS):
         solved = solved + product(sides[j * PARTS : (j + 1) * PARTS], inverses, COMPLEX)

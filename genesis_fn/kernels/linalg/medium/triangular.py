@@ -13,8 +13,8 @@ from genesis_fn.kernels.linalg.medium.columns import (
     Spread,
     block_of_columns,
     columns_of,
-    places,
     read_square,
+    rows_and_warps,
 )
 from genesis_fn.kernels.linalg.medium.substitution import substitute
 from genesis_fn.kernels.linalg.small.elements import conjugated
@@ -30,7 +30,7 @@ def medium_triangular_kernel(
     a, b, out, N: tl.constexpr, SLICES: tl.constexpr, WARPS: tl.constexpr, COMPLEX: tl.constexpr,
     GROUPS: tl.constexpr, EACH: tl.constexpr, SIDES: tl.constexpr, SIDE_GROUPS: tl.constexpr,
     SIDES_EACH: tl.constexpr, TRANSPOSED: tl.constexpr,
-    CONJUGATED: tl.constexpr, LOWER: tl.constexpr, UNIT: tl.constexpr, LEFT: tl.constexpr,
+    CONJUGATED: tl.constexpr, LOWER: tl.constexpr, LEFT: tl.constexpr,
     OTHERS: tl.constexpr,
 ):  # fmt: skip
     """X of T X = B with OTHERS columns, or X T^T = B with as many rows unless LEFT, for SIDES of
@@ -55,8 +55,8 @@ def medium_triangular_kernel(
         at = start + side * (N * PARTS) + (i * (N * PARTS) + number)
     given = tl.load(b + at, inside, other=0.0)
     sides = columns_of(given, SLICES, WARPS, SIDES_EACH, PARTS, not LEFT)[: SIDE_GROUPS * PARTS]
-    row, warp = places(SLICES, WARPS)
-    solved = substitute(columns, sides, row, row, warp, GROUPS, WARPS, LOWER, UNIT, COMPLEX)
+    row, warp = rows_and_warps(SLICES, WARPS)
+    solved = substitute(columns, sides, row, row, warp, GROUPS, WARPS, LOWER, COMPLEX)
     solution = block_of_columns(solved, SLICES, WARPS, SIDES_EACH, PARTS, not LEFT)
     tl.store(out + at, solution, inside)
 
@@ -75,7 +75,6 @@ class MediumTriangular:
     lower: bool = True
     transposed: bool = False
     conjugated: bool = False
-    unit: bool = False
     left: bool = True
 
     def __post_init__(self) -> None:
@@ -88,8 +87,7 @@ class MediumTriangular:
 
 
 def plan_medium_triangular(spec: MediumTriangular, target: Target) -> Plan:
-    """(matrices, right sides) -> solutions. Elements of the other triangle are not used, and those
-    of the diagonal not if it is a unit one."""
+    """(matrices, right sides) -> solutions. Elements of the other triangle are not used."""
     builder = PlanBuilder(2, 1)
     spread = spec.spread
     builder.launch(
@@ -106,7 +104,6 @@ def plan_medium_triangular(spec: MediumTriangular, target: Target) -> Plan:
             "TRANSPOSED": spec.transposed,
             "CONJUGATED": spec.conjugated and spec.is_complex,
             "LOWER": spec.lower,
-            "UNIT": spec.unit,
             "LEFT": spec.left and spec.others > 1,  # a column is read as a row
             "OTHERS": spec.others,
         },
