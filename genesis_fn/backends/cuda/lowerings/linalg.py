@@ -270,8 +270,8 @@ def _triangular(call: Call) -> Lowered:
         small = SmallTriangular(*triangle, unit=p["unit_diagonal"], left=left)
         s.include(plan_small_triangular(small, call.target), *buffers)
         return s.builder.build()
-    # A routine takes 14 us for one, where a program takes 16, and for many in float64 as long. Unit
-    # diagonals are those of the derivative of LU factors.
+    # A routine takes 14 us for one, where a program takes 16, and for many in float64 as long. It
+    # keeps unit diagonals, too, which derivatives of LU factors have.
     several = s.count > 1 and s.real == "fp32" and not p["unit_diagonal"]
     if several and s.fits_program(n, min(others, MOST_SIDES_TOGETHER)):
         medium = MediumTriangular(*triangle, left=left)

@@ -23,7 +23,7 @@ MOST_ROWS = 64
 
 WARPS = 4
 """Of a program. With more, a step takes longer, as it waits for all; with two, of which each has
-twice as much, many matrices take 0.6 of the time, and kernels 9 s to compile."""
+twice as much, many matrices take 0.5 to 0.9 of the time, and kernels up to 9 s to compile."""
 
 RING: tl.constexpr = tl.constexpr(8)
 """The vectors that rotate before those that are done are left out."""

@@ -35,8 +35,7 @@ def diagonal_of(columns, position, warp, WARPS: tl.constexpr, COMPLEX: tl.conste
 @triton.jit
 def substitute_some(
     columns, sides, inverses, position, order, warp, START: tl.constexpr, END: tl.constexpr,
-    WARPS: tl.constexpr,
-    LOWER: tl.constexpr, COMPLEX: tl.constexpr,
+    WARPS: tl.constexpr, LOWER: tl.constexpr, COMPLEX: tl.constexpr,
 ):  # fmt: skip
     """Steps of the groups START to END of `substitute`, those of a lower triangle upwards, of an
     upper one downwards, with these vectors of columns."""

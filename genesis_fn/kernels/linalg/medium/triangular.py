@@ -29,9 +29,8 @@ MOST_SIDES_TOGETHER = 64
 def medium_triangular_kernel(
     a, b, out, N: tl.constexpr, SLICES: tl.constexpr, WARPS: tl.constexpr, COMPLEX: tl.constexpr,
     GROUPS: tl.constexpr, EACH: tl.constexpr, SIDES: tl.constexpr, SIDE_GROUPS: tl.constexpr,
-    SIDES_EACH: tl.constexpr, TRANSPOSED: tl.constexpr,
-    CONJUGATED: tl.constexpr, LOWER: tl.constexpr, LEFT: tl.constexpr,
-    OTHERS: tl.constexpr,
+    SIDES_EACH: tl.constexpr, TRANSPOSED: tl.constexpr, CONJUGATED: tl.constexpr,
+    LOWER: tl.constexpr, LEFT: tl.constexpr, OTHERS: tl.constexpr,
 ):  # fmt: skip
     """X of T X = B with OTHERS columns, or X T^T = B with as many rows unless LEFT, for SIDES of
     these. T is LOWER or upper, of A or, if TRANSPOSED, of A^T."""
