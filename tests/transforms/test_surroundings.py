@@ -26,6 +26,26 @@ def fresh_programs():
 # ---- settings ----
 
 
+def test_an_update_reaches_blocks_that_set_something_else():
+    """And a block that sets the same keeps its own value, until it ends."""
+    try:
+        with gf.numpy_rank_promotion("raise"):
+            gf.config.update("numpy_dtype_promotion", "strict")
+            assert gf.config.numpy_dtype_promotion == "strict"
+            with gf.numpy_dtype_promotion("standard"):
+                gf.config.update("debug_infs", True)
+                assert gf.config.numpy_dtype_promotion == "standard" and gf.config.debug_infs
+            assert gf.config.debug_infs and gf.config.numpy_rank_promotion == "raise"
+            gf.config.update("numpy_rank_promotion", "warn")
+            assert gf.config.numpy_rank_promotion == "raise"
+        assert gf.config.numpy_rank_promotion == "warn"
+        assert gf.config.numpy_dtype_promotion == "strict"
+    finally:
+        gf.config.update("numpy_dtype_promotion", "standard")
+        gf.config.update("numpy_rank_promotion", "allow")
+        gf.config.update("debug_infs", False)
+
+
 def test_config_reads_and_updates_under_jax_names():
     assert gf.config.debug_nans is False and gf.config.jax_debug_nans is False
     gf.config.update("jax_debug_nans", True)

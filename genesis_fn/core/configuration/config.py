@@ -141,9 +141,11 @@ class _State:
 
 
 class _Local(threading.local):
-    """A thread's configuration, if it has one of its own."""
+    """A thread's configuration, if it has one of its own: the settings of the blocks that it is in
+    over the process's."""
 
     override: Config | None = None
+    blocks: dict[str, Any] = {}
 
 
 _local = _Local()
@@ -180,9 +182,15 @@ def names() -> list[str]:
 
 
 def update(name: str, value: Any) -> None:
-    """Set `name` for the whole process. Raises AttributeError for an unknown name."""
+    """Set `name` for the whole process, and in the blocks of this thread that do not set it; those
+    of other threads take it when they end. Raises AttributeError for an unknown name."""
     _State.value = _intern(dataclasses.replace(_State.value, **changes(name, value)))
+    _local.override = _over_the_process(_local.blocks)
     _announce()
+
+
+def _over_the_process(blocks: dict[str, Any]) -> Config | None:
+    return _intern(dataclasses.replace(_State.value, **blocks)) if blocks else None
 
 
 def changes(name: str, value: Any) -> dict[str, Any]:
@@ -199,13 +207,15 @@ def override(**settings: Any) -> Generator[Config, None, None]:
     found: dict[str, Any] = {}
     for name, value in settings.items():
         found |= changes(name, value)
-    before = _local.override
+    before, blocks, process = _local.override, _local.blocks, _State.value
+    _local.blocks = {**blocks, **found}
     _local.override = _intern(dataclasses.replace(current(), **found))
     _announce()
     try:
         yield _local.override
     finally:
-        _local.override = before
+        _local.blocks = blocks
+        _local.override = before if process is _State.value else _over_the_process(blocks)
 
 
 class computing:

@@ -1,0 +1,28 @@
+"""What is JAX's alone among the names of `jax`."""
+
+from __future__ import annotations
+
+import jax.version as version
+from genesis_fn.as_jax.stubs import stub
+from jax._src.config import config as config, context
+
+from genesis_fn.core.sharding.layout import P as P
+
+__version__ = version.__version__
+__version_info__ = version.__version_info__
+
+allow_f16_reductions = context("jax_allow_f16_reductions")
+array_garbage_collection_guard = context("jax_array_garbage_collection_guard")
+check_tracer_leaks = context("jax_check_tracer_leaks")
+debug_key_reuse = context("jax_debug_key_reuse")
+enable_custom_prng = context("jax_enable_custom_prng")
+enable_x64 = context("jax_enable_x64")
+legacy_prng_key = context("jax_legacy_prng_key")
+no_execution = context("jax_no_execution")
+softmax_custom_jvp = context("jax_softmax_custom_jvp")
+thread_guard = context("jax_thread_guard")
+threefry_partitionable = context("jax_threefry_partitionable")
+
+pmap = stub("jax.pmap", "jax.shard_map over a mesh, or jax.vmap")
+Ref = stub("jax.Ref", "values that a function takes and returns")
+new_ref = stub("jax.new_ref", "values that a function takes and returns")

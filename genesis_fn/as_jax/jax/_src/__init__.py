@@ -1,0 +1,1 @@
+"""JAX's internals, of which libraries import names."""

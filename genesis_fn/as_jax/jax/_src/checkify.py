@@ -1,0 +1,3 @@
+"""What libraries import of checkify."""
+
+from __future__ import annotations

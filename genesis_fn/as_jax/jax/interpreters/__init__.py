@@ -1,0 +1,1 @@
+"""JAX's interpreters, of which libraries import names."""
