@@ -87,7 +87,10 @@ def suites(options: Any) -> dict[str, list[tuple[Path, Path, list[str]]]]:
         files = [f for f in sorted(checkout.glob("optax/**/*_test.py")) if f.stem not in NOT_OPTAX]
         if options.files:
             files = [f for f in files if f.stem in options.files]
-        for suite, flag in (("optax on our arrays", []), ("genesis_fn.optim as optax", ["--optim"])):
+        for suite, flag in (
+            ("optax on our arrays", []),
+            ("genesis_fn.optim as optax", ["--optim"]),
+        ):
             folder = work / ("optim" if flag else "optax")
             support = ["--jax", str(Path(options.jax).resolve())] if options.jax else []
             found[suite] = [

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -19,6 +19,7 @@ _TOLERANCE = {
     dtypes.C128: 1e-5,
 }  # fmt: skip
 _STEP = 2.0**-11
+_Tolerance: TypeAlias = float | Mapping[Any, float] | None
 
 
 def _host(x: Any) -> Any:
@@ -63,10 +64,21 @@ def _numerical_jvp(
     return tree.map(difference, above, below)
 
 
-def _bounds(x: Any, atol: float | None, rtol: float | None) -> tuple[float, float]:
-    found = [_TOLERANCE.get(np.asarray(v).dtype, 0.0) for v in tree.leaves(x)] or [0.0]
-    default = max(found)
-    return default if atol is None else atol, default if rtol is None else rtol
+def _bounds(x: Any, atol: _Tolerance, rtol: _Tolerance) -> tuple[float, float]:
+    """What the widest of the tolerances of the values' dtypes allows, as arrays of the library."""
+    kinds = [as_array(v).dtype for v in tree.leaves(x)]
+    defaults = [_TOLERANCE.get(kind, 0.0) for kind in kinds]
+
+    def bound(given: _Tolerance) -> float:
+        if given is None:
+            return max(defaults, default=0.0)
+        if not isinstance(given, Mapping):
+            return float(given)
+        # NumPy's dtypes, among which is float0, which no array here has.
+        own = {dtypes.dtype(k) if isinstance(k, str) else np.dtype(k): v for k, v in given.items()}
+        return max([own.get(k, d) for k, d in zip(kinds, defaults)], default=0.0)
+
+    return bound(atol), bound(rtol)
 
 
 def _compare(got: Any, expected: Any, what: str, atol: float, rtol: float) -> None:
@@ -86,8 +98,8 @@ def check_jvp(
     f: Callable[..., Any],
     f_jvp: Callable[..., Any],
     args: Sequence[Any],
-    atol: float | None = None,
-    rtol: float | None = None,
+    atol: _Tolerance = None,
+    rtol: _Tolerance = None,
     eps: float | None = None,
     err_msg: str = "",
 ) -> None:
@@ -95,7 +107,7 @@ def check_jvp(
     args, rng = tuple(args), np.random.default_rng(0)
     tangents = _random_like(args, rng)
     out, t_out = f_jvp(args, tangents)
-    atol, rtol = _bounds(args, atol, rtol)
+    atol, rtol = _bounds((args, out), atol, rtol)
     what = f"{err_msg or name_of(f)}: "
     _compare(out, f(*args), what + "value ", atol, rtol)
     _compare(t_out, _numerical_jvp(f, args, tangents, eps or _STEP), what + "jvp ", atol, rtol)
@@ -105,8 +117,8 @@ def check_vjp(
     f: Callable[..., Any],
     f_vjp: Callable[..., Any],
     args: Sequence[Any],
-    atol: float | None = None,
-    rtol: float | None = None,
+    atol: _Tolerance = None,
+    rtol: _Tolerance = None,
     eps: float | None = None,
     err_msg: str = "",
 ) -> None:
@@ -119,7 +131,7 @@ def check_vjp(
     out, pull = f_vjp(*args)
     cts = _random_like(out, rng)
     back = pull(cts)
-    atol, rtol = _bounds(args, atol, rtol)
+    atol, rtol = _bounds((args, out), atol, rtol)
     what = f"{err_msg or name_of(f)}: "
     _compare(out, f(*args), what + "value ", atol, rtol)
     forward = _inner(cts, _numerical_jvp(f, args, tangents, eps or _STEP))
@@ -144,13 +156,14 @@ def check_grads(
     args: Sequence[Any],
     order: int,
     modes: Sequence[str] = ("fwd", "rev"),
-    atol: float | None = None,
-    rtol: float | None = None,
+    atol: _Tolerance = None,
+    rtol: _Tolerance = None,
     eps: float | None = None,
 ) -> None:
     """Raise AssertionError unless the derivatives of `f` up to `order` agree with differences.
 
-    `modes` are those to take each derivative in: "fwd", "rev", or both in every mixture.
+    `modes` are those to take each derivative in: "fwd", "rev", or both in every mixture. `atol` and
+    `rtol` are numbers, or tolerances by dtype, `{"float32": 1e-3}`; each dtype has a default.
     """
     modes = (modes,) if isinstance(modes, str) else tuple(modes)
     unknown = set(modes) - {"fwd", "rev"}

@@ -24,7 +24,7 @@ import ml_dtypes
 import numpy as np
 
 from genesis_fn.as_jax.finder import FOLDER
-from genesis_fn.as_jax.stubs import stub
+from genesis_fn.as_jax.stubs import MissingError
 
 CHECKOUT = (
     "jax._src.test_util", "jax._src.public_test_util", "jax._src.test_warning_util",
@@ -66,6 +66,45 @@ PUBLIC: dict[str, tuple[str, ...]] = {
 }
 
 
+class Missing:
+    """A name that nothing stands for: it may be named, decorate and be looked into while a test file
+    is imported, and raises MissingError when a test uses it."""
+
+    importing = True  # until the first test runs
+
+    def __init__(self, name: str) -> None:
+        self.__name__ = name
+        self.__qualname__ = name
+        self.__members__ = {"MEMBER": self}  # of an enum that parametrizes tests
+
+    def __getattr__(self, name: str) -> Missing:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return Missing(f"{self.__name__}.{name}")
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if Missing.importing:
+            return self
+        return self._refuse()
+
+    def _refuse(self, *args: Any) -> Any:
+        raise MissingError(f"genesis_fn.as_jax has no {self.__name__}")
+
+    __bool__ = __iter__ = __len__ = __getitem__ = __enter__ = __exit__ = _refuse
+
+    def __mro_entries__(self, bases: tuple[Any, ...]) -> tuple[type, ...]:
+        def refuse(*args: Any, **kwargs: Any) -> Any:
+            raise MissingError(f"genesis_fn.as_jax has no {self.__name__}")
+
+        return (type("Missing", (), {"__new__": refuse}),)
+
+    def __instancecheck__(self, value: Any) -> bool:
+        return False
+
+
+stub = Missing
+
+
 class Flag:
     """A setting of JAX's: `.value`, and a block in which it is another."""
 
@@ -82,13 +121,17 @@ class Flag:
         try:
             return getattr(config, self.name)
         except AttributeError:
-            return stub(f"jax._src.config.{self.name}")
+            return False  # a setting of JAX's insides
 
     @contextlib.contextmanager
     def __call__(self, new: Any) -> Iterator[None]:
         from jax import config
 
-        before = self.value
+        try:
+            before = getattr(config, self.name)
+        except AttributeError:
+            yield  # a setting of JAX's insides
+            return
         config.update(self.name, new)
         try:
             yield
@@ -131,7 +174,7 @@ class Config:
         if name in ("update", "parse_flags_with_absl", "config_with_absl", "config", "read"):
             return config if name == "config" else getattr(config, name)
         if name.startswith("jax_"):
-            return getattr(config, name)
+            return getattr(config, name, False)
         if name[:1].isupper():
             return stub(f"jax._src.config.{name}")
         return Flag(name)
@@ -202,8 +245,8 @@ def _scalar(name: str) -> Any:
 
 _NARROW = (
     "float8_e3m4", "float8_e4m3", "float8_e4m3b11fnuz", "float8_e4m3fn", "float8_e4m3fnuz",
-    "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu", "float4_e2m1fn", "int2", "int4", "uint2",
-    "uint4", "bfloat16",
+    "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu", "float4_e2m1fn", "float6_e2m3fn",
+    "float6_e3m2fn", "int2", "int4", "uint2", "uint4", "bfloat16",
 )  # fmt: skip
 
 
@@ -249,7 +292,8 @@ NAMES: dict[str, dict[str, Any]] = {
         "python_scalar_types_to_dtypes": {
             bool: np.dtype("bool"), int: np.dtype("int32"), float: np.dtype("float32"),
             complex: np.dtype("complex64")},
-        "int1": None, "uint1": None, "_intn_dtypes": [],
+        "int1": None, "uint1": None, "_intn_dtypes": [], "_float8_dtypes": [],
+        "_custom_float_scalar_types": [], "custom_floats": [],
         "supports_inf": lambda dtype: bool(np.isinf(np.array(np.inf).astype(dtype))),
     },
     "jax._src.core": {"reset_trace_state": lambda: True},

@@ -32,6 +32,12 @@ class Recorder:
         """Leave out what an earlier run has done."""
         items[:] = [i for i in items if _name(i.nodeid) not in self.done]
 
+    def pytest_runtestloop(self) -> None:
+        """The file is imported: from now on names that are not there refuse."""
+        from benchmarks.suites.internals import Missing
+
+        Missing.importing = False
+
     def pytest_collectreport(self, report: Any) -> None:
         """A file that cannot be imported is one failed case."""
         if report.failed:

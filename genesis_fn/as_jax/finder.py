@@ -41,13 +41,14 @@ _INSTEAD = {
     "jax.experimental.pallas": "Triton kernels by genesis_fn.triton_call",
     "jax.experimental.jax2tf": "nothing: programs run on the library alone",
     "jax.experimental.sparse": "dense arrays, jax.ops.segment_sum, or x.at[index].add",
-    "jax.export": "jax.jit(f).lower(*args).compile(), in the process that runs it",
     "jax.ffi": "genesis_fn.triton_call, genesis_fn.torch_call or jax.pure_callback",
     "jax.pmap": "jax.shard_map",
     "jax.experimental.pjit": "jax.jit",
     "jax.interpreters": "genesis_fn.extend, whose Primitive holds the rules",
     "jax._src": "the public name",
 }
+
+_NONE = object()
 
 
 class Namespace(ModuleType):
@@ -65,16 +66,19 @@ class Namespace(ModuleType):
         if _found(full):
             return importlib.import_module(full)
         ours = self.__dict__["__ours__"]
-        value = getattr(importlib.import_module(ours), name, None) if ours else None
-        if value is None or isinstance(value, ModuleType):
+        value = getattr(importlib.import_module(ours), name, _NONE) if ours else _NONE
+        if value is _NONE or isinstance(value, ModuleType):
             raise AttributeError(absent(self, name))
         self.__dict__[name] = value  # found at once from now on
         return value
 
     def __dir__(self) -> list[str]:
         ours = self.__dict__["__ours__"]
-        theirs = dir(importlib.import_module(ours)) if ours else []
-        return sorted({n for n in (*theirs, *self.__dict__) if not n.startswith("__")})
+        module = importlib.import_module(ours) if ours else None
+        theirs = [n for n in dir(module) if not isinstance(getattr(module, n), ModuleType)]
+        below = [n.rpartition(".")[2] for n in MODULES if n.rpartition(".")[0] == self.__name__]
+        names = {*theirs, *below, *self.__dict__} if ours else {*self.__dict__}
+        return sorted(n for n in names if not n.startswith("_"))
 
 
 def absent(module: ModuleType, name: str) -> str:

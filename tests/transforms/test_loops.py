@@ -8,7 +8,8 @@ import pytest
 import genesis_fn.numpy as jnp
 from genesis_fn.core import errors
 from genesis_fn.core.configuration import config
-from genesis_fn.transforms.autodiff.derivatives import grad, jvp
+from genesis_fn.core.configuration.settings import disable_jit
+from genesis_fn.transforms.autodiff.derivatives import grad, jvp, linearize
 from genesis_fn.transforms.batching.mapped_axes import vmap
 from genesis_fn.transforms.control_flow.loops import (
     associative_scan,
@@ -16,6 +17,7 @@ from genesis_fn.transforms.control_flow.loops import (
     map as map_,
     while_loop,
 )
+from genesis_fn.transforms.control_flow.scanning import scan
 from genesis_fn.transforms.jitting import jit
 from tests.transforms.both import FORWARD, agree, agree_under, normal, ours
 
@@ -197,3 +199,28 @@ def test_bounds_and_batches_that_are_no_counts():
             fori_loop(*bounds, lambda i, x: x + i, 0)
     with pytest.raises(ValueError, match="batch_size must be 1 or more"):
         map_(jnp.sin, jnp.ones(3), batch_size=0)
+
+
+def test_bounds_that_eager_derivatives_know_make_a_scan() -> None:
+    """The index is a value of the derivative too: d/dx x * x * (x + 1) at 1. JAX has 2, as if the
+    index were a constant; forward mode and finite differences have 5."""
+
+    def f(x):
+        return fori_loop(x, x + 2.0, lambda i, c: c * i, x)
+
+    assert float(grad(f)(1.0)) == 5.0 == float(jvp(f, (1.0,), (1.0,))[1])
+    assert float(linearize(f, 1.0)[1](1.0)) == 5.0
+
+    def power(x, n):
+        return fori_loop(0, n, lambda i, c: c * x, 1.0)
+
+    assert [float(v) for v in grad(lambda x, n: power(x, n))(2.0, 3).reshape(1)] == [12.0]
+    with pytest.raises(errors.NotDifferentiableError, match="use scan"):
+        jit(grad(f))(1.0)
+
+
+def test_a_loop_without_steps_runs_as_python_too() -> None:
+    with disable_jit():
+        assert float(fori_loop(0, 0, lambda i, c: c + 1, 1.0)) == 1.0
+        carry, ys = scan(lambda c, x: (c, x * 2), 0.0, jnp.zeros((0, 3)))
+    assert float(carry) == 0.0 and ys.shape == (0, 3)

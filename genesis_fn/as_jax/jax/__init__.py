@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax.version as version
-from genesis_fn.as_jax.stubs import stub
 from jax._src.config import config as config, context
 
+from genesis_fn.as_jax.stubs import stub
 from genesis_fn.core.sharding.layout import P as P
 
 __version__ = version.__version__
@@ -26,3 +28,10 @@ threefry_partitionable = context("jax_threefry_partitionable")
 pmap = stub("jax.pmap", "jax.shard_map over a mesh, or jax.vmap")
 Ref = stub("jax.Ref", "values that a function takes and returns")
 new_ref = stub("jax.new_ref", "values that a function takes and returns")
+
+
+class ds:
+    """A slice of `size` elements from `start` on; indexing refuses it by name."""
+
+    def __init__(self, start: Any, size: int) -> None:
+        self.start, self.size = start, size

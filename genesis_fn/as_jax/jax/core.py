@@ -14,6 +14,7 @@ from jax._src.core import (
     mapped_aval as mapped_aval,
     unmapped_aval as unmapped_aval,
 )
+
 from genesis_fn.transforms.staging.tracing import (
     ensure_compile_time_eval as ensure_compile_time_eval,
 )

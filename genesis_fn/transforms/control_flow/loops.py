@@ -357,6 +357,24 @@ def _known_bound(x: Any) -> int:
     raise TypeError(f"fori_loop: bounds are integers, got {x!r:.60}\n  at {where().describe()}")
 
 
+def _known_bounds(lower: Any, upper: Any) -> tuple[Any, int] | None:
+    """(the first index, the number of steps) where both bounds are known, as those of eager
+    derivatives are, else None: also where a traced one is no whole number. The index is a derivative's
+    tracer where `lower` is one: what the body does with it has a derivative too."""
+    if not isinstance(lower, Tracer) and not isinstance(upper, Tracer):
+        start = _known_bound(lower)
+        return start, max(_known_bound(upper) - start, 0)
+    values = [x.concrete() if isinstance(x, Tracer) else x for x in (lower, upper)]
+    if values[0] is None or values[1] is None:
+        return None
+    try:
+        length = max(_known_bound(values[1]) - _known_bound(values[0]), 0)
+    except TypeError:
+        return None
+    dtype = dtypes.promote_types(typeof(as_array(lower)).dtype, typeof(as_array(upper)).dtype)
+    return ops.convert(as_array(lower), dtype), length
+
+
 def fori_loop(
     lower: ArrayLike,
     upper: ArrayLike,
@@ -389,8 +407,9 @@ def fori_loop(
     >>> lax.fori_loop(0, 5, lambda i, total: total + i, 0)
     Array(10, dtype=int32)
     """
-    if not isinstance(lower, Tracer) and not isinstance(upper, Tracer):
-        start, stop = _known_bound(lower), _known_bound(upper)
+    known = _known_bounds(lower, upper)
+    if known is not None:
+        start, length = known
 
         def step(carry: Any, _: None) -> Any:
             i, value = carry
@@ -406,7 +425,7 @@ def fori_loop(
         functools.update_wrapper(step, body_fun)  # messages call the body by the user's name
         names = ["", *(f"fori_loop: the value{p}" for p in tree.paths(init_val))]
         with default_device_of(tree.leaves(init_val)):
-            init, length = (as_array(start), init_val), max(stop - start, 0)
+            init = (as_array(start), init_val)
         (_, value), _ = named_scan(step, init, None, length, False, unroll, "strict", names)
         return value
     with default_device_of(tree.leaves((lower, upper, init_val))):

@@ -440,7 +440,7 @@ def named_scan(
         inits, carry_tree, weak = flatten_arrays(init, "scan's init")
         leaves, xs_tree, _ = flatten_arrays(xs, "scan's xs")
     length = _length(leaves, xs, length)
-    if _disabled():
+    if _disabled() and length:  # a loop of no step says by its program what it would stack
         return _python_loop(f, init, leaves, xs_tree, length, reverse)
     with default_device_of(operands):
         jaxpr, captured, inits, y_tree, weak = _body(
@@ -646,9 +646,8 @@ def _unrolled(
 def _python_loop(
     f: Callable[..., Any], carry: Any, leaves: list[Any], xs_tree: Any, length: int, reverse: bool
 ) -> tuple[Any, Any]:
-    """Run the loop as Python, on concrete values: what `disable_jit` asks for."""
-    if length == 0:
-        raise ValueError("scan of length 0 cannot run under disable_jit: it has no y to stack")
+    """Run the loop, of at least one step, as Python, on concrete values: what `disable_jit` asks
+    for."""
     rows: dict[int, list[Any]] = {}
     y_tree: Any = None
     for i in _order(length, reverse):

@@ -12,6 +12,7 @@ from jax._src.core import (
     take_current_trace as take_current_trace,
     unmapped_aval as unmapped_aval,
 )
+
 from genesis_fn.as_jax.stubs import stub
 from genesis_fn.core.jaxpr import Eqn as JaxprEqn, Jaxpr as Jaxpr, Var as Var
 
