@@ -306,8 +306,8 @@ def svd(
 ) -> PyTree:
     """(U, S, V^H) with a = U diag(S) V^H and S descending; S alone without `compute_uv`.
 
-    With `hermitian`, from the eigenvalues of the Hermitian matrix (a + a^H) / 2. `subset_by_index` =
-    (start, end) leaves the values and vectors with other positions out; it needs
+    With `hermitian`, from the eigenvalues of the Hermitian matrix (a + a^H) / 2. A range (start,
+    end) as `subset_by_index` leaves the values and vectors with other positions out; it needs
     full_matrices=False.
     """
     a = _matrix("svd", a, hermitian)
@@ -322,7 +322,8 @@ def svd(
     vectors, values = linalg.eigh(a)
     order = argsort(p.neg(p.abs(values)), -1)
     if subset_by_index is not None:
-        order = order[..., slice(*subset_by_index)]
+        start, end = decompositions.subset_range("svd", subset_by_index, a.aval.shape[-1])
+        order = order[..., start:end]
     values = take_along_axis(values, order, -1)
     if not compute_uv:
         return absolute(values)

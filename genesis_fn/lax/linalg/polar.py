@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from genesis_fn.core import dtypes, errors
@@ -67,8 +67,8 @@ def qdwh(
     (rows, columns), (m, n) = map(operator.index, dynamic_shape), x.aval.shape
     if not (columns <= rows <= m and columns <= n):
         raise errors.ShapeError(
-            f"qdwh: dynamic_shape {dynamic_shape} is no part of {x.aval} with at least as many rows "
-            f"as columns\n  at {where().describe()}"
+            f"qdwh: dynamic_shape {dynamic_shape} is no part of {x.aval} with at least as many "
+            f"rows as columns\n  at {where().describe()}"
         )
     u, h, count, converged = _polar_of(x[:rows, :columns], most, eps)
     return _padded(u, (m, n)), _padded(h, (n, n)), count, converged
@@ -81,19 +81,21 @@ def _padded(x: Array, shape: tuple[int, int]) -> Array:
 
 def _polar_of(x: Array, most: int, eps: float | None) -> tuple[Array, Array, Array, Array]:
     precision = float(dtypes.finfo(x.aval.dtype).eps) if eps is None else float(eps)
+    return differentiable(lambda x: _iterated(x, most, precision))(x)
 
-    @custom_jvp
-    def polar(x: Array) -> tuple[Array, Array, Array, Array]:
-        return _iterated(x, most, precision)
+
+def differentiable(factors: Callable[[Array], Any]) -> Callable[[Array], Any]:
+    """A function from x[..., m, n], m >= n, to the polar factors (u, h) and more, with their
+    derivative where x has full rank, however they are computed."""
+    polar = custom_jvp(factors)
 
     @polar.defjvp
     def rule(primals: tuple[Array, ...], tangents: tuple[Array, ...]) -> Any:
-        u, h, count, converged = polar(*primals)
-        du, dh = _tangents(u, h, tangents[0])
-        still = zeros(typeof(count)), zeros(typeof(converged))
-        return (u, h, count, converged), (du, dh, *still)
+        u, h, *others = polar(*primals)
+        changes = _tangents(u, h, tangents[0])
+        return (u, h, *others), (*changes, *[zeros(typeof(x)) for x in others])
 
-    return polar(x)
+    return polar
 
 
 def _tangents(u: Array, h: Array, dx: Array) -> tuple[Array, Array]:

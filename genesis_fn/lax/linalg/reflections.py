@@ -242,8 +242,8 @@ def ormqr(
     same_batch = c.aval.shape[:-2] == a.aval.shape[:-2]
     if not same_batch or c.aval.shape[side] != a.aval.shape[-2]:
         raise errors.ShapeError(
-            f"ormqr: reflections {a.aval} do not fit {c.aval} on their {'right' if left else 'left'}"
-            f"\n  at {where().describe()}"
+            f"ormqr: reflections {a.aval} do not fit {c.aval} with left={left}\n"
+            f"  at {where().describe()}"
         )
     if left:
         return _apply(a, taus, c, transpose)
@@ -269,7 +269,7 @@ def hessenberg(a: ArrayLike) -> tuple[Array, Array]:
 
     >>> packed, taus = lax.linalg.hessenberg(jnp.array([[1., 2., 3.], [3., 4., 0.], [4., 0., 1.]]))
     >>> jnp.triu(packed, -1)
-    Array([[ 1.  , -3.6 , -0.2 ],
+    Array([[ 1.  , -3.6 ,  0.2 ],
            [-5.  ,  2.08,  1.44],
            [ 0.  ,  1.44,  2.92]], dtype=float32)
     """

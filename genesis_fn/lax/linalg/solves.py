@@ -78,8 +78,8 @@ def tridiagonal_solve(
     one_dtype(name, dl, d, du, b)
     if not dl.aval.shape == d.aval.shape == du.aval.shape == b.aval.shape[:-1]:
         raise errors.ShapeError(
-            f"{name}: diagonals {dl.aval}, {d.aval}, {du.aval} do not fit right-hand sides {b.aval}:"
-            f" they are [..., m], [..., m], [..., m] and [..., m, k]\n  at {where().describe()}"
+            f"{name}: diagonals {dl.aval}, {d.aval}, {du.aval} do not fit right-hand sides "
+            f"{b.aval}: they are [..., m] and [..., m, k]\n  at {where().describe()}"
         )
     if not b.size:
         return b
