@@ -32,7 +32,7 @@ LAX_LINALG_MORE: dict[str, list[Entry]] = {
     **each("eig",
         E(APART, call=lambda f, a: f(a, compute_left_eigenvectors=False,
                                      compute_right_eigenvectors=False)),
-        E(COMPLEX_APART, call=lambda f, a: [x * x.conj() for x in f(a, enable_eigvec_derivs=True)],
+        E(COMPLEX_APART, call=lambda f, a: [abs(x) for x in f(a, enable_eigvec_derivs=True)],
           grad=False)),
     **each("hessenberg", E(APART)),
     **each("tridiagonal", E(DEFINITE), E(DEFINITE, call=lambda f, a: f(a, lower=False))),
@@ -50,7 +50,7 @@ LAX_LINALG_MORE: dict[str, list[Entry]] = {
         r * np.triu(np.ones((3, 3), np.float32)), w))),
     **each("symmetric_product", E(SIDES, DEFINITE, call=lambda f, a, c: f(
         a, c, alpha=2.0, beta=0.5, symmetrize_output=True))),
-    **each("lu_pivots_to_permutation", E(PIVOTS, call=lambda f, p: f(p.astype("int32"), 4))),
+    **each("lu_pivots_to_permutation", E(PIVOTS, call=lambda f, p: f(p.astype("int32"), 4), numbers=False)),
 }  # fmt: skip
 
 

@@ -17,7 +17,6 @@ from genesis_fn.lax.promotion import device_among
 from genesis_fn.primitives import elementwise as ops, linalg, shape as shapes
 from genesis_fn.primitives.reductions.reduce import argmax, reduce_max, reduce_sum
 from genesis_fn.primitives.sort import take_along
-from genesis_fn.transforms.custom.derivative_rules import custom_jvp
 
 
 class EigImplementation(enum.Enum):
@@ -114,8 +113,9 @@ def eig(
     Args:
         x: matrices [..., n, n], float32, float64 or complex.
         compute_left_eigenvectors, compute_right_eigenvectors: which vectors are wanted.
-        enable_eigvec_derivs: whether vectors have a derivative. It holds where eigenvalues are
-            distinct and no two components of a vector are the greatest.
+        enable_eigvec_derivs: of no effect: vectors always have a derivative, at which they stay of
+            that form. It holds where eigenvalues are distinct and no two components of a vector
+            are the greatest.
         implementation: None, or what runs: `LAPACK` on the CPU, `CUSOLVER` on CUDA devices.
         use_magma: None or False.
 
@@ -126,7 +126,6 @@ def eig(
     Raises:
         ShapeError, DTypeError: `x` holds no square matrices, or of another dtype.
         ArgumentError: another implementation is asked for.
-        NotDifferentiableError: vectors are differentiated without `enable_eigvec_derivs`.
 
     >>> w, u, v = lax.linalg.eig(jnp.array([[2.0, 1.0], [0.0, 3.0]]))
     >>> w, jnp.abs(u[:, 1])
@@ -149,21 +148,7 @@ def eig(
         found.append(_with_real_greatest(_of_length_one(left)))
     if compute_right_eigenvectors:
         found.append(right)
-    return found if enable_eigvec_derivs else [values, *map(_not_differentiable, found[1:])]
-
-
-@custom_jvp
-def _not_differentiable(v: Array) -> Array:
-    return v
-
-
-@_not_differentiable.defjvp
-def _refuse(primals: tuple[Array, ...], tangents: tuple[Array, ...]) -> tuple[Array, Array]:
-    raise errors.NotDifferentiableError(
-        "eig: eigenvectors have a derivative only where eigenvalues are distinct and one component "
-        f"is the greatest\n  at {where().describe()}\n"
-        "  pass enable_eigvec_derivs=True if that is so"
-    )
+    return found
 
 
 def _of_columns(x: Array, like: Array) -> Array:

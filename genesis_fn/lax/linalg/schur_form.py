@@ -56,11 +56,12 @@ def schur(
             "schur: eigenvalues stand in the order of LAPACK's QR iteration; pass "
             f"sort_eig_vals=False and select_callable=None\n  at {where().describe()}"
         )
-    t, q = _complex_form(x) if dtypes.is_complex(x.aval.dtype) else _real_form(x)
+    t, q = _complex_form(x) if dtypes.is_complex(x.aval.dtype) else _decomposed(x)
     return (t, q) if compute_schur_vectors else [t]
 
 
-def _on_host(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def schur_on_host(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(T, Q) by LAPACK; its name is what an error says that has no derivative."""
     from scipy.linalg import schur as by_lapack
 
     x = np.asarray(x)
@@ -78,22 +79,8 @@ def _on_host(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 def _decomposed(x: Array) -> tuple[Array, Array]:
     kind = ShapeDtypeStruct(x.aval.shape, x.aval.dtype)
-    t, q = pure_callback(_on_host, (kind, kind), x, vmap_method="broadcast_all")
+    t, q = pure_callback(schur_on_host, (kind, kind), x, vmap_method="broadcast_all")
     return t, q
-
-
-@custom_jvp
-def _real_form(x: Array) -> tuple[Array, Array]:
-    return _decomposed(x)
-
-
-@_real_form.defjvp
-def _refuse(primals: tuple[Array, ...], tangents: tuple[Array, ...]) -> Any:
-    raise errors.NotDifferentiableError(
-        f"schur: the real form of a matrix has no derivative\n  at {where().describe()}\n"
-        '  convert the matrix with .astype("complex64"), or pass output="complex" to '
-        "scipy.linalg.schur"
-    )
 
 
 @custom_jvp

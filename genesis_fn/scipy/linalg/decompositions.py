@@ -378,7 +378,7 @@ def qr(
     q, r, *order = lax.linalg.qr(a, pivoting=bool(pivoting), full_matrices=mode == "full")
     if mode != "r":
         return q, r, *order
-    # The rows of zeros below are added here: the small R has a derivative where the full Q has none.
+    # Rows of zeros are added here: the small R has a derivative where the full Q has none.
     edges = [(0, 0)] * (a.ndim - 2) + [(0, a.shape[-2] - r.shape[-2]), (0, 0)]
     return jnp.pad(r, edges), *order
 

@@ -126,8 +126,8 @@ def expm_frechet(
 
 
 def _solve_above(t: Array, shift: Any, right: Array, j: Any, instead: float) -> tuple[Array, Array]:
-    """(x, which of its elements had a zero on the diagonal) with (t + shift I) x = right in the rows
-    above j, zeros below; `instead` stands for such zeros."""
+    """(x, which of its elements had a zero on the diagonal) with (t + shift I) x = right in the
+    rows above j, zeros below; `instead` stands for such zeros."""
     n = t.shape[-1]
     row, column = jnp.arange(n)[:, None], jnp.arange(n)[None, :]
     above, one = row < j, jnp.eye(n, dtype=t.dtype)
