@@ -29,6 +29,7 @@ NAMESPACES = [
     "transforms",
     "amp",
     "random",
+    "scipy.linalg",
     "nn",
     "nn.initializers",
     "optim",
@@ -54,6 +55,7 @@ GLOBALS = {
     "optim": optim,
     "parallel": gf.parallel,
     "random": random,
+    "scipy": gf.scipy,
     "np": np,
 }
 

@@ -29,6 +29,7 @@ NAMESPACES = {
     "lax.linalg": "jax.lax.linalg",
     "nn": "jax.nn",
     "nn.initializers": "jax.nn.initializers",
+    "scipy.linalg": "jax.scipy.linalg",
     "scipy.special": "jax.scipy.special",
     "random": "jax.random",
     "tree": "jax.tree",

@@ -12,14 +12,18 @@ import numpy as np
 from genesis_fn.core import dtypes, errors
 from genesis_fn.core.types.annotations import Array, ArrayLike, Axis, DTypeLike, PyTree
 from genesis_fn.lax.creation import asarray
+from genesis_fn.lax.linalg import decompositions
+from genesis_fn.lax.linalg.reflections import qr_reflections
 from genesis_fn.lax.promotion import broadcast, broadcast_shapes, promote_arrays, scalar_as, strong
 from genesis_fn.numpy.arrays.grids import eye
+from genesis_fn.numpy.indexing.selection import take_along_axis
 from genesis_fn.numpy.manipulation.shapes import (
     matrix_transpose as matrix_transpose,
     moveaxis,
     ravel,
     swapaxes,
 )
+from genesis_fn.numpy.manipulation.sorting import argsort
 from genesis_fn.numpy.mathematics import contraction as c, reductions as r
 from genesis_fn.numpy.mathematics.composed import power, where
 from genesis_fn.numpy.mathematics.contraction import (
@@ -34,6 +38,7 @@ from genesis_fn.numpy.mathematics.ufuncs import (
     conj,
     divide,
     greater,
+    less,
     log,
     maximum,
     multiply,
@@ -196,7 +201,7 @@ def cholesky(
 
 @overload
 def qr(
-    a: ArrayLike | Sequence[Any], mode: Literal["reduced", "complete"] = "reduced"
+    a: ArrayLike | Sequence[Any], mode: Literal["reduced", "complete", "full", "raw"] = "reduced"
 ) -> QRResult: ...
 
 
@@ -209,10 +214,19 @@ def qr(a: ArrayLike | Sequence[Any], mode: str = "reduced") -> PyTree: ...
 
 
 def qr(a: ArrayLike | Sequence[Any], mode: str = "reduced") -> PyTree:
-    """(Q, R) with a = Q R; mode "reduced", "complete", or "r" for R alone."""
-    if mode not in ("reduced", "complete", "r"):
-        raise ValueError(f"qr: mode {mode!r} is none of 'reduced', 'complete', 'r'")
-    q, upper = linalg.qr(_matrix("qr", a), full_matrices=mode == "complete")
+    """(Q, R) with a = Q R.
+
+    Modes: "reduced" (or "full"); "complete", for square Q; "r" for R alone; "raw" for (h, tau), the
+    transposed array of R and the Householder reflections that LAPACK's geqrf leaves, and their
+    factors, as `lax.linalg.householder_product` and `ormqr` take them.
+    """
+    if mode not in ("reduced", "complete", "r", "full", "raw"):
+        raise ValueError(f"qr: mode {mode!r} is none of 'reduced', 'complete', 'r', 'full', 'raw'")
+    a = _matrix("qr", a)
+    if mode == "raw":
+        packed, taus = qr_reflections(a)
+        return QRResult(matrix_transpose(packed), taus)
+    q, upper = linalg.qr(a, full_matrices=mode == "complete")
     return upper if mode == "r" else QRResult(q, upper)
 
 
@@ -258,6 +272,7 @@ def svd(
     full_matrices: bool = True,
     compute_uv: Literal[True] = True,
     hermitian: bool = False,
+    subset_by_index: tuple[int, int] | None = None,
 ) -> SVDResult: ...
 
 
@@ -268,6 +283,7 @@ def svd(
     *,
     compute_uv: Literal[False],
     hermitian: bool = False,
+    subset_by_index: tuple[int, int] | None = None,
 ) -> Array: ...
 
 
@@ -277,6 +293,7 @@ def svd(
     full_matrices: bool = True,
     compute_uv: bool = True,
     hermitian: bool = False,
+    subset_by_index: tuple[int, int] | None = None,
 ) -> PyTree: ...
 
 
@@ -285,12 +302,34 @@ def svd(
     full_matrices: bool = True,
     compute_uv: bool = True,
     hermitian: bool = False,
+    subset_by_index: tuple[int, int] | None = None,
 ) -> PyTree:
-    """(U, S, V^H) with a = U diag(S) V^H and S descending; S alone without `compute_uv`."""
-    a = _matrix("svd", a)
+    """(U, S, V^H) with a = U diag(S) V^H and S descending; S alone without `compute_uv`.
+
+    With `hermitian`, from the eigenvalues of the Hermitian matrix (a + a^H) / 2. A range (start,
+    end) as `subset_by_index` leaves the values and vectors with other positions out; it needs
+    full_matrices=False.
+    """
+    a = _matrix("svd", a, hermitian)
+    if not hermitian:
+        found = decompositions.svd(
+            a,
+            full_matrices=full_matrices and compute_uv,
+            compute_uv=compute_uv,
+            subset_by_index=subset_by_index,
+        )
+        return SVDResult(*found) if compute_uv else found
+    vectors, values = linalg.eigh(a)
+    order = argsort(p.neg(p.abs(values)), -1)
+    if subset_by_index is not None:
+        start, end = decompositions.subset_range("svd", subset_by_index, a.aval.shape[-1])
+        order = order[..., start:end]
+    values = take_along_axis(values, order, -1)
     if not compute_uv:
-        return linalg.svdvals(a)
-    return SVDResult(*linalg.svd(a, full_matrices=full_matrices))
+        return absolute(values)
+    u = take_along_axis(vectors, order[..., None, :], -1)
+    sign = p.convert(where(less(values, 0), -1.0, 1.0), a.dtype)
+    return SVDResult(u, absolute(values), conj(matrix_transpose(multiply(u, sign[..., None, :]))))
 
 
 def svdvals(x: ArrayLike | Sequence[Any], /) -> Array:
@@ -406,14 +445,23 @@ def matrix_rank(
     M: ArrayLike | Sequence[Any],
     rtol: ArrayLike | Sequence[Any] | None = None,
     *,
+    hermitian: bool = False,
     tol: ArrayLike | None = None,
 ) -> Array:
-    """How many singular values exceed `rtol` times the greatest (default: max(m, n) eps)."""
+    """How many singular values exceed `rtol` times the greatest, or `tol`; by default
+    max(m, n) eps times the greatest.
+
+    With `hermitian`, sizes of the eigenvalues of a Hermitian matrix. Both bounds are NumPy's: JAX
+    takes `rtol` as the bound itself.
+    """
+    if rtol is not None and tol is not None:
+        raise errors.ArgumentError("matrix_rank: give rtol= or tol=, not both")
     (x,) = _inexact("matrix_rank", M)
     if x.ndim < 2:
         return p.convert(r.any(not_equal(x, 0)), dtypes.I32)
-    s = linalg.svdvals(x)
-    rtol = tol if rtol is None else rtol
+    s = absolute(eigvalsh(x)) if hermitian else linalg.svdvals(x)
+    if tol is not None:
+        return r.sum(greater(s, asarray(tol, s.dtype)[..., None]), -1, dtypes.I32)
     limit = multiply(
         r.max(s, -1, keepdims=True),
         _tolerance(s, x.aval.shape) if rtol is None else asarray(rtol, s.dtype)[..., None],
@@ -506,7 +554,12 @@ def lstsq(
     *,
     numpy_resid: bool = False,
 ) -> tuple[Array, Array, Array, Array]:
-    """(x of least norm minimising |a x - b|, residuals, rank of a, singular values of a)."""
+    """(x of least norm minimising |a x - b|, residuals, rank of a, singular values of a).
+
+    Residuals are the squares of |a x - b| for each right-hand side. With `numpy_resid` there are
+    none, an empty array, where NumPy gives none: where the rank is below the columns or rows are
+    not more than columns. That depends on values, so that it does not compile.
+    """
     a, b = _inexact("lstsq", a, b)
     if a.ndim != 2 or b.ndim not in (1, 2) or a.aval.shape[0] != b.aval.shape[0]:
         raise errors.ShapeError(
@@ -525,6 +578,9 @@ def lstsq(
     rank = r.sum(keep, dtype=dtypes.I32)
     missed = subtract(rhs, matmul(a, x, precision="highest"))
     residuals = r.sum(p.square(absolute(missed)), 0)
+    m, n = a.aval.shape
+    if numpy_resid and (m <= n or int(rank) < n):
+        residuals = residuals[:0]
     return (reshape(x, (x.size,)) if vector else x), residuals, rank, s
 
 

@@ -362,7 +362,7 @@ REFUSALS: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (lambda: jnp.linalg.norm(O(2), "fro"), ValueError, "a norm of matrices, not of vectors"),
     (lambda: jnp.linalg.norm(O((2, 2, 2)), 2, (0, 1, 2)), ValueError, "one or two axes"),
     (lambda: jnp.linalg.matrix_norm(O((2, 2)), ord=5), ValueError, "5 is none of 'fro'"),
-    (lambda: jnp.linalg.qr(O((2, 2)), "raw"), ValueError, "mode 'raw' is none of"),
+    (lambda: jnp.linalg.qr(O((2, 2)), "thin"), ValueError, "mode 'thin' is none of"),
     (lambda: jnp.linalg.eigh(O((2, 2)), "M"), ValueError, 'UPLO must be "L" or "U"'),
     (lambda: jnp.linalg.solve(O((2, 3)), O(2)), ValueError, "solve takes square matrices"),
     (lambda: jnp.linalg.solve(O((2, 2)), O(3)), ValueError, "differ in rows"),

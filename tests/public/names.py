@@ -23,8 +23,8 @@ PACKAGES = [
 PARTS = [
     "custom_batching", "custom_derivatives", "dlpack", "extend.cpu", "extend.cuda", "flatten_util",
     "lax.linalg", "models.decoder", "models.qwen", "nn.initializers", "nn.lora", "numpy.fft",
-    "numpy.linalg", "ops", "optim.losses", "optim.schedules", "optim.tree", "scipy.special",
-    "stages",
+    "numpy.linalg", "ops", "optim.losses", "optim.schedules", "optim.tree", "scipy.linalg",
+    "scipy.special", "stages",
 ]  # fmt: skip
 PUBLIC = [*PACKAGES, *PARTS]
 

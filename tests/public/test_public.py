@@ -19,6 +19,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from genesis_fn import nn
 from tests.public.agree import Entry, agree
 from tests.public.entries_lax import LAX, LAX_LINALG
+from tests.public.entries_linalg import LAX_LINALG_MORE, SCIPY_LINALG
 from tests.public.entries_more import (
     IMAGE,
     INITIALIZERS,
@@ -38,7 +39,8 @@ EXAMPLES = int(os.environ.get("PUBLIC_EXAMPLES", "2"))
 TABLES: list[tuple[str, str | None, dict[str, list[Entry]]]] = [
     ("numpy", "jax.numpy", NUMPY), ("numpy.linalg", "jax.numpy.linalg", LINALG),
     ("numpy.fft", "jax.numpy.fft", FFT),
-    ("lax", "jax.lax", LAX), ("lax.linalg", "jax.lax.linalg", LAX_LINALG),
+    ("lax", "jax.lax", LAX), ("lax.linalg", "jax.lax.linalg", LAX_LINALG | LAX_LINALG_MORE),
+    ("scipy.linalg", "jax.scipy.linalg", SCIPY_LINALG),
     ("nn", "jax.nn", NN | LAYERS), ("nn.initializers", None, INITIALIZERS),
     ("scipy.special", "jax.scipy.special", SPECIAL), ("random", None, RANDOM),
     ("optim", "optax", OPTIM), ("optim.tree", "optax.tree", OPTIM_TREE),

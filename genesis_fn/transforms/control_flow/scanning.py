@@ -203,6 +203,9 @@ def _transpose(
     What is linear is told by position, by `residuals`, since a linear operand may be a concrete
     array of zeros.
     """
+    if residuals == (0, 0) and not all(map(is_linear, operands)):
+        options = {"carry": carry, "length": length, "reverse": reverse, "unroll": unroll}
+        return _transpose_as_written(cts, operands, jaxpr=jaxpr, consts=consts, **options)
     a, b = residuals
     end = len(operands) - b
     invariant, moving = operands[:a], operands[end:]
@@ -234,6 +237,33 @@ def _transpose(
     )
     back = [convert(o, k.dtype) for o, k in zip(outs[:n_consts], avals)] + outs[n_consts:]
     return [None] * a + [o if is_linear(x) else None for o, x in zip(back, linear)] + [None] * b
+
+
+def _transpose_as_written(
+    cts: Sequence[Any], operands: Sequence[Any], *, jaxpr: Jaxpr, consts: int, **options: Any
+) -> list[Any]:
+    """Transpose a scan that a derivative rule or a linear function wrote itself: which operands it
+    is not linear in (matrices, positions, a counter) is told by no residuals. Being linear in the
+    others, it is its own derivative at zero, of which the transpose is known."""
+    carry = options["carry"]
+    at = slice(consts, consts + carry)
+
+    def step(mask: tuple[bool, ...]) -> tuple[None, Sequence[bool]]:
+        no_ys = (False,) * (len(jaxpr.outs) - carry)
+        return None, linearize_jaxpr(jaxpr, mask, mask[at] + no_ys)[2][:carry]
+
+    _, mask = fixed_point(step, tuple(map(is_linear, operands)), at)
+    primals = [zeros(x.aval) if is_linear(x) else x for x in operands]
+    _, apply = _linearize(mask, *primals, jaxpr=jaxpr, consts=consts, residuals=(0, 0), **options)
+    avals = [typeof(x) for x, m in zip(primals, mask) if m]
+    ys = [stacked(k, options["length"]) for k in jaxpr.out_avals[carry:]]
+    outs = [*jaxpr.out_avals[:carry], *ys]
+    program, captured = stage(
+        lambda *ts: [instantiate(y, k) for y, k in zip(apply(*filled(mask, ts)), outs)], avals
+    )
+    back = transpose_flat(program, [*captured, *map(LinearOperand, avals)], cts)
+    found = filled(mask, back[len(captured) :])
+    return [ct if is_linear(x) else None for ct, x in zip(found, operands)]
 
 
 @memoized
