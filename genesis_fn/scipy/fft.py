@@ -46,7 +46,7 @@ def _third(x: Array) -> Array:
     """x_0 + 2 sum_k x_k cos(pi (2n + 1) k / (2N)): the transpose of the second, step by step."""
     n = x.shape[-1]
     factors = onp.where(onp.arange(n) == 0, n, 2 * n)
-    turns = _phases(math.pi / (2 * n) * onp.arange(n), x) * factors.astype(x.dtype)
+    turns = _phases(math.pi / (2 * n) * onp.arange(n), x) * from_numpy(factors.astype(x.dtype))
     shuffled = np.real(np.fft.ifft(x * turns))
     order = onp.empty(n, onp.int32)
     order[::2], order[1::2] = onp.arange((n + 1) // 2), onp.arange(n - 1, (n + 1) // 2 - 1, -1)
@@ -69,7 +69,7 @@ def _scaled_ends(x: Array, first: float, last: float = 1.0) -> Array:
     factors = onp.ones(x.shape[-1], x.dtype)
     factors[0] *= first
     factors[-1] *= last
-    return x * factors
+    return x * from_numpy(factors)
 
 
 def _normalized(x: Array, kind: int, norm: str | None, inverse: bool) -> Array:
