@@ -1,0 +1,6 @@
+"""scipy.optimize: minima of functions."""
+
+from genesis_fn.scipy.optimize.minimization import (
+    OptimizeResults as OptimizeResults,
+    minimize as minimize,
+)
