@@ -162,7 +162,7 @@ def projection_simplex(tree: PyTree, scale: Number = 1) -> PyTree:
         ArgumentError: `scale` is not positive, or `tree` has no elements.
 
     >>> optim.projections.projection_simplex({"w": jnp.array([2.5, 3.0]), "b": jnp.array(0.5)})
-    {'b': Array(0., dtype=float32), 'w': Array([0.25, 0.75], dtype=float32)}
+    {'w': Array([0.25, 0.75], dtype=float32), 'b': Array(0., dtype=float32)}
     """
     require_positive("projection_simplex", scale=scale)
     if not tree_math.size(tree):

@@ -59,11 +59,14 @@ def _cost(f: Any, x: Any) -> Any:
     return x[i, j].sum()
 
 
-OPTIM_PARTS: dict[str, list[Entry]] = {
+SEARCHES: dict[str, list[Entry]] = {
     **each("scale_by_backtracking_linesearch", _searched(15, store_grad=True)),
     **each("scale_by_zoom_linesearch", _searched(15)),
     **each("lbfgs scale_by_lbfgs", E(VECTOR, VECTOR, call=_quasi_newton, peer=False,
                                      numbers=False, grad=False)),
+}  # fmt: skip
+
+OPTIM_PARTS: dict[str, list[Entry]] = SEARCHES | {
     **each("value_and_grad_from_state", E(
         VECTOR, peer=False, numbers=False,
         call=lambda f, w: f(lambda w: (w**2).sum())(w, state=optim.lbfgs().init(w)))),

@@ -86,18 +86,22 @@ def print_where(condition: Array, text: str, **values: Any) -> None:
 def value_and_grad_from_state(value_fn: Objective) -> Callable[..., tuple[Array, Updates]]:
     """Makes a function like `value_and_grad(value_fn)` that first looks into an optimizer's state.
 
+        (value, grad) of the state where that value is finite, else of value_fn(params)
+
     A line search evaluates the objective where it ends, so that the next step needs no evaluation
-    of its own. Where the state's value is not finite, as before the first step, value and gradient
-    are computed.
+    of its own. The state's value is infinite before the first step.
 
     Args:
         value_fn: function (params, ...) -> scalar, the one that is given to `update`.
 
     Returns:
         The function (params, *args, state, **kwargs) -> (value, gradient), of the dtypes that the
-        state has; `args` and `kwargs` go to `value_fn`. It raises ArgumentError where the state
-        has no field `value`, or none `grad` (see `store_grad`), and KeyError where there are
-        several.
+        state has; `args` and `kwargs` go to `value_fn`.
+
+    Raises:
+        ArgumentError: the function is called with a state that has no value, or no gradient (see
+            `store_grad`).
+        KeyError: or with one that has several.
 
     >>> f = lambda w: jnp.sum(w**2)
     >>> tx, w = optim.lbfgs(), jnp.array([1.0, 2.0])

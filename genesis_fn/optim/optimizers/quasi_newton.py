@@ -186,7 +186,7 @@ def lbfgs(
             steps that starts at 1; None: t = 1.
 
     Returns:
-        The transformation, whose states have the fields lbfgs, schedule and linesearch.
+        The transformation, whose states have the fields `lbfgs`, `schedule` and `linesearch`.
 
     Raises:
         ArgumentError: `memory_size` is not positive.
