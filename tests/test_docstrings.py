@@ -21,9 +21,11 @@ import genesis_fn as gf
 from genesis_fn import lax, nn, optim, random
 from genesis_fn.optim import EmptyState
 from tests.public.agree import Entry
-from tests.public.entries_more import TRANSFORMATIONS
+from tests.public.entries_more import TRANSFORMATIONS as GRADIENT_TRANSFORMATIONS
+from tests.public.entries_optim import SEARCHES
 from tests.public.names import exported, module_of
 
+TRANSFORMATIONS = GRADIENT_TRANSFORMATIONS | SEARCHES
 # Namespaces whose functions and layers are typed by users every day.
 NAMESPACES = [
     "transforms",
@@ -33,8 +35,12 @@ NAMESPACES = [
     "nn",
     "nn.initializers",
     "optim",
+    "optim.assignment",
     "optim.losses",
+    "optim.perturbations",
+    "optim.projections",
     "optim.schedules",
+    "optim.second_order",
     "optim.tree",
     "models",
     "models.qwen",
@@ -137,35 +143,39 @@ def named(reasons: dict[str, str]) -> set[str]:
 NO_FORMULA = named({
     "arranges transformations, whose formulas count":
         "chain named_chain masked partition multi_transform freeze selective_transform flatten "
-        "inject_hyperparams with_extra_args_support with_update_dtype",
+        "inject_hyperparams inject_stateful_hyperparams with_extra_args_support "
+        "with_update_dtype",
     "applies or records what a function of the user's gives":
         "losses.make_fenchel_young_loss stateless stateless_with_tree_map snapshot monitor",
     "a pair or a function of the user's":
         "GradientTransformation GradientTransformationExtraArgs WrappedSchedule",
     "does not change the updates": "identity",
-    "reads or changes a state": "describe tree_map_params",
+    "makes, reads or changes a state": "describe init_empty_state tree_map_params",
 })  # fmt: skip
 # Names by the reason why no paper is their source.
 NO_SOURCE = named({
     "arranges transformations, whose sources count":
         "chain named_chain masked partition multi_transform freeze selective_transform flatten "
-        "inject_hyperparams with_extra_args_support with_update_dtype stateless "
+        "inject_hyperparams inject_stateful_hyperparams with_extra_args_support "
+        "with_update_dtype stateless "
         "stateless_with_tree_map conditionally_mask conditionally_transform maybe_update",
     "a pair or a function of the user's":
         "GradientTransformation GradientTransformationExtraArgs WrappedSchedule",
-    "reads, records or changes a state": "describe tree_map_params snapshot monitor "
-        "measure_with_ema",
+    "makes, reads, records or changes a state": "describe init_empty_state tree_map_params "
+        "snapshot monitor measure_with_ema value_and_grad_from_state",
     "arithmetic, of which no paper is the first":
         "abs_sq apply_updates global_norm safe_increment safe_int32_increment safe_norm "
         "safe_root_mean_squares scale scale_by_learning_rate scale_by_schedule "
         "scale_by_param_block_norm unitwise_norm update_moment update_moment_per_elem_norm "
-        "identity set_to_zero keep_params_nonnegative periodic_update",
+        "identity set_to_zero keep_params_nonnegative periodic_update multi_normal scale_gradient",
     "practice of training programs, which no paper introduced":
         "MultiSteps apply_every apply_if_finite reduce_on_plateau skip_large_updates "
         "skip_not_finite warn_of_lost_steps zero_nans",
 })  # fmt: skip
 # Most of these no paper introduced.
-WITHOUT_SOURCES = ("optim.schedules.", "optim.losses.")
+WITHOUT_SOURCES = (
+    "optim.schedules.", "optim.losses.", "optim.projections.", "optim.second_order.",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("f", [p for p in ALGORITHMS if p.id not in NO_FORMULA])

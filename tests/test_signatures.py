@@ -35,8 +35,12 @@ NAMESPACES = {
     "tree": "jax.tree",
     "tree_util": "jax.tree_util",
     "optim": "optax",
+    "optim.assignment": "optax.assignment",
     "optim.losses": "optax.losses",
+    "optim.perturbations": "optax.perturbations",
+    "optim.projections": "optax.projections",
     "optim.schedules": "optax.schedules",
+    "optim.second_order": "optax.second_order",
     "optim.tree": "optax.tree",
 }
 POSITIONAL = inspect.Parameter.POSITIONAL_ONLY
@@ -81,6 +85,8 @@ def _signature(f: Callable) -> inspect.Signature | None:
 
 def _default(value: Any) -> str:
     """A default in words that do not change from run to run."""
+    if hasattr(value, "_fields"):  # a transformation: a pair of functions
+        return type(value).__name__
     if value is None or isinstance(value, bool | int | float | complex | str | tuple | frozenset):
         return repr(value)
     if isinstance(value, np.generic):

@@ -4,12 +4,22 @@ import typing as _typing
 
 from genesis_fn import PyTree as PyTree
 from genesis_fn.extend import unknown_names as _unknown_names
-from genesis_fn.optim import losses as losses, schedules as schedules, tree as tree
+from genesis_fn.optim import (
+    assignment as assignment,
+    losses as losses,
+    perturbations as perturbations,
+    projections as projections,
+    schedules as schedules,
+    second_order as second_order,
+    tree as tree,
+)
 from genesis_fn.optim.annotations import (
+    MaskOrFn as MaskOrFn,
     OptState as OptState,
     Params as Params,
     ScalarOrSchedule as ScalarOrSchedule,
     Schedule as Schedule,
+    ShouldSkipUpdateFunction as ShouldSkipUpdateFunction,
     TransformInitFn as TransformInitFn,
     TransformUpdateExtraArgsFn as TransformUpdateExtraArgsFn,
     TransformUpdateFn as TransformUpdateFn,
@@ -22,11 +32,24 @@ from genesis_fn.optim.base import (
     apply_updates as apply_updates,
     identity as identity,
     incremental_update as incremental_update,
+    init_empty_state as init_empty_state,
     periodic_update as periodic_update,
     set_to_zero as set_to_zero,
     stateless as stateless,
     stateless_with_tree_map as stateless_with_tree_map,
     with_extra_args_support as with_extra_args_support,
+)
+from genesis_fn.optim.linesearch.backtracking import (
+    ScaleByBacktrackingLinesearchState as ScaleByBacktrackingLinesearchState,
+    scale_by_backtracking_linesearch as scale_by_backtracking_linesearch,
+)
+from genesis_fn.optim.linesearch.objective import (
+    value_and_grad_from_state as value_and_grad_from_state,
+)
+from genesis_fn.optim.linesearch.zoom import (
+    ScaleByZoomLinesearchState as ScaleByZoomLinesearchState,
+    ZoomLinesearchInfo as ZoomLinesearchInfo,
+    scale_by_zoom_linesearch as scale_by_zoom_linesearch,
 )
 from genesis_fn.optim.losses import (
     binary_dice_loss as binary_dice_loss,
@@ -163,6 +186,11 @@ from genesis_fn.optim.optimizers.orthogonalized import (
     scale_by_muon as scale_by_muon,
     scale_by_shape as scale_by_shape,
 )
+from genesis_fn.optim.optimizers.quasi_newton import (
+    ScaleByLBFGSState as ScaleByLBFGSState,
+    lbfgs as lbfgs,
+    scale_by_lbfgs as scale_by_lbfgs,
+)
 from genesis_fn.optim.optimizers.second_order import (
     HutchinsonState as HutchinsonState,
     SophiaState as SophiaState,
@@ -191,6 +219,11 @@ from genesis_fn.optim.schedules import (
     warmup_cosine_decay_schedule as warmup_cosine_decay_schedule,
     warmup_exponential_decay_schedule as warmup_exponential_decay_schedule,
 )
+from genesis_fn.optim.solvers.linear_algebra import (
+    matrix_inverse_pth_root as matrix_inverse_pth_root,
+    nnls as nnls,
+    power_iteration as power_iteration,
+)
 from genesis_fn.optim.state.state_access import NamedTupleKey as NamedTupleKey
 from genesis_fn.optim.state.summary import describe as describe
 from genesis_fn.optim.state.tree_math import (
@@ -201,7 +234,9 @@ from genesis_fn.optim.state.tree_math import (
     update_moment_per_elem_norm as update_moment_per_elem_norm,
 )
 from genesis_fn.optim.transforms.clipping import (
+    AdaptiveGradClipState as AdaptiveGradClipState,
     ClipByGlobalNormState as ClipByGlobalNormState,
+    ClipState as ClipState,
     adaptive_grad_clip as adaptive_grad_clip,
     clip as clip,
     clip_by_block_rms as clip_by_block_rms,
@@ -212,6 +247,8 @@ from genesis_fn.optim.transforms.clipping import (
     unitwise_norm as unitwise_norm,
 )
 from genesis_fn.optim.transforms.combine import chain as chain, named_chain as named_chain
+from genesis_fn.optim.transforms.distributions import multi_normal as multi_normal
+from genesis_fn.optim.transforms.gradient_scaling import scale_gradient as scale_gradient
 from genesis_fn.optim.transforms.masking import (
     MaskedNode as MaskedNode,
     MaskedState as MaskedState,
@@ -236,11 +273,15 @@ from genesis_fn.optim.transforms.rounding import (
     warn_of_lost_steps as warn_of_lost_steps,
 )
 from genesis_fn.optim.transforms.transform import (
+    AddDecayedWeightsState as AddDecayedWeightsState,
     ApplyEvery as ApplyEvery,
     EmaState as EmaState,
     MonitorState as MonitorState,
+    NonNegativeParamsState as NonNegativeParamsState,
     ScaleByLearningRateState as ScaleByLearningRateState,
     ScaleByScheduleState as ScaleByScheduleState,
+    ScaleByTrustRatioState as ScaleByTrustRatioState,
+    ScaleState as ScaleState,
     SnapshotState as SnapshotState,
     TraceState as TraceState,
     WeightDecaySchedule as WeightDecaySchedule,
@@ -284,6 +325,7 @@ from genesis_fn.optim.transforms.wrappers import (
     conditionally_transform as conditionally_transform,
     flatten as flatten,
     inject_hyperparams as inject_hyperparams,
+    inject_stateful_hyperparams as inject_stateful_hyperparams,
     lookahead as lookahead,
     maybe_update as maybe_update,
     skip_large_updates as skip_large_updates,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol, TypeAlias
 
-from genesis_fn import Array, PyTree
+from genesis_fn import Array, ArrayLike, PyTree
 
 Params: TypeAlias = PyTree  # of arrays; None where a leaf is frozen
 Updates: TypeAlias = PyTree  # the parameters' structure
@@ -21,6 +21,7 @@ Schedule: TypeAlias = Callable[[Any], Number]
 ScalarOrSchedule: TypeAlias = Number | Schedule
 # A tree of bools, or a function that gives one, of (path, leaf) or of the parameters.
 Mask: TypeAlias = PyTree | Callable[..., PyTree]
+MaskOrFn: TypeAlias = Mask | None  # optax's name, where None is a mask too
 
 
 class TransformInitFn(Protocol):
@@ -48,4 +49,14 @@ class TransformUpdateExtraArgsFn(Protocol):
         self, updates: Updates, state: OptState, params: Params | None = None, **extra_args: Any
     ) -> tuple[Updates, OptState]:
         """(transformed updates, the next state)."""
+        ...
+
+
+class ShouldSkipUpdateFunction(Protocol):
+    """What decides for `MultiSteps` to ignore gradients, as `skip_not_finite` does."""
+
+    def __call__(
+        self, updates: Updates, gradient_step: ArrayLike, params: Params | None
+    ) -> tuple[Array, PyTree]:
+        """(whether to skip these gradients, a boolean scalar; what the state keeps of it)."""
         ...

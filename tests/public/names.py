@@ -15,16 +15,17 @@ import genesis_fn
 
 ROOT = Path(genesis_fn.__file__).parent
 PACKAGES = [
-    "", "amp", "cuda", "data", "debug", "distributed", "dtypes", "errors", "extend", "image", "io",
-    "kernels", "lax", "models", "nn", "numpy", "optim", "parallel", "primitives", "profiler",
-    "random", "scipy", "sharding", "test_util", "transforms", "tree", "tree_util",
+    "", "amp", "cuda", "data", "debug", "distributed", "dtypes", "errors", "extend", "image",
+    "io", "kernels", "lax", "models", "nn", "numpy", "optim", "parallel", "primitives",
+    "profiler", "random", "scipy", "sharding", "test_util", "transforms", "tree", "tree_util",
 ]  # fmt: skip
 # Their own public parts, and JAX's import paths.
 PARTS = [
-    "custom_batching", "custom_derivatives", "dlpack", "extend.cpu", "extend.cuda", "flatten_util",
-    "lax.linalg", "models.decoder", "models.qwen", "nn.initializers", "nn.lora", "numpy.fft",
-    "numpy.linalg", "ops", "optim.losses", "optim.schedules", "optim.tree", "scipy.linalg",
-    "scipy.special", "stages",
+    "custom_batching", "custom_derivatives", "dlpack", "extend.cpu", "extend.cuda",
+    "flatten_util", "lax.linalg", "models.decoder", "models.qwen", "nn.initializers", "nn.lora",
+    "numpy.fft", "numpy.linalg", "ops", "optim.assignment", "optim.losses",
+    "optim.perturbations", "optim.projections", "optim.schedules", "optim.second_order",
+    "optim.tree", "scipy.linalg", "scipy.special", "stages",
 ]  # fmt: skip
 PUBLIC = [*PACKAGES, *PARTS]
 

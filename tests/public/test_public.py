@@ -32,6 +32,14 @@ from tests.public.entries_more import (
     SPECIAL,
 )
 from tests.public.entries_numpy import FFT, LINALG, NUMPY
+from tests.public.entries_optim import (
+    OPTIM_ASSIGNMENT,
+    OPTIM_PARTS,
+    OPTIM_PERTURBATIONS,
+    OPTIM_PROJECTIONS,
+    OPTIM_SECOND_ORDER,
+    OPTIM_TREE_RANDOM,
+)
 from tests.public.names import exported
 
 EXAMPLES = int(os.environ.get("PUBLIC_EXAMPLES", "2"))
@@ -43,7 +51,12 @@ TABLES: list[tuple[str, str | None, dict[str, list[Entry]]]] = [
     ("scipy.linalg", "jax.scipy.linalg", SCIPY_LINALG),
     ("nn", "jax.nn", NN | LAYERS), ("nn.initializers", None, INITIALIZERS),
     ("scipy.special", "jax.scipy.special", SPECIAL), ("random", None, RANDOM),
-    ("optim", "optax", OPTIM), ("optim.tree", "optax.tree", OPTIM_TREE),
+    ("optim", "optax", OPTIM | OPTIM_PARTS),
+    ("optim.tree", "optax.tree", OPTIM_TREE | OPTIM_TREE_RANDOM),
+    ("optim.assignment", "optax.assignment", OPTIM_ASSIGNMENT),
+    ("optim.perturbations", "optax.perturbations", OPTIM_PERTURBATIONS),
+    ("optim.projections", "optax.projections", OPTIM_PROJECTIONS),
+    ("optim.second_order", "optax.second_order", OPTIM_SECOND_ORDER),
     ("image", "jax.image", IMAGE), ("ops", "jax.ops", OPS),
 ]  # fmt: skip
 

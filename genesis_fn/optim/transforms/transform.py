@@ -37,6 +37,12 @@ from genesis_fn.optim.tree_map_updates import (
     zero_count,
 )
 
+# The states of transformations that keep nothing, by their names in optax.
+AddDecayedWeightsState = base.EmptyState
+NonNegativeParamsState = base.EmptyState
+ScaleByTrustRatioState = base.EmptyState
+ScaleState = base.EmptyState
+
 
 def moment(g: Array, m: Array, decay: Number) -> Array:
     """Returns decay * m + (1 - decay) * g: one step of an exponential moving average."""

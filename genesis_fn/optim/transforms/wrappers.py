@@ -14,7 +14,14 @@ from genesis_fn import Array, ArrayLike, DTypeLike, PyTree, dtypes, tree
 from genesis_fn.errors import ArgumentError, ShapeError
 from genesis_fn.extend import as_array
 from genesis_fn.optim import base
-from genesis_fn.optim.annotations import Number, OptState, Params, Schedule, Updates
+from genesis_fn.optim.annotations import (
+    Number,
+    OptState,
+    Params,
+    Schedule,
+    ShouldSkipUpdateFunction,
+    Updates,
+)
 from genesis_fn.optim.numerics import safe_increment
 from genesis_fn.optim.state import tree_math
 from genesis_fn.optim.state.state_access import ParamsPlaceholder
@@ -138,7 +145,7 @@ class MultiSteps:
         opt: base.GradientTransformation,
         every_k_schedule: int | Callable[[Any], int | Array],
         use_grad_mean: bool = True,
-        should_skip_update_fn: Callable[..., tuple[Array, PyTree]] | None = None,
+        should_skip_update_fn: ShouldSkipUpdateFunction | None = None,
         accumulator_dtype: DTypeLike | None = None,
     ) -> None:
         if not callable(every_k_schedule) and not (every_k_schedule == int(every_k_schedule) > 0):
@@ -776,3 +783,6 @@ def inject_hyperparams(
         return base.GradientTransformationExtraArgs(init, update, state=InjectHyperparamsState)
 
     return wrapped
+
+
+inject_stateful_hyperparams = inject_hyperparams
