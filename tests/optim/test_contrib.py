@@ -85,7 +85,9 @@ def _id(case: tuple) -> str:
 COMPARED = [(c, d) for c in CASES for d in (F64, F32) if (c[0], d) != ("madgrad", F64)]
 
 
-@pytest.mark.parametrize("case, dtype", COMPARED, ids=lambda x: str(x) if x in LIMIT else _id(x))
+@pytest.mark.parametrize(
+    "case, dtype", COMPARED, ids=lambda x: _id(x) if isinstance(x, tuple) else str(x)
+)
 def test_it_is_that_of_optax(case: tuple, dtype: np.dtype) -> None:
     name, args, kwargs = case
     with jax.enable_x64(True):
@@ -436,8 +438,13 @@ def test_derivatives_through_steps_are_those_of_optax(name: str) -> None:
     want, wanted = peer(single(w), single(g))
     np.testing.assert_allclose(float(value), float(want), rtol=1e-5)
     for x, y in zip(grads, wanted):
-        scale = np.abs(np.asarray(y)).max()
-        np.testing.assert_allclose(np.asarray(x), np.asarray(y), rtol=1e-3, atol=1e-4 * scale)
+        x, y = np.asarray(x), np.asarray(y)
+        assert np.isfinite(x).all()
+        known = np.isfinite(y)  # Mechanic there takes the derivative of a root at 0
+        assert known.any() and (known.all() or name == "mechanize")
+        x, y = x[known], y[known]
+        scale = np.abs(y).max()
+        np.testing.assert_allclose(x, y, rtol=1e-3, atol=1e-4 * scale)
 
 
 @pytest.mark.parametrize(

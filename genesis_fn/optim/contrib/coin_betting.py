@@ -221,7 +221,9 @@ def mechanize(
         m = jnp.maximum(betas * state.m, jnp.abs(h) + eps)
         v = betas**2 * state.v + h * h
         r = betas * state.r + jnp.clip(h, -state.m, state.m) * state.s
-        scales = (s_init / num_betas * m + jnp.maximum(r, 0.0)) / (jnp.sqrt(v) + eps)
+        # At the first step v is 0, where the root has no derivative.
+        root = jnp.where(v > 0, jnp.sqrt(jnp.where(v > 0, v, 1.0)), 0.0)
+        scales = (s_init / num_betas * m + jnp.maximum(r, 0.0)) / (root + eps)
         factor = jnp.sum(scales)
 
         new = map_updates(
