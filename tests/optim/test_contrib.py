@@ -437,13 +437,14 @@ def test_derivatives_through_steps_are_those_of_optax(name: str) -> None:
     peer = jax.value_and_grad(loss(REAL[name](optax.contrib), optax.apply_updates), (0, 1))
     want, wanted = peer(single(w), single(g))
     np.testing.assert_allclose(float(value), float(want), rtol=1e-5)
+    wanted = [np.asarray(y) for y in wanted]
+    # Roots at 0 have no derivative there, at the first steps of these.
+    assert name in ("dog", "mechanize") or all(np.isfinite(y).all() for y in wanted)
     for x, y in zip(grads, wanted):
-        x, y = np.asarray(x), np.asarray(y)
+        x, known = np.asarray(x), np.isfinite(y)
         assert np.isfinite(x).all()
-        known = np.isfinite(y)  # Mechanic there takes the derivative of a root at 0
-        assert known.any() and (known.all() or name == "mechanize")
         x, y = x[known], y[known]
-        scale = np.abs(y).max()
+        scale = np.abs(y).max(initial=0.0)
         np.testing.assert_allclose(x, y, rtol=1e-3, atol=1e-4 * scale)
 
 

@@ -9,7 +9,7 @@ from genesis_fn import Array, PyTree
 from genesis_fn.optim import base
 from genesis_fn.optim.annotations import Mask, Number, OptState, Params, ScalarOrSchedule, Updates
 from genesis_fn.optim.contrib.complex_parameters import require_real
-from genesis_fn.optim.numerics import safe_increment
+from genesis_fn.optim.numerics import root, safe_increment
 from genesis_fn.optim.state import tree_math
 from genesis_fn.optim.transforms.combine import optimizer
 from genesis_fn.optim.transforms.transform import add_decayed_weights, scale_by_learning_rate, times
@@ -221,9 +221,7 @@ def mechanize(
         m = jnp.maximum(betas * state.m, jnp.abs(h) + eps)
         v = betas**2 * state.v + h * h
         r = betas * state.r + jnp.clip(h, -state.m, state.m) * state.s
-        # At the first step v is 0, where the root has no derivative.
-        root = jnp.where(v > 0, jnp.sqrt(jnp.where(v > 0, v, 1.0)), 0.0)
-        scales = (s_init / num_betas * m + jnp.maximum(r, 0.0)) / (root + eps)
+        scales = (s_init / num_betas * m + jnp.maximum(r, 0.0)) / (root(v) + eps)
         factor = jnp.sum(scales)
 
         new = map_updates(

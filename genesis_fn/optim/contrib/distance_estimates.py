@@ -10,7 +10,7 @@ from genesis_fn.errors import ArgumentError
 from genesis_fn.optim import base
 from genesis_fn.optim.annotations import Mask, Number, Params, ScalarOrSchedule, Updates
 from genesis_fn.optim.contrib.complex_parameters import require_real
-from genesis_fn.optim.numerics import one_minus_power, safe_increment
+from genesis_fn.optim.numerics import one_minus_power, root, safe_increment
 from genesis_fn.optim.state import tree_math
 from genesis_fn.optim.transforms.combine import optimizer
 from genesis_fn.optim.transforms.transform import (
@@ -133,10 +133,10 @@ def _copies(params: Params) -> Params:
     return init_leaves(lambda p: jnp.array(p, copy=True), params)
 
 
-def _distance(updates: Updates, start: Params, params: Params, *, squared: bool) -> Array:
-    """Returns the norm of `params` - `start` over the leaves that have gradients."""
+def _square_distance(updates: Updates, start: Params, params: Params, like: Array) -> Array:
+    """Returns |params - start|**2 of the leaves that have gradients, in the dtype of `like`."""
     moved = map_updates(lambda g, p0, p: p - p0, updates, extras=(start, params))
-    return tree_math.norm(moved, squared=squared)
+    return tree_math.norm(moved, squared=True).astype(like.dtype)
 
 
 class DoGState(NamedTuple):
@@ -178,8 +178,8 @@ def scale_by_dog(init_step: InitStep, eps: Number = 1e-8) -> base.GradientTransf
         base.require_params(params, "dog")
         dtype = state.max_dist.dtype
         grads = map_updates(lambda g, p: g, updates, extras=(params,))
-        distance = _distance(grads, state.init_params, params, squared=False).astype(dtype)
-        most = jnp.maximum(state.max_dist, distance)
+        square = _square_distance(grads, state.init_params, params, state.max_dist)
+        most = jnp.maximum(state.max_dist, root(square))
         squares = state.sum_sq_norm_grads + tree_math.norm(grads, squared=True).astype(dtype)
         rate = most / jnp.sqrt(squares + eps)
         if kind == "learning_rate":
@@ -264,8 +264,8 @@ def scale_by_dowg(
         base.require_params(params, "dowg")
         dtype = state.estim_sq_dist.dtype
         grads = map_updates(lambda g, p: g, updates, extras=(params,))
-        distance = _distance(grads, state.init_params, params, squared=True).astype(dtype)
-        most = jnp.maximum(state.estim_sq_dist, distance)
+        square = _square_distance(grads, state.init_params, params, state.estim_sq_dist)
+        most = jnp.maximum(state.estim_sq_dist, square)
         squares = most * tree_math.norm(grads, squared=True).astype(dtype)
         squares = squares + state.weighted_sq_norm_grads
         rate = most / (jnp.sqrt(squares) + eps)
