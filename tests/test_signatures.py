@@ -34,9 +34,13 @@ NAMESPACES = {
     "tree": "jax.tree",
     "tree_util": "jax.tree_util",
     "optim": "optax",
+    "optim.contrib": "optax.contrib",
     "optim.losses": "optax.losses",
+    "optim.microbatching": "optax.microbatching",
     "optim.schedules": "optax.schedules",
+    "optim.transforms": "optax.transforms",
     "optim.tree": "optax.tree",
+    "optim.tree_utils": "optax.tree_utils",
 }
 POSITIONAL = inspect.Parameter.POSITIONAL_ONLY
 NAMED = inspect.Parameter.KEYWORD_ONLY
@@ -80,6 +84,8 @@ def _signature(f: Callable) -> inspect.Signature | None:
 
 def _default(value: Any) -> str:
     """A default in words that do not change from run to run."""
+    if hasattr(value, "_fields"):  # transformations, whose functions have addresses
+        return type(value).__name__
     if value is None or isinstance(value, bool | int | float | complex | str | tuple | frozenset):
         return repr(value)
     if isinstance(value, np.generic):

@@ -396,14 +396,6 @@ class IndividualOutputs(NamedTuple):
     aux: Any
 
 
-def _unchanged(grads: PyTree) -> PyTree:
-    return grads
-
-
-def _nothing(grads: PyTree) -> None:
-    return None
-
-
 def micro_grad(
     fun: Callable[..., Any],
     has_aux: bool = False,
@@ -413,8 +405,8 @@ def micro_grad(
     keep_batch_dim: bool = True,
     microbatch_size: int | None = None,
     accumulator: Accumulators = AccumulationType.SUM,
-    transform_fn: Callable[[PyTree], PyTree] = _unchanged,
-    metrics_fn: Callable[[PyTree], PyTree] = _nothing,
+    transform_fn: Callable[[PyTree], PyTree] = lambda grads: grads,
+    metrics_fn: Callable[[PyTree], PyTree] = lambda grads: None,
     num_real_microbatches: int | Array | None = None,
 ) -> Callable[..., tuple[PyTree, IndividualOutputs]]:
     """Computes, transforms and accumulates the gradients of single examples.
