@@ -41,7 +41,11 @@ NAMESPACES = {
     "optim.projections": "optax.projections",
     "optim.schedules": "optax.schedules",
     "optim.second_order": "optax.second_order",
+    "optim.contrib": "optax.contrib",
+    "optim.microbatching": "optax.microbatching",
+    "optim.transforms": "optax.transforms",
     "optim.tree": "optax.tree",
+    "optim.tree_utils": "optax.tree_utils",
 }
 POSITIONAL = inspect.Parameter.POSITIONAL_ONLY
 NAMED = inspect.Parameter.KEYWORD_ONLY

@@ -6,12 +6,16 @@ from genesis_fn import PyTree as PyTree
 from genesis_fn.extend import unknown_names as _unknown_names
 from genesis_fn.optim import (
     assignment as assignment,
+    contrib as contrib,
     losses as losses,
+    microbatching as microbatching,
     perturbations as perturbations,
     projections as projections,
     schedules as schedules,
     second_order as second_order,
+    transforms as transforms,
     tree as tree,
+    tree_utils as tree_utils,
 )
 from genesis_fn.optim.annotations import (
     MaskOrFn as MaskOrFn,
@@ -38,6 +42,11 @@ from genesis_fn.optim.base import (
     stateless as stateless,
     stateless_with_tree_map as stateless_with_tree_map,
     with_extra_args_support as with_extra_args_support,
+)
+from genesis_fn.optim.contrib.private import (
+    DifferentiallyPrivateAggregateState as DifferentiallyPrivateAggregateState,
+    differentially_private_aggregate as differentially_private_aggregate,
+    dpsgd as dpsgd,
 )
 from genesis_fn.optim.linesearch.backtracking import (
     ScaleByBacktrackingLinesearchState as ScaleByBacktrackingLinesearchState,
@@ -85,6 +94,7 @@ from genesis_fn.optim.losses import (
     squared_error as squared_error,
     triplet_margin_loss as triplet_margin_loss,
 )
+from genesis_fn.optim.microbatching import microbatch as microbatch
 from genesis_fn.optim.numerics import (
     abs_sq as abs_sq,
     safe_increment as safe_increment,
@@ -249,6 +259,14 @@ from genesis_fn.optim.transforms.clipping import (
 from genesis_fn.optim.transforms.combine import chain as chain, named_chain as named_chain
 from genesis_fn.optim.transforms.distributions import multi_normal as multi_normal
 from genesis_fn.optim.transforms.gradient_scaling import scale_gradient as scale_gradient
+from genesis_fn.optim.transforms.hyperparameters import (
+    InjectHyperparamsState as InjectHyperparamsState,
+    InjectStatefulHyperparamsState as InjectStatefulHyperparamsState,
+    WrappedSchedule as WrappedSchedule,
+    WrappedScheduleState as WrappedScheduleState,
+    inject_hyperparams as inject_hyperparams,
+    inject_stateful_hyperparams as inject_stateful_hyperparams,
+)
 from genesis_fn.optim.transforms.masking import (
     MaskedNode as MaskedNode,
     MaskedState as MaskedState,
@@ -311,21 +329,15 @@ from genesis_fn.optim.transforms.wrappers import (
     ApplyIfFiniteState as ApplyIfFiniteState,
     ConditionallyMaskState as ConditionallyMaskState,
     ConditionallyTransformState as ConditionallyTransformState,
-    InjectHyperparamsState as InjectHyperparamsState,
-    InjectStatefulHyperparamsState as InjectStatefulHyperparamsState,
     LookaheadParams as LookaheadParams,
     LookaheadState as LookaheadState,
     MultiSteps as MultiSteps,
     MultiStepsState as MultiStepsState,
     WithMasterState as WithMasterState,
-    WrappedSchedule as WrappedSchedule,
-    WrappedScheduleState as WrappedScheduleState,
     apply_if_finite as apply_if_finite,
     conditionally_mask as conditionally_mask,
     conditionally_transform as conditionally_transform,
     flatten as flatten,
-    inject_hyperparams as inject_hyperparams,
-    inject_stateful_hyperparams as inject_stateful_hyperparams,
     lookahead as lookahead,
     maybe_update as maybe_update,
     skip_large_updates as skip_large_updates,

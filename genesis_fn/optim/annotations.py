@@ -1,13 +1,13 @@
 """What optim's signatures say: `Params`, `Updates`, `OptState`, `Number`, `Schedule`, `Mask`.
 
 The protocols `TransformInitFn` and `TransformUpdateFn` are the two functions of a
-`GradientTransformation`.
+`GradientTransformation`; the others are functions and schedules that users hand to transformations.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 from genesis_fn import Array, ArrayLike, PyTree
 
@@ -52,11 +52,39 @@ class TransformUpdateExtraArgsFn(Protocol):
         ...
 
 
+ScheduleState: TypeAlias = PyTree
+
+
+@runtime_checkable
+class StatefulSchedule(Protocol):
+    """A schedule with a state of its own, which `inject_hyperparams` keeps and renews."""
+
+    def init(self) -> ScheduleState:
+        """The state before the first step."""
+        ...
+
+    def update(self, state: ScheduleState, **extra_args: Any) -> ScheduleState:
+        """The state of the next step, of this one and the extra arguments of `update`."""
+        ...
+
+    def __call__(self, state: ScheduleState, **extra_args: Any) -> Number:
+        """The schedule's value."""
+        ...
+
+
+class ConditionFn(Protocol):
+    """Decides at which steps `conditionally_transform` and `conditionally_mask` transform."""
+
+    def __call__(self, step: Any, **extra_args: Any) -> Any:
+        """Whether to transform at `step`, an int32 scalar: a boolean scalar."""
+        ...
+
+
 class ShouldSkipUpdateFunction(Protocol):
-    """What decides for `MultiSteps` to ignore gradients, as `skip_not_finite` does."""
+    """Decides for `MultiSteps` which gradients are ignored, as `skip_not_finite` does."""
 
     def __call__(
-        self, updates: Updates, gradient_step: ArrayLike, params: Params | None
-    ) -> tuple[Array, PyTree]:
-        """(whether to skip these gradients, a boolean scalar; what the state keeps of it)."""
+        self, updates: Updates, gradient_step: Any, params: Params | None
+    ) -> tuple[Any, PyTree]:
+        """(whether to ignore the gradients, a boolean scalar; a tree that the state keeps)."""
         ...

@@ -93,6 +93,11 @@ def _one_minus_power(decay: Number, count: Array) -> Number:
     return -jnp.expm1(count * jnp.log(as_array(decay).astype(count.dtype)))
 
 
+def root(x: Array) -> Array:
+    """Returns the square root, whose derivative here is 0 at 0, where steps begin."""
+    return jnp.where(x > 0, jnp.sqrt(jnp.where(x > 0, x, 1.0)), 0.0)
+
+
 def safe_norm(
     x: ArrayLike,
     min_norm: Number,

@@ -16,7 +16,18 @@ import genesis_fn.numpy as jnp
 from genesis_fn import Array, ArrayLike
 from genesis_fn.errors import ArgumentError
 from genesis_fn.extend import as_array
-from genesis_fn.optim.annotations import Number, Schedule
+from genesis_fn.optim.annotations import (
+    Number,
+    Schedule as Schedule,
+    StatefulSchedule as StatefulSchedule,
+)
+from genesis_fn.optim.transforms.hyperparameters import (
+    InjectHyperparamsState as InjectHyperparamsState,
+    InjectStatefulHyperparamsState as InjectStatefulHyperparamsState,
+    WrappedSchedule as WrappedSchedule,
+    inject_hyperparams as inject_hyperparams,
+    inject_stateful_hyperparams as inject_stateful_hyperparams,
+)
 from genesis_fn.optim.tree_map_updates import F32, F64
 
 

@@ -25,6 +25,7 @@ from genesis_fn.transforms.jitting import clear_caches, jit, jit_cache
 from genesis_fn.transforms.jitting.jit_cache import LARGE, SHARED
 from genesis_fn.transforms.jitting.retrace import RecompilationWarning
 from genesis_fn.transforms.staging.shape_dtype_struct import ShapeDtypeStruct
+from genesis_fn.transforms.staging.tracing import eval_shape, make_jaxpr
 from tests.transforms.both import agree, normal, ours
 
 A, V = normal(3, 4), normal(4, seed=2)
@@ -430,6 +431,16 @@ def test_ahead_of_time():
         compiled(ours(A), ours(V), n=2)
     with pytest.raises(errors.ShapeError, match="takes f64"):
         compiled({"w": ours(V)}, ours(V), n=2)
+
+
+def test_shapes_within_a_traced_function_that_captures_its_values():
+    def f(x):
+        assert eval_shape(lambda i: x[i], 0) == ShapeDtypeStruct((4,), "float32")
+        assert make_jaxpr(lambda i: x + i)(0).eqns
+        return x * eval_shape(lambda: x @ x.T).size
+
+    x = ours(np.ones((3, 4), np.float32))
+    assert np.asarray(jit(f)(x)).tolist() == [[9.0] * 4] * 3
 
 
 def test_shapes_without_computing():

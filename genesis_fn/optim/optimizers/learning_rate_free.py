@@ -122,7 +122,9 @@ def prodigy(
         )
         numerator = sum_decay * state.numerator_weighted + (d / estim_lr0) * rate * progress
         length = _total(map_updates(lambda x: jnp.sum(jnp.abs(x)), s), dtype)
-        estimate = jnp.maximum(d, estim_lr_coef * numerator / length)
+        # Before the first gradient that is not zero there is nothing to estimate from.
+        ratio = jnp.where(length > 0, numerator / jnp.where(length > 0, length, 1.0), 0.0)
+        estimate = jnp.maximum(d, estim_lr_coef * ratio)
         return new, ProdigyState(m, v, s, start, estimate, numerator, count)
 
     return base.GradientTransformationExtraArgs(init, update, state=ProdigyState)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import genesis_fn.numpy as jnp
-from genesis_fn import Array, DTypeLike, Key, PyTree, grad, jvp, random, tree
+from genesis_fn import Array, DTypeLike, Key, PyTree, debug, grad, jvp, random, tree
 from genesis_fn.errors import ArgumentError
 from genesis_fn.extend import as_array
 from genesis_fn.lax import cond
@@ -14,6 +14,7 @@ from genesis_fn.optim import base
 from genesis_fn.optim.annotations import Mask, Number, OptState, Params, ScalarOrSchedule, Updates
 from genesis_fn.optim.numerics import safe_increment
 from genesis_fn.optim.optimizers.moments import first_moment
+from genesis_fn.optim.state import tree_math
 from genesis_fn.optim.transforms.combine import chain
 from genesis_fn.optim.transforms.noise import as_key
 from genesis_fn.optim.transforms.transform import (
@@ -118,6 +119,8 @@ def scale_by_sophia(
     update_interval: int = 10,
     hessian_diagonal_fn: base.GradientTransformation | None = None,
     mu_dtype: DTypeLike | None = None,
+    verbose: bool = False,
+    print_win_rate_every_n_steps: int = 0,
 ) -> base.GradientTransformationExtraArgs:
     """Divides the updates' moving mean by the Hessian's diagonal, and clips, as Sophia does.
 
@@ -138,12 +141,15 @@ def scale_by_sophia(
         hessian_diagonal_fn: transformation whose updates estimate the diagonal; None:
             `hutchinson_estimator_diag_hessian()`.
         mu_dtype: dtype of the first moment; None: the parameters', and at least float32.
+        verbose: whether the win rate, the share of elements that are not clipped, is printed.
+        print_win_rate_every_n_steps: positive number of steps between prints, where `verbose`.
 
     Returns:
         The transformation, whose states are SophiaState(count, mu, nu, hessian_fn_state); nu is h.
 
     Raises:
-        ArgumentError: `update_interval` is not positive.
+        ArgumentError: `update_interval` is not positive, or the number of steps between prints is
+            not where they are asked for.
 
     >>> w, tx = jnp.array([1.0, -2.0]), optim.scale_by_sophia(gamma=1.0)
     >>> loss = lambda w: jnp.sum(w**4)
@@ -153,6 +159,9 @@ def scale_by_sophia(
     Array([0.12, 0.48], dtype=float32)
     """
     base.require_positive("scale_by_sophia", update_interval=update_interval)
+    if verbose:
+        every = print_win_rate_every_n_steps
+        base.require_positive("scale_by_sophia", print_win_rate_every_n_steps=every)
     estimator = base.with_extra_args_support(
         hessian_diagonal_fn or hutchinson_estimator_diag_hessian()
     )
@@ -170,10 +179,7 @@ def scale_by_sophia(
 
         def leaf(g: Array, mu: Array, h: Array) -> tuple[Array, ...]:
             mu = moment(g, mu, b1)
-            u = first(g, mu) / jnp.maximum(gamma * h, eps)
-            if clip_threshold is not None:
-                u = jnp.clip(u, -clip_threshold, clip_threshold)
-            return u, mu
+            return first(g, mu) / jnp.maximum(gamma * h, eps), mu
 
         def renewed() -> tuple[Any, ...]:
             sample, kept = estimator.update(updates, state.hessian_fn_state, params=params, **extra)
@@ -185,9 +191,21 @@ def scale_by_sophia(
         )
         # The step uses the diagonal as it was before this call.
         new, mu = map_updates(leaf, updates, state.mu, extras=(state.nu,))
+        if clip_threshold is not None:
+            if verbose:
+                due = count % print_win_rate_every_n_steps == 0
+                cond(due, lambda: _print_win_rate(new, clip_threshold), lambda: None)
+            new = map_updates(lambda u: jnp.clip(u, -clip_threshold, clip_threshold), new)
         return new, SophiaState(count, mu, nu, hessian_state)
 
     return base.GradientTransformationExtraArgs(init, update, state=SophiaState)
+
+
+def _print_win_rate(steps: Updates, clip_threshold: Number) -> None:
+    """Prints the share of elements that the threshold leaves as they are."""
+    inside = map_updates(lambda u: jnp.sum(jnp.abs(u) < clip_threshold), steps)
+    share = tree_math.sum(inside) / tree_math.size(steps)
+    debug.print("Sophia optimizer win rate: {}", share)
 
 
 def sophia(
@@ -202,6 +220,8 @@ def sophia(
     update_interval: int = 10,
     hessian_diagonal_fn: base.GradientTransformation | None = None,
     mu_dtype: DTypeLike | None = None,
+    verbose: bool = False,
+    print_win_rate_every_n_steps: int = 0,
 ) -> base.GradientTransformationExtraArgs:
     """Sophia: Adam with the Hessian's diagonal as second moment: `update(..., obj_fn=loss)`.
 
@@ -226,9 +246,14 @@ def sophia(
         hessian_diagonal_fn: transformation whose updates estimate the diagonal; None:
             `hutchinson_estimator_diag_hessian()`.
         mu_dtype: dtype of the first moment; None: the parameters', and at least float32.
+        verbose: whether the win rate, the share of elements that are not clipped, is printed.
+        print_win_rate_every_n_steps: positive number of steps between prints, where `verbose`.
 
     Returns:
         The transformation, whose states have the fields `sophia`, `decay`, `schedule`.
+
+    Raises:
+        ArgumentError: as of `scale_by_sophia`.
 
     >>> w, tx = jnp.array([1.0, -2.0]), optim.sophia(0.1, weight_decay=0.0)
     >>> loss = lambda w: jnp.sum(w**4)
@@ -238,7 +263,16 @@ def sophia(
     """
     return chain(
         sophia=scale_by_sophia(
-            b1, b2, eps, gamma, clip_threshold, update_interval, hessian_diagonal_fn, mu_dtype
+            b1,
+            b2,
+            eps,
+            gamma,
+            clip_threshold,
+            update_interval,
+            hessian_diagonal_fn,
+            mu_dtype,
+            verbose,
+            print_win_rate_every_n_steps,
         ),
         decay=add_decayed_weights(weight_decay, weight_decay_mask),
         schedule=scale_by_learning_rate(learning_rate),

@@ -9,9 +9,12 @@ import genesis_fn.numpy as jnp
 from genesis_fn import Array, tree
 from genesis_fn.errors import ArgumentError
 from genesis_fn.extend import as_array
+from genesis_fn.lax import pmean
 from genesis_fn.optim import base
 from genesis_fn.optim.annotations import OptState, Params, Updates
 from genesis_fn.optim.tree_map_updates import is_none, map_updates, select, zero_count
+
+NormalizeState = base.EmptyState  # of `normalize`, which SAM climbs by
 
 
 class SAMState(NamedTuple):
@@ -29,6 +32,7 @@ def sam(
     sync_period: int = 2,
     reset_state: bool = True,
     opaque_mode: bool = False,
+    batch_axis_name: str | None = None,
 ) -> base.GradientTransformationExtraArgs:
     """Sharpness-aware minimization: steps by the gradients at a worse point nearby.
 
@@ -49,6 +53,8 @@ def sam(
         sync_period: positive number of calls, or with `opaque_mode` of gradients, for each step.
         reset_state: whether each climb begins with a fresh state.
         opaque_mode: whether each call makes a whole step.
+        batch_axis_name: name of a mapped axis over which the climb's gradients are averaged, with
+            `opaque_mode`; None: of no axis.
 
     Returns:
         The transformation, whose states are SAMState(steps_since_sync, opt_state, adv_state,
@@ -122,6 +128,8 @@ def sam(
             negative = tree.map(lambda u: None if u is None else -u, climb, is_leaf=is_none)
             there = base.apply_updates(there, negative)
             updates = grad_fn(there, i)
+            if batch_axis_name is not None:
+                updates = pmean(updates, batch_axis_name)
         adv_state = adv_optimizer.init(params) if reset_state else adv_state
         new, opt_state = optimizer.update(updates, state.opt_state, params)
         return new, SAMState(zero_count(), opt_state, adv_state, None)

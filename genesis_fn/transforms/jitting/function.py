@@ -210,7 +210,9 @@ class JitFunction(Copied, Generic[P, R]):
                 f"  at {where().describe()}\n  move them with device_put(x, device)"
             )
         if not positions:
-            return program.captured[0].device if program.captured else devices.default_device()
+            # Inside of another function some are its tracers, which are on no device yet.
+            known = [x for x in program.captured if not isinstance(x, Tracer)]
+            return known[0].device if known else devices.default_device()
         return next(iter(positions))
 
     def _numerics(self, settings: config.Config) -> config.computing:
