@@ -232,12 +232,12 @@ def _upper_step(k: Any, state: tuple[Any, ...], a: Any, x: Any) -> tuple[Any, ..
 
 
 @custom_jvp
-def _upper_fraction(a: Any, x: Any) -> Array:
+def upper_fraction(a: Any, x: Any) -> Array:
     """x^-a e^x Gamma(a, x), for x beyond a + 1 (Numerical Recipes 6.2)."""
     return _lentz(_upper_begin, _upper_step, (a, x))
 
 
-@_upper_fraction.defjvp
+@upper_fraction.defjvp
 def _upper_fraction_rule(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Any, ...]:
     return _lentz_slope(_upper_begin, _upper_step, primals, tangents)
 
@@ -364,7 +364,7 @@ def _igamma_both(a: Any, x: Any, upper: bool) -> Array:
     r = _Regions(a, x)
     low = ops.mul(ops.div(r.scale, r.a), _lower_series(r.a, r.below))
     beyond, above = r.above
-    high = ops.mul(r.scale, _upper_fraction(above, beyond))
+    high = ops.mul(r.scale, upper_fraction(above, beyond))
     s, t = _transition(*r.middle)
     tail = ops.mul(ops.exp(ops.neg(ops.mul(s, s))), t)
     half = ops.mul(ops.erfc(s if upper else ops.neg(s)), 0.5)
@@ -396,7 +396,7 @@ def _gamma_grad(a: Any, x: Any) -> Array:
     one = _constant(x, 1.0)
     low, dlow = jvp(lambda v: _lower_series(v, r.below), (r.a,), (one,))
     beyond, above = r.above
-    high, dhigh = jvp(lambda v: _upper_fraction(v, beyond), (above,), (one,))
+    high, dhigh = jvp(lambda v: upper_fraction(v, beyond), (above,), (one,))
     slope = ops.sub(ops.log(r.x), ops.digamma(r.a))
     lower = ops.div(ops.add(dlow, ops.mul(low, ops.sub(slope, ops.div(1.0, r.a)))), r.a)
     upper = ops.add(dhigh, ops.mul(high, slope))
