@@ -1,3 +1,3 @@
-"""SciPy's special functions on arrays."""
+"""SciPy's special functions and distributions on arrays."""
 
-from genesis_fn.scipy import special as special
+from genesis_fn.scipy import special as special, stats as stats
