@@ -9,7 +9,7 @@ from genesis_fn.as_jax.stubs import stub
 from genesis_fn.core import dtypes
 from genesis_fn.core.aval import Aval as Aval, aval
 from genesis_fn.core.jaxpr import Jaxpr
-from genesis_fn.core.primitive import Trace as Trace, Tracer as Tracer, ctx
+from genesis_fn.core.primitive import Trace as Trace, Tracer as Tracer, ctx, typeof as get_aval
 from genesis_fn.core.types.annotations import DTypeLike
 from genesis_fn.transforms.staging.stage_trace import evaluate
 
