@@ -10,7 +10,12 @@ from collections import defaultdict
 import genesis_fn as gf
 
 PACKAGE = pathlib.Path(gf.__file__).parent
-MODULES = {p.relative_to(PACKAGE): ast.parse(p.read_text()) for p in sorted(PACKAGE.rglob("*.py"))}
+# What `as_jax/jax` defines has JAX's names.
+MODULES = {
+    p.relative_to(PACKAGE): ast.parse(p.read_text())
+    for p in sorted(PACKAGE.rglob("*.py"))
+    if not p.is_relative_to(PACKAGE / "as_jax" / "jax")
+}
 
 # Class names that stand for two things on purpose, and why.
 SHARED = {"Stream": "CUDA's, `cuda.Stream`, and of random keys, `random.Stream`"}

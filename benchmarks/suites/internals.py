@@ -67,8 +67,8 @@ PUBLIC: dict[str, tuple[str, ...]] = {
 
 
 class Missing:
-    """A name that nothing stands for: it may be named, decorate and be looked into while a test file
-    is imported, and raises MissingError when a test uses it."""
+    """A name that nothing stands for: it may be named, decorate and be looked into while a test
+    file is imported, and raises MissingError when a test uses it."""
 
     importing = True  # until the first test runs
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import sys as _sys
 
-from genesis_fn.as_jax.finder import Finder as _Finder, Namespace as _Namespace
+from genesis_fn.as_jax.finder import Finder as _Finder, PeerModule as _PeerModule
 from genesis_fn.core.configuration import config as _config
 
 
@@ -24,7 +24,7 @@ def _install() -> None:
     if any(isinstance(f, _Finder) for f in _sys.meta_path):
         return
     real = _sys.modules.get("jax")
-    if real is not None and not isinstance(real, _Namespace):
+    if real is not None and not isinstance(real, _PeerModule):
         version = getattr(real, "__version__", "")
         raise ImportError(
             f"jax {version} is imported already in this process, so that genesis_fn.as_jax cannot "

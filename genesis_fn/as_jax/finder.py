@@ -1,6 +1,6 @@
 """Finds the modules of `jax`: the library's own under JAX's names.
 
-A module `jax.x.y` is a `Namespace`. Its names are those that a file of the folder `jax/` beside
+A module `jax.x.y` is a `PeerModule`. Its names are those that a file of the folder `jax/` beside
 this one defines, if there is one (`jax/x/y.py`: what is JAX's alone), else those of the library's
 module that `MODULES` lists.
 """
@@ -51,7 +51,7 @@ _INSTEAD = {
 _NONE = object()
 
 
-class Namespace(ModuleType):
+class PeerModule(ModuleType):
     """A module of JAX's name: names of its own first, then those of a module of the library."""
 
     def __init__(self, name: str, ours: str | None) -> None:
@@ -109,8 +109,8 @@ class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return importlib.machinery.ModuleSpec(fullname, self, is_package=True)
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
-        """A `Namespace` over the library's module of the name."""
-        return Namespace(spec.name, _ours(spec.name))
+        """A `PeerModule` over the library's module of the name."""
+        return PeerModule(spec.name, _ours(spec.name))
 
     def exec_module(self, module: ModuleType) -> None:
         """Define what the module has for itself."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
-from genesis_fn import Array, ArrayLike, PyTree
+from genesis_fn import Array, PyTree
 
 Params: TypeAlias = PyTree  # of arrays; None where a leaf is frozen
 Updates: TypeAlias = PyTree  # the parameters' structure

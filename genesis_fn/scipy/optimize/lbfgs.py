@@ -75,9 +75,7 @@ def minimize_lbfgs(
 
     def step(s: LBFGSState) -> LBFGSState:
         direction = _direction(s)
-        found = line_search(
-            fun, s.x, direction, s.value, s.gradient, np.ones_like(s.value), maxls
-        )
+        found = line_search(fun, s.x, direction, s.value, s.gradient, np.ones_like(s.value), maxls)
         point = found.point
         moved, turned = point.step * direction, point.gradient - s.gradient
         curvature = np.vdot(turned, moved, precision="highest")

@@ -253,8 +253,7 @@ class Slerp(NamedTuple):
         at = np.asarray(times, self.times.dtype)
         if at.ndim > 1:
             raise errors.ShapeError(
-                f"Slerp takes a time or a vector of times, got {at.aval}\n"
-                f"  at {where().describe()}"
+                f"Slerp takes a time or a vector of times, got {at.aval}\n  at {where().describe()}"
             )
         last = self.timedelta.shape[0] - 1
         piece = np.clip(np.searchsorted(self.times, at) - 1, 0, last)

@@ -359,8 +359,8 @@ def _known_bound(x: Any) -> int:
 
 def _known_bounds(lower: Any, upper: Any) -> tuple[Any, int] | None:
     """(the first index, the number of steps) where both bounds are known, as those of eager
-    derivatives are, else None: also where a traced one is no whole number. The index is a derivative's
-    tracer where `lower` is one: what the body does with it has a derivative too."""
+    derivatives are, else None: also where a traced one is no whole number. The index is a tracer
+    where `lower` is one: what the body does with it has a derivative too."""
     if not isinstance(lower, Tracer) and not isinstance(upper, Tracer):
         start = _known_bound(lower)
         return start, max(_known_bound(upper) - start, 0)

@@ -15,6 +15,8 @@ from genesis_fn.transforms.staging.stage_trace import evaluate
 
 
 class _OfAvals(type):
+    """The kind of a class whose instances are avals."""
+
     def __instancecheck__(cls, value: object) -> bool:
         return isinstance(value, Aval)
 
