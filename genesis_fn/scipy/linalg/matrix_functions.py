@@ -228,7 +228,8 @@ def funm(A: ArrayLike, func: Callable[[Array], Array], disp: bool = True) -> PyT
     images = func(values).astype(t.dtype)
     n, eps = a.shape[-1], float(dtypes.finfo(a.dtype).eps)
     column = jnp.arange(n)
-    rounding = n * eps * jnp.max(jnp.abs(t), initial=0) * jnp.max(jnp.abs(images), initial=0)
+    rounding = n * eps * jnp.max(jnp.abs(t), initial=0)
+    largest = jnp.max(jnp.abs(images), initial=0)
 
     def step(f: Array, j: Any) -> tuple[Array, None]:
         """T F = F T, of which column j gives the elements above f[j, j]."""
@@ -237,7 +238,8 @@ def funm(A: ArrayLike, func: Callable[[Array], Array], disp: bool = True) -> PyT
         right = product(f, above) - above * lax.dynamic_slice_in_dim(images, j, 1)
         value = lax.dynamic_slice_in_dim(values, j, 1)
         new, lost = _solve_above(t, -value, right, j, -1.0)
-        new = jnp.where(lost & (jnp.abs(new) > rounding), jnp.nan, new)
+        hidden = (jnp.abs(new) > rounding * largest) | (jnp.abs(above) > rounding)
+        new = jnp.where(lost & hidden, jnp.nan, new)
         return jnp.where((column == j) & (column[:, None] < j), new, f), None
 
     f, _ = lax.scan(step, jnp.diag(images), column)
