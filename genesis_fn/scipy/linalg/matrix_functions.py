@@ -86,11 +86,13 @@ def _pade_parts(a: Array, order: int) -> tuple[Array, Array]:
 
 def _polynomial(b: list[float], powers: list[Array]) -> Array:
     """sum of b[k] x^k, from the powers of x up to x^3, by Paterson and Stockmeyer (1973)."""
-    total = None
+    total: Array | None = None
     for first in reversed(range(0, len(b), 3)):
-        part = sum(c * x for c, x in zip(b[first : first + 3], powers, strict=False))
+        part = b[first] * powers[0]
+        for c, x in zip(b[first + 1 : first + 3], powers[1:], strict=False):
+            part = part + c * x
         total = part if total is None else part + product(powers[3], total)
-    assert total is not None
+    assert total is not None  # there is a coefficient
     return total
 
 
