@@ -25,6 +25,7 @@ PACKAGE = pathlib.Path(g.__file__).parent
 # Where names of primitives are words for something else as well, and for what.
 WORDS = {
     "numpy/": "public functions", "random/": "public functions",
+    "scipy/linalg/decompositions.py": "forms of a decomposition",
     "core/diagnostics/torch_habits.py": "torch's functions", "core/dtypes.py": "fields of finfo",
     "core/primitive.py": "the registry itself", "models/": "options of sampling",
     "cli/language_model/": "options of sampling",

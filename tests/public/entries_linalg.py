@@ -50,7 +50,8 @@ LAX_LINALG_MORE: dict[str, list[Entry]] = {
         r * np.triu(np.ones((3, 3), np.float32)), w))),
     **each("symmetric_product", E(SIDES, DEFINITE, call=lambda f, a, c: f(
         a, c, alpha=2.0, beta=0.5, symmetrize_output=True))),
-    **each("lu_pivots_to_permutation", E(PIVOTS, call=lambda f, p: f(p.astype("int32"), 4), numbers=False)),
+    **each("lu_pivots_to_permutation", E(
+        PIVOTS, call=lambda f, p: f(p.astype("int32"), 4), numbers=False)),
 }  # fmt: skip
 
 

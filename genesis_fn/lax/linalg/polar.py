@@ -151,7 +151,10 @@ def _iterated(x: Array, most: int, precision: float) -> tuple[Array, Array, Arra
     change, count = full((), float("inf"), size.aval.dtype), 0
     for a, b, c in _weights(precision, precision, most):
         before, count = u, count + 1
-        u = _by_qr(u, a, b, c) if c > _BY_QR else _by_cholesky(u, a, b, c)
+        if c > _BY_QR:  # large values hardly change yet: no sign of convergence
+            u = _by_qr(u, a, b, c)
+            continue
+        u = _by_cholesky(u, a, b, c)
         change = _frobenius(u - before)
     limit = (5 * precision) ** (1 / 3)
 

@@ -79,8 +79,8 @@ def schur_on_host(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 def _decomposed(x: Array) -> tuple[Array, Array]:
     kind = ShapeDtypeStruct(x.aval.shape, x.aval.dtype)
-    t, q = pure_callback(schur_on_host, (kind, kind), x, vmap_method="broadcast_all")
-    return t, q
+    found: PyTree = pure_callback(schur_on_host, (kind, kind), x, vmap_method="broadcast_all")
+    return found
 
 
 @custom_jvp

@@ -86,10 +86,10 @@ def tridiagonal_solve(
     i = shapes.broadcasted_iota(dtypes.I32, d.aval.shape, d.ndim - 1)
     dl, du = ops.select(i > 0, dl, 0), ops.select(i < d.aval.shape[-1] - 1, du, 0)
     # What the solver computes with is constant: its derivative is that of a product with A.
-    fixed = tuple(ops.stop_gradient(x) for x in (dl, d, du))
+    fixed = ops.stop_gradient(dl), ops.stop_gradient(d), ops.stop_gradient(du)
     transposed = _shifted(fixed[2], 1), fixed[1], _shifted(fixed[0], -1)
 
-    def solver(diagonals: tuple[Array, ...]) -> Any:
+    def solver(diagonals: tuple[Array, Array, Array]) -> Any:
         return lambda _, rhs: _eliminate(*diagonals, rhs, perturb_singular)
 
     return custom_linear_solve(

@@ -86,11 +86,13 @@ def _pade_parts(a: Array, order: int) -> tuple[Array, Array]:
 
 def _polynomial(b: list[float], powers: list[Array]) -> Array:
     """sum of b[k] x^k, from the powers of x up to x^3, by Paterson and Stockmeyer (1973)."""
-    total = None
+    total: Array | None = None
     for first in reversed(range(0, len(b), 3)):
-        part = sum(c * x for c, x in zip(b[first : first + 3], powers, strict=False))
+        part = b[first] * powers[0]
+        for c, x in zip(b[first + 1 : first + 3], powers[1:], strict=False):
+            part = part + c * x
         total = part if total is None else part + product(powers[3], total)
-    assert total is not None
+    assert total is not None  # there is a coefficient
     return total
 
 
@@ -228,7 +230,8 @@ def funm(A: ArrayLike, func: Callable[[Array], Array], disp: bool = True) -> PyT
     images = func(values).astype(t.dtype)
     n, eps = a.shape[-1], float(dtypes.finfo(a.dtype).eps)
     column = jnp.arange(n)
-    rounding = n * eps * jnp.max(jnp.abs(t), initial=0) * jnp.max(jnp.abs(images), initial=0)
+    rounding = n * eps * jnp.max(jnp.abs(t), initial=0)
+    largest = jnp.max(jnp.abs(images), initial=0)
 
     def step(f: Array, j: Any) -> tuple[Array, None]:
         """T F = F T, of which column j gives the elements above f[j, j]."""
@@ -237,7 +240,8 @@ def funm(A: ArrayLike, func: Callable[[Array], Array], disp: bool = True) -> PyT
         right = product(f, above) - above * lax.dynamic_slice_in_dim(images, j, 1)
         value = lax.dynamic_slice_in_dim(values, j, 1)
         new, lost = _solve_above(t, -value, right, j, -1.0)
-        new = jnp.where(lost & (jnp.abs(new) > rounding), jnp.nan, new)
+        hidden = (jnp.abs(new) > rounding * largest) | (jnp.abs(above) > rounding)
+        new = jnp.where(lost & hidden, jnp.nan, new)
         return jnp.where((column == j) & (column[:, None] < j), new, f), None
 
     f, _ = lax.scan(step, jnp.diag(images), column)

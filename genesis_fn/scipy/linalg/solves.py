@@ -312,15 +312,15 @@ def solve_sylvester(
     solver = _SYLVESTER[method]
 
     def solved(a: Array, b: Array, c: Array) -> Array:
-        wide = [x.astype(dtypes.complex_of(x.dtype)) for x in (a, b, c)]
-        x = solver(*wide, tol)
+        kind = dtypes.complex_of(c.dtype)
+        x = solver(a.astype(kind), b.astype(kind), c.astype(kind), tol)
         return x if dtypes.is_complex(c.dtype) else jnp.real(x)
 
     return lax.custom_linear_solve(
         lambda x: product(a, x) + product(x, b),
         c,
         lambda _, right: solved(*fixed, right),
-        lambda _, right: solved(*map(transpose, fixed), right),
+        lambda _, right: solved(transpose(fixed[0]), transpose(fixed[1]), right),
     )
 
 
