@@ -93,7 +93,10 @@ def test_at_and_reduceat(name: str) -> None:
     with pytest.raises(NotImplementedError, match="inplace=False"):
         f.at(x, where, b)
     starts = np.array([0, 3, 2, 5])
-    same(f.reduceat(x, starts), g.reduceat(x, starts))
+    want = g.reduceat(x, starts)
+    if name.startswith("logical"):  # booleans, as NumPy's: JAX keeps the dtype of the operand
+        want = want != 0
+    same(f.reduceat(x, starts), want)
 
 
 def test_a_function_of_one_argument() -> None:

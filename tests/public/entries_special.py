@@ -26,7 +26,7 @@ SPECIAL_MORE: dict[str, list[Entry]] = {
     **each("hyp2f1", E(Operand((), "s", 0.5, 3.0), Operand((), "s", 0.5, 3.0),
                        Operand((), "s", 3.5, 5.0), Operand((), "s", -0.9, 0.6), peer=False)),
     **each("bernoulli", E(call=lambda f: f(12))),
-    **each("bessel_jn", E(SP, call=lambda f, x: f(x, v=3))),
+    **each("bessel_jn", E(SP, call=lambda f, x: f(x, v=3), peer=False)),
     **each("sph_harm_y", E(DEGREE, ANGLES, ANGLES, same=False,
                            call=lambda f, n, t, p: f(n, n // 2, t, p, n_max=5))),
 }  # fmt: skip
