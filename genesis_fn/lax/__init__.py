@@ -137,6 +137,7 @@ from genesis_fn.lax.special import (
     bessel_i1e as bessel_i1e,
     betainc as betainc,
     igamma as igamma,
+    igamma_grad_a as igamma_grad_a,
     igammac as igammac,
     random_gamma_grad as random_gamma_grad,
     zeta as zeta,

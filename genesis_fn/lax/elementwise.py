@@ -22,7 +22,18 @@ from genesis_fn.primitives import elementwise as p
 neg = on_operands("neg", p.neg, "-x.")
 add = on_operands("add", p.add, "x + y.", names="x y")
 sub = on_operands("sub", p.sub, "x - y.", names="x y")
-mul = on_operands("mul", p.mul, "x * y.", names="x y")
+_product = on_operands("mul", p.mul, "x * y.", names="x y")
+
+
+def mul(x: ArrayLike, y: ArrayLike, *, out_dtype: DTypeLike | None = None) -> Array:
+    """x * y, with `out_dtype` computed in that dtype."""
+    if out_dtype is None:
+        return _product(x, y)
+    x, y = [convert_element_type(v, out_dtype) for v in arrays("mul", (x, y), False)]
+    return _product(x, y)
+
+
+mul.prim = p.mul.prim  # pyright: ignore[reportFunctionMemberAccess]
 div = on_operands("div", p.div, "x / y; integers are divided towards zero.", names="x y")
 rem = on_operands("rem", p.rem, "The remainder of x / y with the sign of x.", names="x y")
 max = on_operands("max", p.max, "The larger of x and y; NaN propagates.", names="x y")
@@ -35,24 +46,24 @@ nextafter = on_operands(
 )
 square = on_operands("square", p.square, "x * x.")
 reciprocal = on_operands("reciprocal", p.reciprocal, "1 / x.")
-exp = on_operands("exp", p.exp, "e to the power x.")
-exp2 = on_operands("exp2", p.exp2, "2 to the power x.")
-expm1 = on_operands("expm1", p.expm1, "exp(x) - 1, accurate near 0.")
-log = on_operands("log", p.log, "The natural logarithm.", scalars=False)
-log1p = on_operands("log1p", p.log1p, "log(1 + x), accurate near 0.")
-sqrt = on_operands("sqrt", p.sqrt, "The square root.")
-rsqrt = on_operands("rsqrt", p.rsqrt, "1 / sqrt(x).")
-cbrt = on_operands("cbrt", p.cbrt, "The cube root.")
-logistic = on_operands("logistic", p.logistic, "1 / (1 + exp(-x)).")
-sin = on_operands("sin", p.sin, "The sine.")
-cos = on_operands("cos", p.cos, "The cosine.")
-tan = on_operands("tan", p.tan, "The tangent.")
+exp = on_operands("exp", p.exp, "e to the power x.", accuracy=True)
+exp2 = on_operands("exp2", p.exp2, "2 to the power x.", accuracy=True)
+expm1 = on_operands("expm1", p.expm1, "exp(x) - 1, accurate near 0.", accuracy=True)
+log = on_operands("log", p.log, "The natural logarithm.", scalars=False, accuracy=True)
+log1p = on_operands("log1p", p.log1p, "log(1 + x), accurate near 0.", accuracy=True)
+sqrt = on_operands("sqrt", p.sqrt, "The square root.", accuracy=True)
+rsqrt = on_operands("rsqrt", p.rsqrt, "1 / sqrt(x).", accuracy=True)
+cbrt = on_operands("cbrt", p.cbrt, "The cube root.", accuracy=True)
+logistic = on_operands("logistic", p.logistic, "1 / (1 + exp(-x)).", accuracy=True)
+sin = on_operands("sin", p.sin, "The sine.", accuracy=True)
+cos = on_operands("cos", p.cos, "The cosine.", accuracy=True)
+tan = on_operands("tan", p.tan, "The tangent.", accuracy=True)
 asin = on_operands("asin", p.asin, "The inverse sine.")
 acos = on_operands("acos", p.acos, "The inverse cosine.")
 atan = on_operands("atan", p.atan, "The inverse tangent.")
 sinh = on_operands("sinh", p.sinh, "The hyperbolic sine.")
 cosh = on_operands("cosh", p.cosh, "The hyperbolic cosine.")
-tanh = on_operands("tanh", p.tanh, "The hyperbolic tangent.")
+tanh = on_operands("tanh", p.tanh, "The hyperbolic tangent.", accuracy=True)
 asinh = on_operands("asinh", p.asinh, "The inverse hyperbolic sine.")
 acosh = on_operands("acosh", p.acosh, "The inverse hyperbolic cosine.")
 atanh = on_operands("atanh", p.atanh, "The inverse hyperbolic tangent.")

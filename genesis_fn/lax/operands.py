@@ -95,7 +95,12 @@ class BinaryOperation(Protocol):
 
 @overload
 def on_operands(
-    name: str, f: Callable[..., Array], doc: str, names: Literal["x"] = "x", scalars: bool = True
+    name: str,
+    f: Callable[..., Array],
+    doc: str,
+    names: Literal["x"] = "x",
+    scalars: bool = True,
+    accuracy: bool = False,
 ) -> UnaryOperation: ...
 
 
@@ -112,11 +117,17 @@ def on_operands(
 
 
 def on_operands(
-    name: str, f: Callable[..., Any], doc: str, names: str = "x", scalars: bool = True
+    name: str,
+    f: Callable[..., Any],
+    doc: str,
+    names: str = "x",
+    scalars: bool = True,
+    accuracy: bool = False,
 ) -> Callable[..., Any]:
-    """`f` of operands in one shape and dtype, named and documented; `names` are its parameters."""
+    """`f` of operands in one shape and dtype, named and documented; `names` are its parameters.
+    With `accuracy` it has JAX's parameter of that name, which may only be None."""
 
-    @named(name, names, doc)
+    @named(name, names, doc, accuracy)
     def call(*operands: Any) -> Any:
         return f(*arrays(name, operands, scalars))
 
@@ -125,15 +136,26 @@ def on_operands(
     return call
 
 
-def named(name: str, names: str, doc: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def named(
+    name: str, names: str, doc: str, accuracy: bool = False
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Decorator: a function of operands becomes one of the parameters `names`, which may be given
     by name."""
     parameters = [Parameter(n, Parameter.POSITIONAL_OR_KEYWORD) for n in names.split()]
-    signature, count = Signature(parameters), len(parameters)
+    count = len(parameters)
+    if accuracy:
+        parameters.append(Parameter("accuracy", Parameter.KEYWORD_ONLY, default=None))
+    signature = Signature(parameters)
 
     def decorate(f: Callable[..., Any]) -> Callable[..., Any]:
         def call(*operands: Any, **by_name: Any) -> Any:
             if by_name or len(operands) != count:
+                if accuracy and by_name.get("accuracy") is not None:
+                    raise errors.ArgumentError(
+                        f"{name}: accuracy={by_name['accuracy']} is XLA's\n"
+                        f"  at {where().describe()}\n  leave it out; jit(f, precise=True) computes "
+                        "in full precision"
+                    )
                 try:
                     operands = signature.bind(*operands, **by_name).args
                 except TypeError as error:

@@ -112,12 +112,14 @@ def conv_transpose(
     transpose_kernel: bool = False,
     precision: PrecisionLike = None,
     preferred_element_type: DTypeLike | None = None,
+    use_consistent_padding: bool = False,
 ) -> Array:
     """Convolve so that lengths grow by `strides`: "SAME" gives n * stride, "VALID" all positions
     reached.
 
     Layouts are channels-last by default. With `transpose_kernel` it is the gradient of the
-    convolution with kernel `rhs`.
+    convolution with kernel `rhs`. Pairs are the padding of this convolution, or, with
+    `use_consistent_padding`, as the names are, that of the one whose gradient it is.
     """
     return convolutions.conv_transpose(
         array(lhs),
@@ -129,6 +131,7 @@ def conv_transpose(
         transpose_kernel,
         precision,
         preferred_element_type,
+        use_consistent_padding,
     )
 
 

@@ -444,6 +444,12 @@ igammac: GammaFunction = _special(
     "The regularized upper incomplete gamma function Q(a, x) = 1 - P(a, x).",
     "a x",
 )
+igamma_grad_a: GammaFunction = _special(
+    "igamma_grad_a",
+    lambda a, x: ops.neg(ops.mul(_gamma_grad(a, x), _density(a, x))),
+    "The derivative by `a` of igamma(a, x).",
+    "a x",
+)
 random_gamma_grad: GammaFunction = _special(
     "random_gamma_grad",
     lambda a, x: _gamma_grad(a, x),

@@ -209,8 +209,8 @@ def variance_scaling(
 
     Args:
         scale: the numerator.
-        mode: what n is: "fan_in", the number of inputs, "fan_out", of outputs, or "fan_avg", the
-            mean of both.
+        mode: what n is: "fan_in", the number of inputs, "fan_out", of outputs, "fan_avg", the
+            mean of both, or "fan_geo_avg", their geometric mean.
         distribution: "truncated_normal" (at two standard deviations), "normal" or "uniform".
         in_axis, out_axis: axes of the inputs and outputs of a unit; for a weight [out, in] give
             in_axis=1, out_axis=0.
@@ -231,7 +231,12 @@ def variance_scaling(
 
     def make(key: Key, shape: Shape, dtype: DTypeLike) -> Array:
         fan_in, fan_out = _fans(shape, in_axis, out_axis, batch_axis)
-        modes = {"fan_in": fan_in, "fan_out": fan_out, "fan_avg": (fan_in + fan_out) / 2}
+        modes = {
+            "fan_in": fan_in,
+            "fan_out": fan_out,
+            "fan_avg": (fan_in + fan_out) / 2,
+            "fan_geo_avg": (fan_in * fan_out) ** 0.5,
+        }
         if mode not in modes:
             raise ArgumentError(f"mode is one of {sorted(modes)}, got {mode!r}")
         variance = scale / max(modes[mode], 1)

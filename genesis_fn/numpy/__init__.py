@@ -49,7 +49,9 @@ from genesis_fn.numpy.arrays.creation import (
     empty_like as empty_like,
     from_dlpack as from_dlpack,
     frombuffer as frombuffer,
+    fromfile as fromfile,
     fromiter as fromiter,
+    fromstring as fromstring,
     ones as ones,
     ones_like as ones_like,
     zeros as zeros,
@@ -114,6 +116,11 @@ from genesis_fn.numpy.indexing.selection import (
     take as take,
     take_along_axis as take_along_axis,
     where as where,
+)
+from genesis_fn.numpy.manipulation.bits import packbits as packbits, unpackbits as unpackbits
+from genesis_fn.numpy.manipulation.histograms import (
+    histogram2d as histogram2d,
+    histogramdd as histogramdd,
 )
 from genesis_fn.numpy.manipulation.padding import pad as pad
 from genesis_fn.numpy.manipulation.rearrange import (
@@ -224,8 +231,6 @@ from genesis_fn.numpy.mathematics.composed import (
     lcm as lcm,
     ldexp as ldexp,
     log10 as log10,
-    logaddexp as logaddexp,
-    logaddexp2 as logaddexp2,
     mod as mod,
     modf as modf,
     nan_to_num as nan_to_num,
@@ -248,6 +253,7 @@ from genesis_fn.numpy.mathematics.contraction import (
     diagonal as diagonal,
     dot as dot,
     einsum as einsum,
+    einsum_path as einsum_path,
     inner as inner,
     kron as kron,
     matmul as matmul,
@@ -271,6 +277,17 @@ from genesis_fn.numpy.mathematics.nan import (
     nanstd as nanstd,
     nansum as nansum,
     nanvar as nanvar,
+)
+from genesis_fn.numpy.mathematics.polynomials import (
+    poly as poly,
+    polyadd as polyadd,
+    polyder as polyder,
+    polydiv as polydiv,
+    polyfit as polyfit,
+    polyint as polyint,
+    polymul as polymul,
+    polysub as polysub,
+    roots as roots,
 )
 from genesis_fn.numpy.mathematics.reductions import (
     all as all,
@@ -320,7 +337,6 @@ from genesis_fn.numpy.mathematics.ufuncs import (
     absolute as absolute,
     acos as acos,
     acosh as acosh,
-    add as add,
     arccos as arccos,
     arccosh as arccosh,
     arcsin as arcsin,
@@ -333,14 +349,11 @@ from genesis_fn.numpy.mathematics.ufuncs import (
     atan as atan,
     atan2 as atan2,
     atanh as atanh,
-    bitwise_and as bitwise_and,
     bitwise_count as bitwise_count,
     bitwise_invert as bitwise_invert,
     bitwise_left_shift as bitwise_left_shift,
     bitwise_not as bitwise_not,
-    bitwise_or as bitwise_or,
     bitwise_right_shift as bitwise_right_shift,
-    bitwise_xor as bitwise_xor,
     cbrt as cbrt,
     ceil as ceil,
     conj as conj,
@@ -365,14 +378,7 @@ from genesis_fn.numpy.mathematics.ufuncs import (
     log as log,
     log1p as log1p,
     log2 as log2,
-    logical_and as logical_and,
     logical_not as logical_not,
-    logical_or as logical_or,
-    logical_xor as logical_xor,
-    maximum as maximum,
-    minimum as minimum,
-    multiply as multiply,
-    negative as negative,
     nextafter as nextafter,
     not_equal as not_equal,
     positive as positive,
@@ -385,21 +391,45 @@ from genesis_fn.numpy.mathematics.ufuncs import (
     sinh as sinh,
     sqrt as sqrt,
     square as square,
-    subtract as subtract,
     tan as tan,
     tanh as tanh,
     true_divide as true_divide,
     trunc as trunc,
 )
-from genesis_fn.numpy.vectorization import (
-    frompyfunc as frompyfunc,
-    ufunc as ufunc,
-    vectorize as vectorize,
+from genesis_fn.numpy.mathematics.windows import (
+    bartlett as bartlett,
+    blackman as blackman,
+    hamming as hamming,
+    hanning as hanning,
+    kaiser as kaiser,
 )
+from genesis_fn.numpy.universal import (
+    add as add,
+    bitwise_and as bitwise_and,
+    bitwise_or as bitwise_or,
+    bitwise_xor as bitwise_xor,
+    frompyfunc as frompyfunc,
+    logaddexp as logaddexp,
+    logaddexp2 as logaddexp2,
+    logical_and as logical_and,
+    logical_or as logical_or,
+    logical_xor as logical_xor,
+    maximum as maximum,
+    minimum as minimum,
+    multiply as multiply,
+    negative as negative,
+    subtract as subtract,
+    ufunc as ufunc,
+)
+from genesis_fn.numpy.vectorization import vectorize as vectorize
 
 ndarray = _Array
 generic, number, inexact = _np.generic, _np.number, _np.inexact
 floating, complexfloating = _np.floating, _np.complexfloating
+character, flexible, object_ = _np.character, _np.flexible, _np.object_
+ComplexWarning = _np.exceptions.ComplexWarning
+printoptions, set_printoptions = _np.printoptions, _np.set_printoptions
+get_printoptions = _np.get_printoptions
 integer, signedinteger, unsignedinteger = _np.integer, _np.signedinteger, _np.unsignedinteger
 bool = bool_
 float_, int_, uint, complex_ = float32, int32, uint32, complex64

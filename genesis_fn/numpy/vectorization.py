@@ -1,18 +1,16 @@
-"""Functions of scalars or small arrays made to broadcast: `vectorize` and `frompyfunc`."""
+"""Functions of scalars or small arrays made to broadcast: `vectorize`."""
 
 from __future__ import annotations
 
 import functools
-import itertools
 import re
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from genesis_fn.core import errors, tree
-from genesis_fn.core.types.annotations import Array, ArrayLike
+from genesis_fn.core.types.annotations import Array
 from genesis_fn.lax.creation import asarray
 from genesis_fn.lax.promotion import broadcast, broadcast_shapes
-from genesis_fn.numpy.manipulation.shapes import expand_dims, stack, unstack
 from genesis_fn.primitives.shape import reshape
 from genesis_fn.transforms.batching.mapped_axes import vmap
 
@@ -105,67 +103,3 @@ def _matched(names: Sequence[str], shape: Sequence[int], sizes: dict[str, int], 
             raise errors.ShapeError(
                 f"vectorize: axis {name!r} has length {n} in {what}, and {expected} elsewhere"
             )
-
-
-class ufunc:
-    """A function of scalars that broadcasts; with two arguments and one result it also folds.
-
-    `reduce`, `accumulate` and `outer` combine elements from the left.
-    """
-
-    def __init__(self, func: Callable[..., Any], nin: int, nout: int, identity: Any = None) -> None:
-        self.func, self.nin, self.nout, self.identity = func, nin, nout, identity
-        self.nargs = nin + nout
-        self.__name__: str = getattr(func, "__name__", type(func).__name__)
-        self._mapped = vectorize(func)
-        functools.update_wrapper(self, func)
-
-    def __call__(self, *args: Any) -> Any:
-        if len(args) != self.nin:
-            raise TypeError(f"{self.__name__} takes {self.nin} arguments, got {len(args)}")
-        return self._mapped(*args)
-
-    def __repr__(self) -> str:
-        return f"<ufunc {self.__name__!r}>"
-
-    def _binary(self, method: str) -> None:
-        if (self.nin, self.nout) != (2, 1):
-            raise ValueError(f"ufunc.{method} needs two arguments and one result")
-
-    def reduce(
-        self,
-        a: ArrayLike | Sequence[Any],
-        axis: int = 0,
-        *,
-        initial: ArrayLike | None = None,
-        keepdims: bool = False,
-    ) -> Array:
-        """The elements along `axis` combined from the left, starting at `initial`."""
-        self._binary("reduce")
-        a = asarray(a)
-        rows = unstack(a, axis=axis)
-        start = self.identity if initial is None and not rows else initial
-        if start is None and not rows:
-            raise ValueError(f"{self.__name__}.reduce of nothing needs initial=")
-        values = list(rows) if start is None else [start, *rows]
-        total = functools.reduce(self, values)
-        return expand_dims(total, axis) if keepdims else total
-
-    def accumulate(self, a: ArrayLike | Sequence[Any], axis: int = 0) -> Array:
-        """The results of combining each element with those before it along `axis`."""
-        self._binary("accumulate")
-        rows = unstack(asarray(a), axis=axis)
-        return stack(list(itertools.accumulate(rows, self)), axis)
-
-    def outer(self, x: ArrayLike | Sequence[Any], y: ArrayLike | Sequence[Any], /) -> Array:
-        """func(x[i], y[j]) for all i and j."""
-        self._binary("outer")
-        x, y = asarray(x), asarray(y)
-        return self(reshape(x, (*x.aval.shape, *(1,) * y.ndim)), y)
-
-
-def frompyfunc(
-    func: Callable[..., Any], /, nin: int, nout: int, *, identity: ArrayLike | None = None
-) -> ufunc:
-    """`func` of `nin` scalars with `nout` results as a function that broadcasts."""
-    return ufunc(func, nin, nout, identity)

@@ -503,12 +503,14 @@ def conv_transpose(
     transpose_kernel: bool = False,
     precision: PrecisionLike = None,
     preferred_element_type: DTypeLike | None = None,
+    use_consistent_padding: bool = False,
 ) -> Array:
     """Convolve so that lengths grow by `strides`: "SAME" gives n * stride, "VALID" all positions
     reached.
 
     Layouts are channels-last by default. With `transpose_kernel` it is the gradient of the
-    convolution with kernel `rhs`.
+    convolution with kernel `rhs`. Pairs are the padding of this convolution, or, with
+    `use_consistent_padding`, as the names are, that of the one whose gradient it is.
     """
     x, w = typeof(lhs), typeof(rhs)
     if dimension_numbers is None:
@@ -516,9 +518,11 @@ def conv_transpose(
     numbers = conv_dimension_numbers(x.shape, w.shape, dimension_numbers)
     n = x.ndim - 2
     b = _ones_or(rhs_dilation, n)
+    sizes = [dilated(k, d) for k, d in zip(_spatial(w.shape, numbers.rhs_spec), b)]
     if isinstance(padding, str):
-        sizes = [dilated(k, d) for k, d in zip(_spatial(w.shape, numbers.rhs_spec), b)]
         padding = [_enlarging_pads(k, s, padding.upper()) for k, s in zip(sizes, strides)]
+    elif use_consistent_padding:
+        padding = [(k - low - 1, k - high - 1) for k, (low, high) in zip(sizes, padding)]
     if transpose_kernel:
         out, into, *spatial = numbers.rhs_spec
         rhs = shapes.rev(rhs, spatial)

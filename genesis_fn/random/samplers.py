@@ -198,19 +198,29 @@ def truncated_normal(
     return jnp.clip(ops.convert(x, dtype), low, high)
 
 
-def bernoulli(key: Key, p: ArrayLike = 0.5, shape: ShapeLike | None = None) -> Array:
+def _mode(mode: str, known: tuple[str, ...], name: str) -> str:
+    if mode not in known:
+        raise ValueError(f"random.{name}: mode {mode!r} is none of {', '.join(known)}")
+    return mode
+
+
+def bernoulli(
+    key: Key, p: ArrayLike = 0.5, shape: ShapeLike | None = None, mode: str = "low"
+) -> Array:
     """Booleans that are true with probability `p`.
 
     Args:
         key: random key; the call uses it up.
         p: probability, a number or an array.
         shape: of the result; None takes the shape of `p`.
+        mode: "low" draws one uniform number, whose steps round small `p`; "high" two, of which the
+            second refines the first.
 
     Returns:
         A boolean array.
 
     Raises:
-        ValueError: `p` does not broadcast to `shape`.
+        ValueError: `p` does not broadcast to `shape`, or the mode is another.
 
     >>> random.bernoulli(random.key(0), 0.5, (4,))
     Array([ True, False, False, False], dtype=bool)
@@ -218,7 +228,10 @@ def bernoulli(key: Key, p: ArrayLike = 0.5, shape: ShapeLike | None = None) -> A
     p = as_array(p)
     p = p if dtypes.is_float(p.dtype) else ops.convert(p, dtypes.F32)
     shape = shape_of(shape, p)
-    return unit(consume_one(key, "bernoulli"), shape, p.dtype) < p
+    if _mode(mode, ("low", "high"), "bernoulli") == "low":
+        return unit(consume_one(key, "bernoulli"), shape, p.dtype) < p
+    first, second = jnp.unstack(unit(consume_one(key, "bernoulli"), (2, *shape), p.dtype))
+    return second * 2.0 ** -dtypes.finfo(p.dtype).nmant < p - first
 
 
 def randint(
@@ -281,27 +294,51 @@ def randint(
     return ops.add(lo, ops.convert(offset, dtype))
 
 
-def gumbel(key: Key, shape: ShapeLike = (), dtype: DTypeLike | None = None) -> Array:
+def gumbel(
+    key: Key, shape: ShapeLike = (), dtype: DTypeLike | None = None, mode: str | None = None
+) -> Array:
     """Standard Gumbel: -log(-log(u)) of a uniform u.
 
     Args:
         key: random key; the call uses it up.
         shape: of the result.
         dtype: floating dtype; float32 by default.
+        mode: "low", the default, takes u with the steps of `dtype`, which bound the result to about
+            16 in float32; "high" refines u next to 1 by a second draw, for large results, and
+            "highest" at both ends, in float32 with 64 bits.
 
     Returns:
         An array of `shape` and `dtype`.
 
     Raises:
         TypeError: `dtype` is not floating.
+        ValueError: the mode is another.
 
     >>> random.gumbel(random.key(0), (3,))
     Array([0.08482014, 2.0616603 , 1.1811829 ], dtype=float32)
     """
     dtype = float_dtype(dtype, "gumbel")
     tiny = float(dtypes.finfo(dtype).tiny)
-    u = uniform(take_key(key, "gumbel"), shape_of(shape), dtype, tiny, 1.0)
-    return ops.neg(ops.log(ops.neg(ops.log(u))))
+    mode = _mode("low" if mode is None else mode, ("low", "high", "highest"), "gumbel")
+    key, shape = take_key(key, "gumbel"), shape_of(shape)
+    if mode == "low":
+        u = uniform(key, shape, dtype, tiny, 1.0)
+        return ops.neg(ops.log(ops.neg(ops.log(u))))
+    if mode == "highest" and dtype == dtypes.F32:
+        return _gumbel_of_64_bits(key, shape)
+    first, second = jnp.unstack(uniform(key, (2, *shape), dtype))
+    rest = first + 2.0 ** -dtypes.finfo(dtype).nmant * second + tiny
+    x = jnp.where(first >= 0.5, first, rest)  # 1 - u
+    return -jnp.log(-jnp.log1p(-x))
+
+
+def _gumbel_of_64_bits(key: Key, shape: tuple[int, ...]) -> Array:
+    """From the distance of a number of 64 bits to the nearer end of (0, 1)."""
+    high, low = jnp.unstack(bits(key, (2, *shape), "uint32"))
+    lower = high < 2**31
+    high, low = [jnp.where(lower, w, ~w).astype("float32") for w in (high, low)]
+    x = high * 2.0**-32 + (low + 0.5) * 2.0**-64
+    return jnp.where(lower, -jnp.log(-jnp.log1p(-x)), -jnp.log(-jnp.log(x)))
 
 
 def categorical(
@@ -310,6 +347,7 @@ def categorical(
     axis: int = -1,
     shape: ShapeLike | None = None,
     replace: bool = True,
+    mode: str | None = None,
 ) -> Array:
     """Classes drawn with probabilities softmax(logits) along `axis`.
 
@@ -321,6 +359,7 @@ def categorical(
         axis: the axis of the classes.
         shape: of the result; ends in the shape of `logits` without `axis`, which None means.
         replace: whether the draws along the leading axes of `shape` may repeat a class.
+        mode: of `gumbel`.
 
     Returns:
         int32 classes of `shape`.
@@ -341,7 +380,7 @@ def categorical(
     if shape[len(extra) :] != batch:
         raise ValueError(f"random.categorical: shape {shape} must end in the batch shape {batch}")
     if replace or not extra:
-        noise = gumbel(key, (*extra, *logits.shape), logits.dtype)
+        noise = gumbel(key, (*extra, *logits.shape), logits.dtype, mode)
         return jnp.argmax(noise + logits, axis + len(extra))
     count = math.prod(extra)
     if count > logits.shape[axis]:
@@ -349,7 +388,7 @@ def categorical(
             f"random.categorical: {count} draws without replacement from "
             f"{logits.shape[axis]} classes"
         )
-    noisy = jnp.moveaxis(gumbel(key, logits.shape, logits.dtype) + logits, axis, -1)
+    noisy = jnp.moveaxis(gumbel(key, logits.shape, logits.dtype, mode) + logits, axis, -1)
     from genesis_fn.primitives.sort import top_k
 
     _, index = top_k(noisy, count)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
@@ -132,6 +133,53 @@ def frombuffer(
 ) -> Array:
     """An array with a copy of a buffer's bytes read as `dtype`."""
     return from_numpy(np.frombuffer(buffer, dtypes.dtype(dtype), count, offset))
+
+
+def fromfile(
+    file: str | os.PathLike[str] | IO[bytes],
+    dtype: DTypeLike = float,
+    count: int = -1,
+    sep: str = "",
+    offset: int = 0,
+) -> Array:
+    """An array of the numbers in a file, bytes or text.
+
+    Args:
+        file: path, or file opened for reading.
+        dtype: what the numbers are, float32 by default.
+        count: how many are read, all by default.
+        sep: what stands between numbers of a text; without it the file holds bytes.
+        offset: how many bytes are skipped first.
+
+    Returns:
+        A vector.
+
+    >>> import tempfile
+    >>> with tempfile.NamedTemporaryFile() as file:
+    ...     _ = file.write(b"1 2 3"), file.flush()
+    ...     x = fromfile(file.name, int, sep=" ")
+    >>> x
+    Array([1, 2, 3], dtype=int32)
+    """
+    return from_numpy(np.fromfile(file, dtypes.dtype(dtype), count, sep, offset))
+
+
+def fromstring(string: str, dtype: DTypeLike = float, count: int = -1, *, sep: str) -> Array:
+    """An array of the numbers in a text.
+
+    Args:
+        string: the text.
+        dtype: what the numbers are, float32 by default.
+        count: how many are read, all by default.
+        sep: what stands between them.
+
+    Returns:
+        A vector.
+
+    >>> fromstring("1 2 3", int, sep=" ")
+    Array([1, 2, 3], dtype=int32)
+    """
+    return from_numpy(np.fromstring(string, dtypes.dtype(dtype), count, sep=sep))
 
 
 _CUDA_MEMORY = (2, 13)  # DLPack's device types of GPU and of managed memory

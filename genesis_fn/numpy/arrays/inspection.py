@@ -8,9 +8,10 @@ from typing import IO, Any
 
 import numpy as np
 
-from genesis_fn.core import device as devices, dtypes
+from genesis_fn.core import device as devices, dtypes, errors
 from genesis_fn.core.array import ArrayImpl
 from genesis_fn.core.device import Device
+from genesis_fn.core.diagnostics.source_info import where as user_line
 from genesis_fn.core.primitive import SCALARS
 from genesis_fn.core.types.annotations import Array, ArrayLike, DTypeLike
 from genesis_fn.lax.creation import asarray
@@ -97,9 +98,22 @@ def savez(
     np.savez(file, **{n: host(asarray(a)) for n, a in arrays.items()})  # pyright: ignore[reportArgumentType]
 
 
-def load(file: str | os.PathLike[str] | IO[bytes]) -> Array | dict[str, Array]:
-    """The array in a .npy file, or a dict of those in a .npz file; dtypes are kept."""
-    found = np.load(file, allow_pickle=False)
+def load(
+    file: str | os.PathLike[str] | IO[bytes],
+    mmap_mode: str | None = None,
+    allow_pickle: bool = False,
+) -> Array | dict[str, Array]:
+    """The array in a .npy file, or a dict of those in a .npz file; dtypes are kept.
+
+    `mmap_mode` maps the file instead of reading it, until the array is made. Pickles run code of
+    who wrote them: `allow_pickle` is refused.
+    """
+    if allow_pickle:
+        raise errors.ArgumentError(
+            "load reads no pickles, which run code of who wrote them\n"
+            f"  at {user_line().describe()}\n  save arrays, without allow_pickle"
+        )
+    found = np.load(file, mmap_mode=mmap_mode, allow_pickle=False)  # pyright: ignore[reportArgumentType]
     if isinstance(found, np.ndarray):
         return asarray(found, found.dtype)
     return {n: asarray(found[n], found[n].dtype) for n in found.files}

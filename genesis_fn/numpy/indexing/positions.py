@@ -11,13 +11,14 @@ import numpy as np
 from genesis_fn.core import dtypes
 from genesis_fn.core.array import Array, from_numpy
 from genesis_fn.core.primitive import Tracer
-from genesis_fn.core.types.annotations import ArrayLike, ShapeLike
+from genesis_fn.core.types.annotations import ArrayLike, DTypeLike, ShapeLike
 from genesis_fn.lax.creation import asarray, shape_of
 from genesis_fn.lax.promotion import promote_arrays
 from genesis_fn.numpy.arrays.conversion import concrete, host
 from genesis_fn.numpy.indexing.selection import nonzero
 from genesis_fn.numpy.mathematics.composed import remainder, where
 from genesis_fn.numpy.mathematics.ufuncs import add, maximum, minimum, multiply
+from genesis_fn.primitives import elementwise as p
 from genesis_fn.primitives.factories import full
 from genesis_fn.primitives.shape import iota
 
@@ -96,17 +97,32 @@ def _at_least(x: Any, low: int) -> Any:
 
 
 def ravel_multi_index(
-    multi_index: Sequence[Any], dims: ShapeLike, mode: str = "raise", order: str = "C"
+    multi_index: Sequence[Any],
+    dims: ShapeLike,
+    mode: str = "raise",
+    order: str = "C",
+    *,
+    dtype: DTypeLike | None = None,
 ) -> Array:
     """Index arrays, one per axis, as flat positions in an array of shape `dims`.
 
-    Mode "raise" checks values that are known; "clip" and "wrap" bring them in range.
+    Mode "raise" checks values that are known; "clip" and "wrap" bring them in range, "ignore" takes
+    them as they are. Positions are int32, or of `dtype`, an integer dtype that holds all of them.
     """
     lengths = shape_of(dims)
     if len(multi_index) != len(lengths):
         raise ValueError(f"ravel_multi_index: {len(multi_index)} indices for {len(lengths)} axes")
-    if mode not in ("raise", "clip", "wrap"):
-        raise ValueError(f"ravel_multi_index: mode {mode!r} is none of 'raise', 'clip', 'wrap'")
+    if mode not in ("raise", "clip", "wrap", "ignore"):
+        raise ValueError(
+            f"ravel_multi_index: mode {mode!r} is none of 'raise', 'clip', 'wrap', 'ignore'"
+        )
+    d = None if dtype is None else dtypes.dtype(dtype)
+    if d is not None and not dtypes.is_integer(d):
+        raise ValueError(f"ravel_multi_index: positions are integers, got dtype {d}")
+    if d is not None and math.prod(lengths) - 1 > dtypes.iinfo(d).max:
+        raise ValueError(
+            f"ravel_multi_index: {d} holds no positions in {lengths}; give a wider dtype"
+        )
     parts = []
     for x, n in zip(
         promote_arrays("ravel_multi_index", [asarray(i) for i in multi_index]), lengths
@@ -115,9 +131,9 @@ def ravel_multi_index(
             _check(x, n)
         elif mode == "clip":
             x = minimum(maximum(x, 0), n - 1)
-        else:
+        elif mode == "wrap":
             x = remainder(x, n)
-        parts.append(x)
+        parts.append(x if d is None else p.convert(x, d))
     strides = [math.prod(lengths[i + 1 :]) for i in range(len(lengths))]
     if order == "F":
         strides = [math.prod(lengths[:i]) for i in range(len(lengths))]

@@ -14,7 +14,7 @@ from genesis_fn.core.diagnostics.source_info import where as user_line
 from genesis_fn.core.primitive import Tracer, with_weak
 from genesis_fn.core.types.annotations import Array, ArrayLike
 from genesis_fn.lax.creation import asarray
-from genesis_fn.lax.promotion import broadcast, value
+from genesis_fn.lax.promotion import broadcast, scalar_as, value
 from genesis_fn.numpy.arrays.conversion import concrete, host
 from genesis_fn.numpy.indexing.index_expressions import (
     Indexer,
@@ -24,13 +24,21 @@ from genesis_fn.numpy.indexing.index_expressions import (
     take_indexed,
 )
 from genesis_fn.numpy.indexing.updates import Update
-from genesis_fn.numpy.manipulation.shapes import broadcast_arrays, on_axis, ravel, resize, stack
+from genesis_fn.numpy.manipulation.shapes import (
+    broadcast_arrays,
+    moveaxis,
+    on_axis,
+    ravel,
+    resize,
+    stack,
+)
 from genesis_fn.numpy.mathematics.composed import remainder, where as choice
-from genesis_fn.numpy.mathematics.ufuncs import maximum, minimum, truth
+from genesis_fn.numpy.mathematics.ufuncs import add, equal, less, maximum, minimum, truth
 from genesis_fn.primitives import elementwise as p
 from genesis_fn.primitives.factories import full
 from genesis_fn.primitives.indexing.gather_dims import GatherScatterMode
 from genesis_fn.primitives.reductions.cumulative import cumsum
+from genesis_fn.primitives.reductions.reduce import reduce_or, reduce_sum
 from genesis_fn.primitives.shape import canonical_axis, iota, reshape
 
 
@@ -118,10 +126,14 @@ def take_along_axis(
     axis: int | None = -1,
     mode: str | GatherScatterMode | None = None,
     fill_value: ArrayLike | None = None,
+    *,
+    wrap_negative_indices: bool | None = None,
 ) -> Array:
     """arr[..., indices[..., i, ...], ...] along `axis`; the other axes broadcast.
 
-    Without `mode`, out of bounds raises IndexError.
+    Without `mode`, out of bounds raises IndexError. Mode "one_hot" sums over a mask instead of
+    gathering, and gives 0 out of bounds. Without `wrap_negative_indices`, by default in mode
+    "promise_in_bounds", negative indices do not count from the end: they are out of bounds.
     """
     arr, indices, axis = _along("take_along_axis", arr, indices, axis)
     for a, (n, m) in enumerate(zip(arr.aval.shape, indices.aval.shape)):
@@ -129,8 +141,36 @@ def take_along_axis(
             raise errors.ShapeError(
                 f"take_along_axis: {arr.aval} and indices {indices.aval} differ along axis {a}"
             )
+    if wrap_negative_indices is None:
+        wrap_negative_indices = mode not in (
+            "promise_in_bounds",
+            GatherScatterMode.PROMISE_IN_BOUNDS,
+        )
+    if not wrap_negative_indices and not dtypes.is_unsigned(indices.dtype):
+        indices = _unwrapped(indices, arr.aval.shape[axis], mode)
+    if mode == "one_hot":
+        return _by_one_hot(arr, indices, axis)
     index = _along_index(arr, indices, axis)
     return take_indexed(arr, index, checked_mode(mode), fill_value, False, False)
+
+
+def _unwrapped(indices: Any, n: int, mode: Any) -> Array:
+    """Negative indices as others out of bounds: the first where they are clipped."""
+    if mode in ("clip", GatherScatterMode.CLIP):
+        return maximum(indices, 0)
+    indices = p.convert(indices, dtypes.I64 if n > 2**31 - 2 else dtypes.I32)
+    return choice(less(indices, 0), n, indices)
+
+
+def _by_one_hot(arr: Any, indices: Any, axis: int) -> Array:
+    n = arr.aval.shape[axis]
+    indices = choice(less(indices, 0), add(indices, n), indices)
+    values, chosen = moveaxis(arr, axis, -1), moveaxis(indices, axis, -1)
+    mask = equal(chosen[..., None], iota(dtypes.I32, n))
+    if arr.dtype == dtypes.BOOL:
+        return moveaxis(reduce_or(mask & values[..., None, :], (mask.ndim - 1,)), -1, axis)
+    picked = choice(mask, values[..., None, :], scalar_as(0, arr.dtype))
+    return moveaxis(reduce_sum(picked, (picked.ndim - 1,)), -1, axis)
 
 
 def put_along_axis(

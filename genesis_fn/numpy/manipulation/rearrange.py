@@ -196,13 +196,23 @@ def insert(
     return with_weak(kept(concatenate([x, new], axis), origin, axis), x.weak)
 
 
-def trim_zeros(filt: ArrayLike, trim: str = "fb") -> Array:
-    """An array without leading ("f") and trailing ("b") zeros along every axis; needs concrete
-    values."""
+def trim_zeros(filt: ArrayLike, trim: str = "fb", axis: int | Sequence[int] | None = None) -> Array:
+    """An array without leading ("f") and trailing ("b") zeros along `axis`, one or several, by
+    default every axis; needs concrete values."""
     x = value(filt, "trim_zeros")
     found = np.nonzero(host(concrete(x, "index")))
+    given = range(x.ndim) if axis is None else (axis,) if isinstance(axis, int) else axis
+    axes = {canonical_axis(i, x.ndim, "trim_zeros") for i in given}
+    if not axes or not {*trim.lower()} & {*"fb"}:
+        return x
     if not found or not found[0].size:
-        return p.slice(x, (0,) * x.ndim, (0,) * x.ndim)
-    first = [int(i.min()) if "f" in trim.lower() else 0 for i in found]
-    last = [int(i.max()) + 1 if "b" in trim.lower() else n for i, n in zip(found, x.aval.shape)]
+        return p.slice(
+            x, (0,) * x.ndim, [0 if i in axes else n for i, n in enumerate(x.aval.shape)]
+        )
+    whole = [
+        (i, n) if a in axes else (np.array([0, n - 1]), n)
+        for a, (i, n) in enumerate(zip(found, x.aval.shape))
+    ]
+    first = [int(i.min()) if "f" in trim.lower() else 0 for i, _ in whole]
+    last = [int(i.max()) + 1 if "b" in trim.lower() else n for i, n in whole]
     return p.slice(x, first, last)

@@ -6,9 +6,9 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from genesis_fn.core import dtypes
+from genesis_fn.core import dtypes, errors
 from genesis_fn.core.primitive import with_weak
-from genesis_fn.core.types.annotations import Array, ArrayLike
+from genesis_fn.core.types.annotations import Array, ArrayLike, DTypeLike
 from genesis_fn.lax.promotion import promote_arrays, strong, value
 from genesis_fn.numpy.manipulation.shapes import on_axis
 from genesis_fn.numpy.mathematics.ufuncs import real
@@ -42,9 +42,19 @@ def argsort(
     order: None = None,
     stable: bool = True,
     descending: bool = False,
+    dtype: DTypeLike | None = None,
 ) -> Array:
-    """The int32 positions that sort `a` along `axis`; ties keep their order."""
+    """The positions that sort `a` along `axis`, int32 or of an integer `dtype`; ties keep their
+    order."""
     _no_kind("argsort", kind, order)
+    if dtype is not None:
+        d = dtypes.dtype(dtype)
+        if not dtypes.is_integer(d):
+            raise errors.DTypeError(f"argsort: positions are integers, got dtype {d}")
+        found = argsort(a, axis, stable=stable, descending=descending)
+        if found.size and max(found.aval.shape) - 1 > dtypes.iinfo(d).max:
+            raise errors.DTypeError(f"argsort: {d} holds no positions in {found.aval}")
+        return p.convert(found, d)
     a, axis = on_axis("argsort", a, axis)
     if not descending:
         return sorts.argsort(a, axis, bool(stable))

@@ -376,6 +376,51 @@ def einsum(
     return x if preferred is None else p.convert(x, preferred)
 
 
+def einsum_path(
+    subscripts: str | ArrayLike,
+    /,
+    *operands: ArrayLike | Sequence[Any],
+    optimize: bool | str | Sequence[Any] = "auto",
+) -> tuple[list[tuple[int, ...]], Any]:
+    """The order of pairwise contractions that `einsum` takes for these operands.
+
+    Args:
+        subscripts: as of `einsum`.
+        *operands: as of `einsum`.
+        optimize: as of `einsum`: a method of opt_einsum where it is installed, True for the best
+            order, False for one contraction of all.
+
+    Returns:
+        (positions of the operands that each step takes from the list, to whose end it puts its
+        result; opt_einsum's description, or without it a line of text).
+
+    >>> x = jnp.ones((2, 2))
+    >>> einsum_path("ij,jk,kl->il", x, x, x)[0]
+    [(0, 1), (0, 1)]
+    """
+    text, args = _parsed(subscripts, operands)
+    shapes = [value(a).aval.shape for a in args]
+    inputs, output = _subscripts(text, [len(s) for s in shapes])
+    sizes: dict[str, int] = {}
+    for names, lengths in zip(inputs, shapes):
+        for name, n in zip(names, lengths):
+            sizes[name] = max(sizes.get(name, 1), n)
+    try:
+        import opt_einsum
+    except ImportError:
+        path = _path(text, inputs, output, sizes, optimize)
+        return path, f"{','.join(inputs)}->{output} in {len(path)} steps: {path}"
+    if isinstance(optimize, bool):
+        optimize = "optimal" if optimize else [tuple(range(len(inputs)))]
+    path, described = opt_einsum.contract_path(  # pyright: ignore[reportCallIssue]
+        f"{','.join(inputs)}->{output}",
+        *[tuple([sizes[c] for c in names]) for names in inputs],
+        shapes=True,
+        optimize=optimize,  # pyright: ignore[reportArgumentType]
+    )
+    return [tuple(step) for step in path], described
+
+
 def _is_array(a: Any) -> bool:
     return hasattr(a, "shape") or isinstance(a, (int, float, complex))
 

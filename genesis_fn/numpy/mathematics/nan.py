@@ -154,14 +154,19 @@ def nanvar(
     ddof: float = 0,
     keepdims: bool = False,
     where: ArrayLike | None = None,
+    mean: ArrayLike | None = None,
 ) -> Array:
-    """The variance over `axis` of what is not NaN; NaN where too few elements are left."""
+    """The variance over `axis` of what is not NaN; NaN where too few elements are left. `mean` is
+    the mean where it is known, with the reduced axes kept."""
     (a,) = promote_arrays("nanvar", (value(a),), inexact=True)
     mask = _present(a, where)
     d = inexact_dtype(a.dtype) if dtype is None else dtypes.dtype(dtype)
     # Masked elements become 0 before the squares: a NaN times a cotangent of 0 would be NaN.
     wide = _chosen(mask, p.convert(a, dtypes.F32 if d.itemsize < 4 else d), 0)
-    center = r.mean(wide, axis, keepdims=True, where=mask)
+    if mean is None:
+        center = r.mean(wide, axis, keepdims=True, where=mask)
+    else:
+        center = p.convert(value(mean), wide.dtype)
     centered = subtract(wide, center)
     if dtypes.is_complex(centered.dtype):
         squares = p.square(p.real(centered)) + p.square(p.imag(centered))
@@ -186,7 +191,8 @@ def nanstd(
     ddof: float = 0,
     keepdims: bool = False,
     where: ArrayLike | None = None,
+    mean: ArrayLike | None = None,
 ) -> Array:
-    """The standard deviation over `axis` of what is not NaN."""
-    variance = nanvar(a, axis, dtype, out, ddof, keepdims, where)
+    """The standard deviation over `axis` of what is not NaN, around `mean` where it is given."""
+    variance = nanvar(a, axis, dtype, out, ddof, keepdims, where, mean)
     return p.convert(sqrt(real(variance)), variance.dtype)

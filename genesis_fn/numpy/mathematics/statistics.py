@@ -54,7 +54,7 @@ from genesis_fn.primitives.shape import canonical_axis, pad, reshape, slice_in_d
 
 # ---- order statistics ----
 
-_METHODS = ("linear", "lower", "higher", "midpoint", "nearest")
+_METHODS = ("linear", "lower", "higher", "midpoint", "nearest", "inverted_cdf")
 
 
 def quantile(
@@ -66,15 +66,22 @@ def quantile(
     method: str = "linear",
     keepdims: bool = False,
     *,
+    weights: ArrayLike | Sequence[Any] | None = None,
     ignore_nan: bool = False,
 ) -> Array:
     """The value below which a fraction `q` of the elements over `axis` lies.
 
-    `method` interpolates between neighbours: linear, lower, higher, midpoint, nearest. NaN if any
-    element is NaN, unless `ignore_nan`. The axes of `q` come first in the result.
+    `method` interpolates between neighbours: linear, lower, higher, midpoint, nearest; or it is
+    inverted_cdf, the least element up to which the fraction is reached, for which elements may
+    have `weights`, in the shape of `a` or of the axes that are reduced. NaN if any element is NaN,
+    unless `ignore_nan`, or a weight is negative. The axes of `q` come first in the result.
     """
     if method not in _METHODS:
         raise ValueError(f"quantile: method {method!r} is none of {', '.join(_METHODS)}")
+    if method == "inverted_cdf":
+        return _by_distribution(a, q, axis, keepdims, weights, ignore_nan)
+    if weights is not None:
+        raise ValueError(f'quantile: weights need method="inverted_cdf", got {method!r}')
     (a,) = promote_arrays("quantile", (asarray(a),), inexact=True)
     if dtypes.is_complex(a.dtype):
         raise errors.DTypeError(f"quantile takes real numbers, got {a.aval}")
@@ -128,6 +135,53 @@ def quantile(
     return strong(p.convert(x, d))
 
 
+def _by_distribution(
+    a: Any, q: Any, axis: Axis, keepdims: bool, weights: Any, ignore_nan: bool
+) -> Array:
+    """The least element up to which the weights reach a fraction `q` of their sum."""
+    given = [asarray(a)] if weights is None else [asarray(a), asarray(weights)]
+    a, *rest = promote_arrays("quantile", given, inexact=True)
+    if dtypes.is_complex(a.dtype):
+        raise errors.DTypeError(f"quantile takes real numbers, got {a.aval}")
+    axes = reduced_axes(axis, a.ndim, "quantile")
+    w = rest[0] if rest else full(a.aval.shape, 1.0, a.dtype)
+    if w.aval.shape != a.aval.shape:
+        if axis is None or w.aval.shape != tuple([a.aval.shape[i] for i in axes]):
+            raise errors.ShapeError(
+                f"quantile: weights {w.aval} have neither the shape of {a.aval} nor that of its "
+                f"axes {list(axes)}"
+            )
+        order = sorted(axes)
+        w = w.transpose([axes.index(i) for i in order])
+        w = reshape(w, [n if i in axes else 1 for i, n in enumerate(a.aval.shape)])
+        w = broadcast_to(w, a.aval.shape)
+    kept = [i for i in range(a.ndim) if i not in axes]
+    lengths = [a.aval.shape[i] for i in kept]
+    count = math.prod(a.aval.shape[i] for i in axes)
+    if not count:
+        raise ValueError(f"quantile of nothing: {a.aval} over axes {list(axes)}")
+    rows, w = [
+        reshape(moveaxis(v, axes, range(len(kept), a.ndim)), (*lengths, count)) for v in (a, w)
+    ]
+    missing = isnan(rows)
+    bad = isnan(w) | less(w, 0)
+    wide = dtypes.F32 if a.dtype.itemsize < 4 else a.dtype
+    w = where(bad | missing, 0, p.convert(w, wide))
+    order = argsort(rows)
+    rows, w = take_along_axis(rows, order), take_along_axis(w, order)
+    reached = cumsum(w, -1)
+    q = asarray(q, wide)
+    target = multiply(reshape(q, (q.size, *(1,) * (len(kept) + 1))), reached[..., -1:])
+    present = subtract(count, count_nonzero(missing, -1))
+    at = count_nonzero(less(reached, target), -1)
+    at = clip(at, 0, maximum(subtract(present, 1), 0) if ignore_nan else count - 1)
+    x = take_along_axis(rows, moveaxis(at, 0, -1), -1, mode="clip")
+    broken = bad.any(-1) | (equal(present, 0) if ignore_nan else missing.any(-1))
+    x = moveaxis(where(broken[..., None], float("nan"), x), -1, 0)
+    shape = [1 if i in axes else n for i, n in enumerate(a.aval.shape)] if keepdims else lengths
+    return strong(reshape(x, (*q.aval.shape, *shape)))
+
+
 def percentile(
     a: ArrayLike | Sequence[Any],
     q: ArrayLike | Sequence[Any],
@@ -136,9 +190,11 @@ def percentile(
     overwrite_input: bool = False,
     method: str = "linear",
     keepdims: bool = False,
+    *,
+    weights: ArrayLike | Sequence[Any] | None = None,
 ) -> Array:
     """`quantile` with `q` in percent."""
-    return quantile(a, _fraction(a, q), axis, method=method, keepdims=keepdims)
+    return quantile(a, _fraction(a, q), axis, method=method, keepdims=keepdims, weights=weights)
 
 
 def _fraction(a: Any, q: Any) -> Array:
@@ -155,9 +211,11 @@ def nanquantile(
     overwrite_input: bool = False,
     method: str = "linear",
     keepdims: bool = False,
+    *,
+    weights: ArrayLike | Sequence[Any] | None = None,
 ) -> Array:
     """`quantile` of the elements that are not NaN."""
-    return quantile(a, q, axis, method=method, keepdims=keepdims, ignore_nan=True)
+    return quantile(a, q, axis, method=method, keepdims=keepdims, weights=weights, ignore_nan=True)
 
 
 def nanpercentile(
@@ -168,9 +226,11 @@ def nanpercentile(
     overwrite_input: bool = False,
     method: str = "linear",
     keepdims: bool = False,
+    *,
+    weights: ArrayLike | Sequence[Any] | None = None,
 ) -> Array:
     """`percentile` of the elements that are not NaN."""
-    return nanquantile(a, _fraction(a, q), axis, method=method, keepdims=keepdims)
+    return nanquantile(a, _fraction(a, q), axis, method=method, keepdims=keepdims, weights=weights)
 
 
 def median(
@@ -206,10 +266,17 @@ def cov(
     ddof: int | None = None,
     fweights: ArrayLike | None = None,
     aweights: ArrayLike | Sequence[Any] | None = None,
+    dtype: DTypeLike | None = None,
 ) -> Array:
-    """The covariance matrix of variables in rows (columns without `rowvar`)."""
+    """The covariance matrix of variables in rows (columns without `rowvar`), computed in `dtype`,
+    a float or complex one."""
     xs = [asarray(v) for v in (m, y) if v is not None]
     xs = promote_arrays("cov", xs, inexact=True)
+    if dtype is not None:
+        d = dtypes.dtype(dtype)
+        if not dtypes.is_inexact(d):
+            raise ValueError(f"cov: dtype is a float or complex one, got {d}")
+        xs = [p.convert(x, d) for x in xs]
     if any(x.ndim > 2 for x in xs):
         raise ValueError(f"cov takes vectors or matrices, got {xs[0].aval}")
     rows = []
@@ -247,10 +314,14 @@ def _squeezed(x: Any) -> Array:
 
 
 def corrcoef(
-    x: ArrayLike | Sequence[Any], y: ArrayLike | Sequence[Any] | None = None, rowvar: bool = True
+    x: ArrayLike | Sequence[Any],
+    y: ArrayLike | Sequence[Any] | None = None,
+    rowvar: bool = True,
+    dtype: DTypeLike | None = None,
 ) -> Array:
-    """The matrix of Pearson correlation coefficients."""
-    c = cov(x, y, rowvar)
+    """The matrix of Pearson correlation coefficients, computed in `dtype`, a float or complex
+    one."""
+    c = cov(x, y, rowvar, dtype=dtype)
     if c.ndim == 0:
         return divide(c, c)
     scale = sqrt(real(diagonal(c)))

@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable
-from typing import Any
 
 import genesis_fn.numpy as np
 from genesis_fn import lax
 from genesis_fn.core.types.annotations import Array, ArrayLike
+from genesis_fn.scipy.special.derivatives import with_slopes
 from genesis_fn.scipy.special.operands import inexact, real_operand, rounded_once
-from genesis_fn.transforms.custom.derivative_rules import custom_jvp
 
 
 def i0e(x: ArrayLike) -> Array:
@@ -59,8 +58,8 @@ def bessel_jn(z: ArrayLike, *, v: int, n_iter: int = 50) -> Array:
     Raises:
         ValueError: for a negative `v`.
 
-    >>> bessel_jn(1.0, v=1)
-    Array([0.765198, 0.440051], dtype=float32)
+    >>> [round(float(j), 4) for j in bessel_jn(1.0, v=1)]
+    [0.7652, 0.4401]
     """
     z, v = real_operand(z, "bessel_jn"), operator.index(v)
     if v < 0:
@@ -70,20 +69,11 @@ def bessel_jn(z: ArrayLike, *, v: int, n_iter: int = 50) -> Array:
 
 def _orders(v: int, begin: int) -> Callable[[Array], Array]:
     def slope(y: Array, z: Array) -> Array:
-        # J_n' = (J_(n-1) - J_(n+1)) / 2, with J_(-1) = -J_1
-        ys = _orders(v + 1, begin)(z)
-        above = ys[1:]
-        below = np.concatenate([-ys[1:2], ys[:v]]) if v else -ys[1:2]
-        return 0.5 * (below - above)
+        # J_n' = (J_(n-1) - J_(n+1)) / 2, with J_(-1) = -J_1.
+        ys = _bessel_jn(z, v + 1, begin)
+        return 0.5 * (np.concatenate([-ys[1:2], ys[:v]]) - ys[1:])
 
-    call = custom_jvp(lambda z: _bessel_jn(z, v, begin))
-
-    @call.defjvp
-    def rule(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Any, Any]:
-        y = call(*primals)
-        return y, tangents[0] * slope(y, *primals)
-
-    return call
+    return with_slopes(lambda z: _bessel_jn(z, v, begin), slope)
 
 
 def _bessel_jn(z: Array, v: int, begin: int) -> Array:
@@ -99,47 +89,52 @@ def _bessel_jn(z: Array, v: int, begin: int) -> Array:
 def _downwards(x: Array, v: int, begin: int) -> Array:
     """J_0 ... J_v by J_(n-1) = 2 n / x J_n - J_(n+1) from above, scaled by 1 = J_0 + 2 J_2 + ..."""
     top = max(begin, v + 30 + 4 * math.isqrt(v), int(_HANKEL) + 40)
-    top += top % 2
     zero = x == 0
     # J_n falls like (x / 2)^n / n!: the ratios J_n / J_(n-1) neither over- nor underflow.
     inverse = 2 / np.where(zero, 1.0, x)
-    ratio = np.zeros_like(x)
-    ratios: list[Array] = []
-    total = np.zeros_like(x)  # 2 (J_2 + J_4 + ...) / J_0, summed from within
-    for n in range(top, 0, -1):
+
+    def step(state: tuple[Array, Array], n: Array) -> tuple[tuple[Array, Array], Array]:
+        ratio, total = state
         ratio = 1 / (n * inverse - ratio)
-        total = ratio * (total + (2.0 if n % 2 == 0 else 0.0))
-        if n <= v:
-            ratios.append(ratio)
-    y = 1 / (1 + total)
-    ys = [y]
-    for ratio in ratios[::-1]:
-        ys.append(ys[-1] * ratio)
-    return np.stack([np.where(zero, 1.0 if n == 0 else 0.0, y) for n, y in enumerate(ys)])
+        # `total` is 2 (J_2 + J_4 + ...) from this order on, as a part of the order before.
+        total = ratio * (total + np.where(n % 2 == 0, 2.0, 0.0))
+        return (ratio, total), ratio
+
+    orders = np.arange(1, top + 1).astype(x.dtype)
+    none = np.zeros_like(x)
+    (_, total), ratios = lax.scan(step, (none, none), orders, reverse=True)
+    first = 1 / (1 + total)
+    ys = np.concatenate([first[None], first * np.cumprod(ratios[:v], 0)])
+    order = np.arange(v + 1).reshape((v + 1,) + (1,) * x.ndim)
+    return np.where(zero, np.where(order == 0, 1.0, 0.0), ys)
 
 
 def _upwards(x: Array, v: int) -> Array:
     """J_0 ... J_v by Hankel's series for J_0 and J_1 and the recurrence, for orders below x."""
-    ys = [_hankel(x, n) for n in range(min(v, 1) + 1)]
-    for n in range(1, v):
-        ys.append(2 * n / x * ys[-1] - ys[-2])
-    return np.stack(ys)
+    first = [_hankel(x, n) for n in range(min(v, 1) + 1)]
+    if v < 2:
+        return np.stack(first)
+
+    def step(state: tuple[Array, Array], n: Array) -> tuple[tuple[Array, Array], Array]:
+        before, last = state
+        following = 2 * n / x * last - before
+        return (last, following), following
+
+    _, rest = lax.scan(step, (first[0], first[1]), np.arange(1, v).astype(x.dtype))
+    return np.concatenate([np.stack(first), rest])
 
 
 def _hankel(x: Array, n: int) -> Array:
-    p, q = np.ones_like(x), np.zeros_like(x)
-    term = np.ones_like(x)
+    coefficients = [1.0]
     for k in range(1, 25):
-        term = term * (4 * n * n - (2 * k - 1) ** 2) / (8 * k * x)
-        sign = -1.0 if k % 4 in (2, 3) else 1.0
-        if k % 2:
-            q = q + sign * term
-        else:
-            p = p + sign * term
-    # cos and sin of x - pi / 4 from those of x, which are exact for any x
+        sign = 1 if k % 2 else -1  # both series alternate
+        coefficients.append(coefficients[-1] * sign * (4 * n * n - (2 * k - 1) ** 2) / k)
+    r = 1 / (8 * x)
+    p, q = np.zeros_like(x), np.zeros_like(x)
+    for even, odd in zip(coefficients[22::-2], coefficients[23::-2], strict=True):
+        p, q = p * r * r + even, q * r * r + odd
+    q = q * r
+    # cos and sin of x - pi / 4, or of x - 3 pi / 4, times sqrt(2), from those of x
     c, s = np.cos(x), np.sin(x)
-    if n == 0:
-        first, second = c + s, s - c
-    else:
-        first, second = s - c, -(s + c)
+    first, second = (c + s, s - c) if n == 0 else (s - c, -(s + c))
     return (p * first - q * second) / np.sqrt(math.pi * x)

@@ -162,8 +162,8 @@ def wofz(z: ArrayLike) -> Array:
     Returns:
         w(z), complex64 or complex128.
 
-    >>> wofz(1j)
-    Array(0.42758358+0.j, dtype=complex64)
+    >>> round(float(wofz(1j).real), 4)
+    0.4276
     """
     z = inexact(z)
     if not dtypes.is_complex(z.dtype):
@@ -201,8 +201,8 @@ def erfcx(x: ArrayLike) -> Array:
         The function's values: w(i x), by modified trapezoidal rules (Al Azah and Chandler-Wilde,
         2021).
 
-    >>> erfcx(100.0)
-    Array(0.00564161, dtype=float32, weak_type=True)
+    >>> round(float(erfcx(100.0)), 4)
+    0.0056
     """
     return rounded_once(_erfcx_differentiable, real_operand(x, "erfcx"))
 
@@ -231,8 +231,8 @@ def dawsn(x: ArrayLike) -> Array:
     Returns:
         The function's values, those of sqrt(pi) / 2 Im w(x).
 
-    >>> dawsn(1.0)
-    Array(0.53807956, dtype=float32, weak_type=True)
+    >>> round(float(dawsn(1.0)), 4)
+    0.5381
     """
     return rounded_once(_dawsn_differentiable, real_operand(x, "dawsn"))
 

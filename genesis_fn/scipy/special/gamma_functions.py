@@ -177,8 +177,8 @@ def loggamma(x: ArrayLike) -> Array:
         The logarithm in the dtype of `x`: for real numbers NaN from 0 on downwards, where
         `gammaln` is log |gamma(x)|.
 
-    >>> loggamma(-1.5 + 0.5j)
-    Array(-0.38204607-5.4964967j, dtype=complex64, weak_type=True)
+    >>> round(float(loggamma(-1.5 + 0.5j).imag), 3)
+    -5.927
     """
     x = inexact(x)
     if dtypes.is_complex(x.dtype):
@@ -216,8 +216,8 @@ def multigammaln(a: ArrayLike, d: int) -> Array:
     Returns:
         The logarithm, in the shape of `a`.
 
-    >>> multigammaln(3.0, 2)
-    Array(1.5501957, dtype=float32, weak_type=True)
+    >>> round(float(multigammaln(3.0, 2)), 4)
+    1.5502
     """
     a, count = real_operand(a, "multigammaln"), operator.index(d)
     total = np.full_like(a, 0.25 * count * (count - 1) * math.log(math.pi))
@@ -275,8 +275,8 @@ def poch(z: ArrayLike, m: ArrayLike) -> Array:
     Returns:
         The quotient: for whole m >= 0 the product z (z + 1) ... (z + m - 1).
 
-    >>> poch(3.0, 2)
-    Array(12., dtype=float32, weak_type=True)
+    >>> round(float(poch(3.0, 2)), 4)
+    12.0
     """
     z, m = reals_together("poch", z, m)
     return rounded_once(_poch_differentiable, z, m)
