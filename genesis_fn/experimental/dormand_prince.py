@@ -77,7 +77,7 @@ def step(f: Slope, y: Array, slope: Array, t: Array, dt: Array) -> Stepped:
     return Stepped(at, slopes[-1], h * _sum(_ERROR, slopes), polynomial)
 
 
-def error_ratio(error: Array, before: Array, after: Array, rtol: Array, atol: Array) -> Array:
+def error_ratio(error: Array, before: Array, after: Array, rtol: float, atol: float) -> Array:
     """The root mean square of errors in units of what is tolerated."""
     scale = atol + rtol * np.maximum(np.abs(before), np.abs(after))
     return np.sqrt(np.mean(np.square(np.abs(error) / scale)))
@@ -95,7 +95,7 @@ def next_step(dt: Array, ratio: Array) -> Array:
     return dt * np.clip(wanted, shortest, 10.0).astype(dt.dtype)
 
 
-def first_step(f: Slope, y: Array, slope: Array, t: Array, rtol: Array, atol: Array) -> Array:
+def first_step(f: Slope, y: Array, slope: Array, t: Array, rtol: float, atol: float) -> Array:
     """A length to start with, from the sizes of the slope and of its change over a short step.
 
     Source: Hairer, Nørsett and Wanner (1993), "Solving ordinary differential equations I", II.4.

@@ -226,7 +226,7 @@ def _times(t: ArrayLike) -> Array:
     if times.ndim != 1 or times.shape[0] == 0:
         raise errors.ShapeError(f"odeint: times are a vector, got {times.aval}")
     # Traced times cannot be looked at.
-    if type(times) is ArrayImpl and not bool((onp.diff(onp.asarray(times)) > 0).all()):
+    if type(times) is ArrayImpl and not bool(np.all(times[1:] > times[:-1])):
         raise errors.ArgumentError(
             f"odeint: the times do not increase\n  at {where().describe()}\n"
             "  solve backward in time as dy/ds = -func(y, -s), s = -t"

@@ -122,7 +122,9 @@ def _transform(
                 f"{name}: type {kind} along axis {axis} of length {x.shape[-1]}, which takes "
                 f"{'two entries' if kind == 1 else 'an entry'} at least\n  at {where().describe()}"
             )
-        x = np.moveaxis(_normalized(x, _INVERSES[kind] if inverse else kind, norm, inverse), -1, axis)
+        x = np.moveaxis(
+            _normalized(x, _INVERSES[kind] if inverse else kind, norm, inverse), -1, axis
+        )
     return x
 
 

@@ -15,9 +15,9 @@ import genesis_fn
 
 ROOT = Path(genesis_fn.__file__).parent
 PACKAGES = [
-    "", "amp", "cuda", "data", "debug", "distributed", "dtypes", "errors", "extend", "image", "io",
-    "kernels", "lax", "models", "nn", "numpy", "optim", "parallel", "primitives", "profiler",
-    "random", "scipy", "sharding", "test_util", "transforms", "tree", "tree_util",
+    "", "amp", "cuda", "data", "debug", "distributed", "dtypes", "errors", "experimental",
+    "extend", "image", "io", "kernels", "lax", "models", "nn", "numpy", "optim", "parallel",
+    "primitives", "profiler", "random", "scipy", "sharding", "test_util", "transforms", "tree", "tree_util",
 ]  # fmt: skip
 # Their own public parts, and JAX's import paths.
 PARTS = [
@@ -25,6 +25,9 @@ PARTS = [
     "lax.linalg", "models.decoder", "models.qwen", "nn.initializers", "nn.lora", "numpy.fft",
     "numpy.linalg", "ops", "optim.losses", "optim.schedules", "optim.tree", "scipy.special",
     "stages",
+    "experimental.ode", "scipy.cluster", "scipy.cluster.vq", "scipy.fft", "scipy.integrate",
+    "scipy.interpolate", "scipy.ndimage", "scipy.optimize", "scipy.signal", "scipy.sparse",
+    "scipy.sparse.linalg", "scipy.spatial", "scipy.spatial.transform",
 ]  # fmt: skip
 PUBLIC = [*PACKAGES, *PARTS]
 

@@ -31,6 +31,16 @@ from tests.public.entries_more import (
     SPECIAL,
 )
 from tests.public.entries_numpy import FFT, LINALG, NUMPY
+from tests.public.entries_scipy import (
+    INTEGRATE,
+    NDIMAGE,
+    ODE,
+    OPTIMIZE,
+    SCIPY_FFT,
+    SIGNALS,
+    SPARSE_LINALG,
+    VQ,
+)
 from tests.public.names import exported
 
 EXAMPLES = int(os.environ.get("PUBLIC_EXAMPLES", "2"))
@@ -43,6 +53,13 @@ TABLES: list[tuple[str, str | None, dict[str, list[Entry]]]] = [
     ("scipy.special", "jax.scipy.special", SPECIAL), ("random", None, RANDOM),
     ("optim", "optax", OPTIM), ("optim.tree", "optax.tree", OPTIM_TREE),
     ("image", "jax.image", IMAGE), ("ops", "jax.ops", OPS),
+    ("experimental.ode", "jax.experimental.ode", ODE),
+    ("scipy.cluster.vq", "jax.scipy.cluster.vq", VQ), ("scipy.fft", "jax.scipy.fft", SCIPY_FFT),
+    ("scipy.integrate", "jax.scipy.integrate", INTEGRATE),
+    ("scipy.ndimage", "jax.scipy.ndimage", NDIMAGE),
+    ("scipy.optimize", "jax.scipy.optimize", OPTIMIZE),
+    ("scipy.signal", "jax.scipy.signal", SIGNALS),
+    ("scipy.sparse.linalg", "jax.scipy.sparse.linalg", SPARSE_LINALG),
 ]  # fmt: skip
 
 

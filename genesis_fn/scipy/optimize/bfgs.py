@@ -56,9 +56,7 @@ def minimize_bfgs(
         # As far as the last step went down, if the slope stays what it is.
         guess = 1.01 * 2 * (s.value - s.before) / slope
         first = np.where((guess > 0) & (guess < 1), guess, 1.0)
-        found = line_search(
-            fun, s.x, direction, s.value, s.gradient, first, line_search_maxiter
-        )
+        found = line_search(fun, s.x, direction, s.value, s.gradient, first, line_search_maxiter)
         moved = found.point.step * direction
         turned = found.point.gradient - s.gradient
         r = 1 / np.vdot(turned, moved, precision="highest")
@@ -81,9 +79,7 @@ def minimize_bfgs(
     value, gradient = fun(x0)
     zero = np.zeros((), "int32")
     before = value + np.linalg.norm(gradient) / 2
-    start = BFGSState(
-        x0, value, gradient, identity, before, small(gradient), zero, zero, zero + 1
-    )
+    start = BFGSState(x0, value, gradient, identity, before, small(gradient), zero, zero, zero + 1)
     end = lax.while_loop(unfinished, step, start)
     failed = np.where(end.search_status > 0, 2 + end.search_status, 1)
     return end, np.where(end.converged, 0, failed).astype("int32")

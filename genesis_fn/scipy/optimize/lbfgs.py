@@ -56,7 +56,7 @@ def minimize_lbfgs(
     maxgrad: int | None = None,
     maxls: int = 20,
 ) -> tuple[LBFGSState, Array]:
-    """(the last state, its status): BFGS that multiplies with its matrix by the last `maxcor` steps.
+    """(the last state, its status): BFGS with the last `maxcor` steps for a matrix.
 
     Status: 0 converged, 1 for `maxiter` steps, 2 and 3 for `maxfun` and `maxgrad` evaluations, 4
     where a step went down by less than `ftol`, 5 where a line search failed.
@@ -75,9 +75,7 @@ def minimize_lbfgs(
 
     def step(s: LBFGSState) -> LBFGSState:
         direction = _direction(s)
-        found = line_search(
-            fun, s.x, direction, s.value, s.gradient, np.ones_like(s.value), maxls
-        )
+        found = line_search(fun, s.x, direction, s.value, s.gradient, np.ones_like(s.value), maxls)
         point = found.point
         moved, turned = point.step * direction, point.gradient - s.gradient
         curvature = np.vdot(turned, moved, precision="highest")

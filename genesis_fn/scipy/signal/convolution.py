@@ -24,15 +24,12 @@ def _operands(name: str, in1: ArrayLike, in2: ArrayLike, mode: str) -> tuple[Arr
         )
     if x.ndim != y.ndim:
         raise errors.ShapeError(
-            f"{name} takes arrays of one rank, got {x.aval} and {y.aval}\n"
-            f"  at {where().describe()}"
+            f"{name} takes arrays of one rank, got {x.aval} and {y.aval}\n  at {where().describe()}"
         )
     return x, y
 
 
-def _part(
-    name: str, a: Sequence[int], b: Sequence[int], mode: str
-) -> tuple[list[int], list[int]]:
+def _part(name: str, a: Sequence[int], b: Sequence[int], mode: str) -> tuple[list[int], list[int]]:
     """(start, length) along each axis of what `mode` keeps of the full convolution."""
     full = [n + m - 1 for n, m in zip(a, b)]
     if mode == "valid":
@@ -215,7 +212,9 @@ def _reversed(x: ArrayLike) -> Array:
     return np.flip(np.conj(x))
 
 
-def _check_plane(name: str, in1: ArrayLike, in2: ArrayLike, boundary: str, fillvalue: float) -> None:
+def _check_plane(
+    name: str, in1: ArrayLike, in2: ArrayLike, boundary: str, fillvalue: float
+) -> None:
     if boundary != "fill" or fillvalue != 0:
         raise errors.ArgumentError(
             f"{name}: boundary {boundary!r} with fillvalue {fillvalue!r}: what lies outside is 0\n"

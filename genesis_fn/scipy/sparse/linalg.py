@@ -61,7 +61,9 @@ def _unmoved(x: PyTree) -> PyTree:
 def _operands(b: PyTree, x0: PyTree, A: Operator, name: str) -> tuple[PyTree, PyTree]:
     """b and x0 as pytrees of floats of one structure, in the dtypes that x will have."""
     b = tree.map(lambda v: inexact_value(v, name), b)
-    x0 = tree.map(np.zeros_like, b) if x0 is None else tree.map(lambda v: inexact_value(v, name), x0)
+    x0 = (
+        tree.map(np.zeros_like, b) if x0 is None else tree.map(lambda v: inexact_value(v, name), x0)
+    )
     if tree.structure(x0) != tree.structure(b):
         raise errors.TreeError(
             f"{name}: x0 has another structure than b: {tree.first_difference(b, x0)}"
