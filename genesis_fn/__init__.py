@@ -164,6 +164,7 @@ if _typing.TYPE_CHECKING:
         data as data,
         distributed as distributed,
         dlpack as dlpack,
+        experimental as experimental,
         extend as extend,
         flatten_util as flatten_util,
         image as image,
@@ -235,9 +236,10 @@ if _typing.TYPE_CHECKING:
 
 # Imported when they are first used, so that `import genesis_fn` stays quick.
 _LAZY = frozenset((
-    "amp", "custom_batching", "custom_derivatives", "data", "distributed", "dlpack", "extend",
-    "flatten_util", "image", "io", "kernels", "models", "nn", "ops", "optim", "parallel",
-    "profiler", "random", "scipy", "sharding", "stages", "test_util", "tree_util",
+    "amp", "custom_batching", "custom_derivatives", "data", "distributed", "dlpack",
+    "experimental", "extend", "flatten_util", "image", "io", "kernels", "models", "nn", "ops",
+    "optim", "parallel", "profiler", "random", "scipy", "sharding", "stages", "test_util",
+    "tree_util",
 ))  # fmt: skip
 _LAZY_FUNCTIONS = {"bench": "genesis_fn.benchmarking", "profile": "genesis_fn.profiler"}
 

@@ -52,6 +52,16 @@ NAMESPACES = [
     "cuda",
     "distributed",
     "parallel",
+    "experimental.ode",
+    "scipy.cluster.vq",
+    "scipy.fft",
+    "scipy.integrate",
+    "scipy.interpolate",
+    "scipy.ndimage",
+    "scipy.optimize",
+    "scipy.signal",
+    "scipy.sparse.linalg",
+    "scipy.spatial.transform",
 ]
 GLOBALS = {
     "gf": gf,

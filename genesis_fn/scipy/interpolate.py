@@ -139,7 +139,7 @@ def _check_line(axis: int, line: Array, values: Array) -> None:
             f"values {values.aval}, with two points at least\n  at {where().describe()}"
         )
     # Traced lines cannot be looked at.
-    if type(line) is ArrayImpl and not bool((onp.diff(onp.asarray(line)) > 0).all()):
+    if type(line) is ArrayImpl and not bool(np.all(line[1:] > line[:-1])):
         raise errors.ArgumentError(
             f"RegularGridInterpolator: points[{axis}] does not increase\n"
             f"  at {where().describe()}\n  sort it, and the axis of the values with it"

@@ -15,18 +15,22 @@ import genesis_fn
 
 ROOT = Path(genesis_fn.__file__).parent
 PACKAGES = [
-    "", "amp", "cuda", "data", "debug", "distributed", "dtypes", "errors", "extend", "image",
-    "io", "kernels", "lax", "models", "nn", "numpy", "optim", "parallel", "primitives",
-    "profiler", "random", "scipy", "sharding", "test_util", "transforms", "tree", "tree_util",
+    "", "amp", "cuda", "data", "debug", "distributed", "dtypes", "errors", "experimental",
+    "extend", "image", "io", "kernels", "lax", "models", "nn", "numpy", "optim", "parallel",
+    "primitives", "profiler", "random", "scipy", "sharding", "test_util", "transforms", "tree",
+    "tree_util",
 ]  # fmt: skip
 # Their own public parts, and JAX's import paths.
 PARTS = [
-    "custom_batching", "custom_derivatives", "dlpack", "extend.cpu", "extend.cuda",
-    "flatten_util", "lax.linalg", "models.decoder", "models.qwen", "nn.initializers", "nn.lora",
-    "numpy.fft", "numpy.linalg", "ops", "optim.assignment", "optim.contrib", "optim.losses",
-    "optim.microbatching", "optim.perturbations", "optim.projections", "optim.schedules",
-    "optim.second_order", "optim.transforms", "optim.tree", "optim.tree_utils", "scipy.linalg",
-    "scipy.special", "stages",
+    "custom_batching", "custom_derivatives", "dlpack", "experimental.ode", "extend.cpu",
+    "extend.cuda", "flatten_util", "lax.linalg", "models.decoder", "models.qwen",
+    "nn.initializers", "nn.lora", "numpy.fft", "numpy.linalg", "ops", "optim.assignment",
+    "optim.contrib", "optim.losses", "optim.microbatching", "optim.perturbations",
+    "optim.projections", "optim.schedules", "optim.second_order", "optim.transforms",
+    "optim.tree", "optim.tree_utils", "scipy.cluster", "scipy.cluster.vq", "scipy.fft",
+    "scipy.integrate", "scipy.interpolate", "scipy.linalg", "scipy.ndimage", "scipy.optimize",
+    "scipy.signal", "scipy.sparse", "scipy.sparse.linalg", "scipy.spatial",
+    "scipy.spatial.transform", "scipy.special", "stages",
 ]  # fmt: skip
 PUBLIC = [*PACKAGES, *PARTS]
 

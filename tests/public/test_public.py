@@ -41,6 +41,16 @@ from tests.public.entries_optim import (
     OPTIM_TREE_RANDOM,
 )
 from tests.public.entries_special import LAX_MORE, NUMPY_MORE, SPECIAL_MORE
+from tests.public.entries_scipy import (
+    INTEGRATE,
+    NDIMAGE,
+    ODE,
+    OPTIMIZE,
+    SCIPY_FFT,
+    SIGNALS,
+    SPARSE_LINALG,
+    VQ,
+)
 from tests.public.names import exported
 
 EXAMPLES = int(os.environ.get("PUBLIC_EXAMPLES", "2"))
@@ -59,6 +69,13 @@ TABLES: list[tuple[str, str | None, dict[str, list[Entry]]]] = [
     ("optim.projections", "optax.projections", OPTIM_PROJECTIONS),
     ("optim.second_order", "optax.second_order", OPTIM_SECOND_ORDER),
     ("image", "jax.image", IMAGE), ("ops", "jax.ops", OPS),
+    ("experimental.ode", "jax.experimental.ode", ODE),
+    ("scipy.cluster.vq", "jax.scipy.cluster.vq", VQ), ("scipy.fft", "jax.scipy.fft", SCIPY_FFT),
+    ("scipy.integrate", "jax.scipy.integrate", INTEGRATE),
+    ("scipy.ndimage", "jax.scipy.ndimage", NDIMAGE),
+    ("scipy.optimize", "jax.scipy.optimize", OPTIMIZE),
+    ("scipy.signal", "jax.scipy.signal", SIGNALS),
+    ("scipy.sparse.linalg", "jax.scipy.sparse.linalg", SPARSE_LINALG),
 ]  # fmt: skip
 
 

@@ -56,7 +56,7 @@ def minimize_lbfgs(
     maxgrad: int | None = None,
     maxls: int = 20,
 ) -> tuple[LBFGSState, Array]:
-    """(the last state, its status): BFGS that multiplies with its matrix by the last `maxcor` steps.
+    """(the last state, its status): BFGS with the last `maxcor` steps for a matrix.
 
     Status: 0 converged, 1 for `maxiter` steps, 2 and 3 for `maxfun` and `maxgrad` evaluations, 4
     where a step went down by less than `ftol`, 5 where a line search failed.

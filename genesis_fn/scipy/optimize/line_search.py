@@ -42,7 +42,7 @@ class _State(NamedTuple):
     bracketed: Array
     done: Array
     trial: Array
-    count: Array  # trials before the bracket
+    trials: Array  # before the bracket, from 1 on
     zooms: Array
 
 
@@ -99,7 +99,7 @@ def line_search(
         point = Point(s.trial, f, dot(g), g)
         # A NaN is as good as infinity.
         decreases = f <= origin.value + SUFFICIENT_DECREASE * s.trial * origin.slope
-        later = s.bracketed | (s.count > 1)
+        later = s.bracketed | (s.trials > 1)
         worse = ~decreases | (later & ~(f < s.low.value))
         done = ~worse & (np.abs(point.slope) <= -CURVATURE * origin.slope)
         # Whether the minimum lies between the new point and the old lowest one. While there is no
@@ -115,18 +115,18 @@ def line_search(
         zooms = np.where(bracketed & ~fresh, s.zooms + 1, s.zooms)
         # The third point tells something once the bracket has shrunk.
         trial = np.where(bracketed, _between(low, high, third, zooms), 2 * s.trial)
-        return _State(low, high, third, bracketed, done, trial, s.count + ~s.bracketed, zooms)
+        return _State(low, high, third, bracketed, done, trial, s.trials + ~s.bracketed, zooms)
 
     def _width(s: _State) -> Array:
         return np.abs(s.high.step - s.low.step) / np.maximum(s.low.step, s.high.step)
 
     def unfinished(s: _State) -> Array:
         zooming = (s.zooms < MOST_ZOOMS) & (_width(s) > 4 * eps)
-        return ~s.done & np.where(s.bracketed, zooming, s.count <= maxiter)
+        return ~s.done & np.where(s.bracketed, zooming, s.trials <= maxiter)
 
     false, zero = np.zeros((), bool), np.zeros((), "int32")
     start = _State(origin, origin, origin, false, false, first.astype(value.dtype), zero + 1, zero)
     end: Any = lax.while_loop(unfinished, round_, start)
     status = np.where(end.done, 0, np.where(end.bracketed, 1, 3)).astype("int32")
     # Trials: those before a bracket, the one that found it included, and the zooms.
-    return Step(end.low, end.count - 1 + end.zooms, status)
+    return Step(end.low, end.trials - 1 + end.zooms, status)

@@ -89,7 +89,7 @@ def minimize(
     >>> found.x, found.success
     (Array([3., 3.], dtype=float32), Array(True, dtype=bool))
     """
-    if not isinstance(args, tuple):
+    if not isinstance(args, tuple):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise errors.ArgumentError(
             f"minimize: args is a tuple, got {type(args).__name__}\n  at {where().describe()}"
         )

@@ -6,8 +6,6 @@ import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import numpy as onp
-
 import genesis_fn.numpy as np
 from genesis_fn import random
 from genesis_fn.core import errors
@@ -223,7 +221,7 @@ class Slerp(NamedTuple):
     @classmethod
     def init(cls, times: ArrayLike | Sequence[Any], rotations: Rotation) -> Slerp:
         """From n increasing times and n rotations, of which there are two at least."""
-        if not isinstance(rotations, Rotation):
+        if not isinstance(rotations, Rotation):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise errors.ArgumentError(
                 f"Slerp.init takes a Rotation, got {type(rotations).__name__}\n"
                 f"  at {where().describe()}"
@@ -241,7 +239,7 @@ class Slerp(NamedTuple):
                 f"  at {where().describe()}"
             )
         # Traced times cannot be looked at.
-        if type(times) is ArrayImpl and not bool((onp.diff(onp.asarray(times)) > 0).all()):
+        if type(times) is ArrayImpl and not bool(np.all(times[1:] > times[:-1])):
             raise errors.ArgumentError(
                 f"Slerp.init: the times do not increase\n  at {where().describe()}"
             )

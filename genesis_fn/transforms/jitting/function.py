@@ -435,22 +435,29 @@ class JitFunction(Copied, Generic[P, R]):
         >>> gf.jit(jnp.sin).trace(jnp.ones(3)).out_info
         ShapeDtypeStruct(shape=(3,), dtype=float32)
         """
-        given: tuple[Any, ...] = args
-        if self.options["in_shardings"] is not None:
-            shardings = self.options["in_shardings"]
-            given = laid_out(args, kwargs, shardings, self.spec, described=True)
-        bound = self.spec.bind(given, kwargs, shapes=True)
-        near = default_device_of(bound.leaves)
-        with near:
-            program = self._staged(bound.key(near.device), bound)
-        device = self._device(bound, program)
-        return Traced(self, program, self.spec.donations(bound), device)
+        bound, program = self._described(args, kwargs)
+        return Traced(self, program, self.spec.donations(bound), self._device(bound, program))
 
     lower = trace
 
+    def _described(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[BoundArguments, Program]:
+        """The arguments, of which ShapeDtypeStructs may be some, and the program for them."""
+        if self.options["in_shardings"] is not None:
+            shardings = self.options["in_shardings"]
+            args = laid_out(args, kwargs, shardings, self.spec, described=True)
+        bound = self.spec.bind(args, kwargs, shapes=True)
+        near = default_device_of(bound.leaves)
+        with near:
+            return bound, self._staged(bound.key(near.device), bound)
+
     def eval_shape(self, *args: PyTree, **kwargs: PyTree) -> PyTree:
         """The shapes and dtypes of the output for these arguments, without computing it."""
-        return self.trace(*args, **kwargs).out_info
+        bound, program = self._described(args, kwargs)
+        # Not where it would run: what it captures may be traced, on a device that nothing knows.
+        device = devices.default_device()
+        return Traced(self, program, self.spec.donations(bound), device).out_info
 
 
 def _place(x: Any) -> Any:
