@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import doctest
 import inspect
+import operator
 import re
 import sys
 from collections import OrderedDict
@@ -21,6 +22,7 @@ import genesis_fn as gf
 from genesis_fn import lax, nn, optim, random
 from genesis_fn.optim import EmptyState
 from tests.public.agree import Entry
+from tests.public.entries_contrib import CONTRIBUTED
 from tests.public.entries_more import TRANSFORMATIONS
 from tests.public.names import exported, module_of
 
@@ -32,9 +34,13 @@ NAMESPACES = [
     "nn",
     "nn.initializers",
     "optim",
+    "optim.contrib",
     "optim.losses",
+    "optim.microbatching",
     "optim.schedules",
+    "optim.transforms",
     "optim.tree",
+    "optim.tree_utils",
     "models",
     "models.qwen",
     "io",
@@ -67,7 +73,7 @@ def is_documented_by_its_fields(x: Any) -> bool:
     made_by_users = {
         nn.Module, gf.amp.LossScale, gf.models.Qwen, gf.models.QwenConfig,
         gf.models.GenerationConfig, gf.models.Session, gf.models.TextStream, optim.MultiSteps,
-        optim.GradientTransformation, optim.WrappedSchedule,
+        optim.GradientTransformation, optim.WrappedSchedule, optim.microbatching.Accumulator,
         gf.data.TokenWindows, gf.profiler.TraceAnnotation, gf.debug.nan_trace,
     }  # fmt: skip
     return not made_by_users & {*x.__mro__} and x not in (gf.custom_jvp, gf.custom_vjp)
@@ -75,11 +81,15 @@ def is_documented_by_its_fields(x: Any) -> bool:
 
 def documented() -> Iterator[tuple[str, Any]]:
     """(name, function) of everything that must have arguments, results and an example."""
+    # `optim` exports the losses and schedules of its parts once more, and these what `optim` has.
     of_parts = {*exported("optim.losses"), *exported("optim.schedules")}
+    again = ("optim.contrib", "optim.microbatching", "optim.transforms", "optim.tree_utils")
+    known = {id(getattr(module_of(s), n)) for s in ("optim", "optim.tree") for n in exported(s)}
     for space in NAMESPACES:
-        # `optim` exports the losses and schedules of its parts once more.
         for name in sorted(exported(space) - (of_parts if space == "optim" else set())):
             f = getattr(module_of(space), name)
+            if space in again and id(f) in known:
+                continue
             if callable(f) and not is_documented_by_its_fields(f) and not inspect.ismodule(f):
                 yield f"{space}.{name}", f
     for name in ("dot_product_attention", "layer_norm", "linear_cross_entropy", "rms_norm"):
@@ -135,11 +145,13 @@ def named(reasons: dict[str, str]) -> set[str]:
 NO_FORMULA = named({
     "arranges transformations, whose formulas count":
         "chain named_chain masked partition multi_transform freeze selective_transform flatten "
-        "inject_hyperparams with_extra_args_support with_update_dtype",
+        "schedules.inject_hyperparams schedules.inject_stateful_hyperparams "
+        "with_extra_args_support with_update_dtype",
     "applies or records what a function of the user's gives":
         "losses.make_fenchel_young_loss stateless stateless_with_tree_map snapshot monitor",
     "a pair or a function of the user's":
-        "GradientTransformation GradientTransformationExtraArgs WrappedSchedule",
+        "GradientTransformation GradientTransformationExtraArgs schedules.WrappedSchedule",
+    "changes shapes": "microbatching.reshape_batch_axis",
     "does not change the updates": "identity",
     "reads or changes a state": "describe tree_map_params",
 })  # fmt: skip
@@ -147,10 +159,10 @@ NO_FORMULA = named({
 NO_SOURCE = named({
     "arranges transformations, whose sources count":
         "chain named_chain masked partition multi_transform freeze selective_transform flatten "
-        "inject_hyperparams with_extra_args_support with_update_dtype stateless "
+        "with_extra_args_support with_update_dtype stateless "
         "stateless_with_tree_map conditionally_mask conditionally_transform maybe_update",
     "a pair or a function of the user's":
-        "GradientTransformation GradientTransformationExtraArgs WrappedSchedule",
+        "GradientTransformation GradientTransformationExtraArgs microbatching.Accumulator",
     "reads, records or changes a state": "describe tree_map_params snapshot monitor "
         "measure_with_ema",
     "arithmetic, of which no paper is the first":
@@ -160,7 +172,8 @@ NO_SOURCE = named({
         "identity set_to_zero keep_params_nonnegative periodic_update",
     "practice of training programs, which no paper introduced":
         "MultiSteps apply_every apply_if_finite reduce_on_plateau skip_large_updates "
-        "skip_not_finite warn_of_lost_steps zero_nans",
+        "skip_not_finite warn_of_lost_steps zero_nans microbatch microbatching.micro_vmap "
+        "microbatching.reshape_batch_axis",
 })  # fmt: skip
 # Most of these no paper introduced.
 WITHOUT_SOURCES = ("optim.schedules.", "optim.losses.")
@@ -220,16 +233,17 @@ def is_transformation(f: Any) -> bool:
     "name", [str(p.id).removeprefix("optim.") for p in ALGORITHMS if is_transformation(p.values[0])]
 )
 def test_a_transformation_names_the_fields_of_its_states(name: str) -> None:
-    f = getattr(optim, name)
+    f = operator.attrgetter(name)(optim)
     says_of_it = (inspect.getdoc(f) or "").partition("Returns:")[2]
     text = " ".join(re.split("Raises:|>>>", says_of_it)[0].split())
-    state = state_of(f, TRANSFORMATIONS[name][0])
+    entries = TRANSFORMATIONS | CONTRIBUTED
+    state = state_of(f, entries[name.removeprefix("contrib.")][0])
     cls, fields = type(state).__name__, getattr(type(state), "_fields", ())
     other = re.search(r"states (?:are those )?of `(\w+)`", text)
     if other:  # an argument's, or another optimizer's
-        entries = TRANSFORMATIONS.get(other[1])
-        if entries is not None:
-            assert fields == state_of(getattr(optim, other[1]), entries[0])._fields
+        found = entries.get(other[1])
+        if found is not None:
+            assert fields == state_of(getattr(optim, other[1]), found[0])._fields
     elif not fields:
         says = {EmptyState: "without a state", tuple: "", OrderedDict: "dicts by name"}
         assert says[type(state)] in text

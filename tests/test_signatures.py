@@ -84,7 +84,7 @@ def _signature(f: Callable) -> inspect.Signature | None:
 
 def _default(value: Any) -> str:
     """A default in words that do not change from run to run."""
-    if hasattr(value, "_fields"):  # transformations, whose functions have addresses
+    if hasattr(value, "_fields"):  # a transformation: a pair of functions
         return type(value).__name__
     if value is None or isinstance(value, bool | int | float | complex | str | tuple | frozenset):
         return repr(value)

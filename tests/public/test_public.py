@@ -18,6 +18,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 
 from genesis_fn import nn
 from tests.public.agree import Entry, agree
+from tests.public.entries_contrib import CONTRIB, MICROBATCHING, OPTIM_PARTS, TRANSFORMS, TREE_UTILS
 from tests.public.entries_lax import LAX, LAX_LINALG
 from tests.public.entries_more import (
     IMAGE,
@@ -41,7 +42,10 @@ TABLES: list[tuple[str, str | None, dict[str, list[Entry]]]] = [
     ("lax", "jax.lax", LAX), ("lax.linalg", "jax.lax.linalg", LAX_LINALG),
     ("nn", "jax.nn", NN | LAYERS), ("nn.initializers", None, INITIALIZERS),
     ("scipy.special", "jax.scipy.special", SPECIAL), ("random", None, RANDOM),
-    ("optim", "optax", OPTIM), ("optim.tree", "optax.tree", OPTIM_TREE),
+    ("optim", "optax", OPTIM | OPTIM_PARTS), ("optim.tree", "optax.tree", OPTIM_TREE),
+    ("optim.contrib", None, CONTRIB), ("optim.microbatching", "optax.microbatching", MICROBATCHING),
+    ("optim.transforms", "optax.transforms", TRANSFORMS),
+    ("optim.tree_utils", "optax.tree_utils", TREE_UTILS),
     ("image", "jax.image", IMAGE), ("ops", "jax.ops", OPS),
 ]  # fmt: skip
 

@@ -37,6 +37,9 @@ from genesis_fn.optim.tree_map_updates import (
     zero_count,
 )
 
+# The states of transformations that keep nothing, by their names in optax.
+NonNegativeParamsState = base.EmptyState
+
 
 def moment(g: Array, m: Array, decay: Number) -> Array:
     """Returns decay * m + (1 - decay) * g: one step of an exponential moving average."""
@@ -443,9 +446,6 @@ def centralize() -> base.GradientTransformation:
         return u - jnp.mean(u, axis=tuple(range(1, u.ndim)), keepdims=True) if u.ndim > 1 else u
 
     return base.per_leaf(leaf)
-
-
-NonNegativeParamsState = base.EmptyState
 
 
 def keep_params_nonnegative() -> base.GradientTransformation:
