@@ -23,9 +23,11 @@ from genesis_fn import lax, nn, optim, random
 from genesis_fn.optim import EmptyState
 from tests.public.agree import Entry
 from tests.public.entries_contrib import CONTRIBUTED
-from tests.public.entries_more import TRANSFORMATIONS
+from tests.public.entries_more import TRANSFORMATIONS as GRADIENT_TRANSFORMATIONS
+from tests.public.entries_optim import SEARCHES
 from tests.public.names import exported, module_of
 
+TRANSFORMATIONS = GRADIENT_TRANSFORMATIONS | CONTRIBUTED | SEARCHES
 # Namespaces whose functions and layers are typed by users every day.
 NAMESPACES = [
     "transforms",
@@ -34,10 +36,14 @@ NAMESPACES = [
     "nn",
     "nn.initializers",
     "optim",
+    "optim.assignment",
     "optim.contrib",
     "optim.losses",
     "optim.microbatching",
+    "optim.perturbations",
+    "optim.projections",
     "optim.schedules",
+    "optim.second_order",
     "optim.transforms",
     "optim.tree",
     "optim.tree_utils",
@@ -153,7 +159,7 @@ NO_FORMULA = named({
         "GradientTransformation GradientTransformationExtraArgs schedules.WrappedSchedule",
     "changes shapes": "microbatching.reshape_batch_axis",
     "does not change the updates": "identity",
-    "reads or changes a state": "describe tree_map_params",
+    "makes, reads or changes a state": "describe init_empty_state tree_map_params",
 })  # fmt: skip
 # Names by the reason why no paper is their source.
 NO_SOURCE = named({
@@ -163,20 +169,22 @@ NO_SOURCE = named({
         "stateless_with_tree_map conditionally_mask conditionally_transform maybe_update",
     "a pair or a function of the user's":
         "GradientTransformation GradientTransformationExtraArgs microbatching.Accumulator",
-    "reads, records or changes a state": "describe tree_map_params snapshot monitor "
-        "measure_with_ema",
+    "makes, reads, records or changes a state": "describe init_empty_state tree_map_params "
+        "snapshot monitor measure_with_ema value_and_grad_from_state",
     "arithmetic, of which no paper is the first":
         "abs_sq apply_updates global_norm safe_increment safe_int32_increment safe_norm "
         "safe_root_mean_squares scale scale_by_learning_rate scale_by_schedule "
         "scale_by_param_block_norm unitwise_norm update_moment update_moment_per_elem_norm "
-        "identity set_to_zero keep_params_nonnegative periodic_update",
+        "identity set_to_zero keep_params_nonnegative periodic_update multi_normal scale_gradient",
     "practice of training programs, which no paper introduced":
         "MultiSteps apply_every apply_if_finite reduce_on_plateau skip_large_updates "
         "skip_not_finite warn_of_lost_steps zero_nans microbatch microbatching.micro_vmap "
         "microbatching.reshape_batch_axis",
 })  # fmt: skip
 # Most of these no paper introduced.
-WITHOUT_SOURCES = ("optim.schedules.", "optim.losses.")
+WITHOUT_SOURCES = (
+    "optim.schedules.", "optim.losses.", "optim.projections.", "optim.second_order.",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("f", [p for p in ALGORITHMS if p.id not in NO_FORMULA])
@@ -236,14 +244,13 @@ def test_a_transformation_names_the_fields_of_its_states(name: str) -> None:
     f = operator.attrgetter(name)(optim)
     says_of_it = (inspect.getdoc(f) or "").partition("Returns:")[2]
     text = " ".join(re.split("Raises:|>>>", says_of_it)[0].split())
-    entries = TRANSFORMATIONS | CONTRIBUTED
-    state = state_of(f, entries[name.removeprefix("contrib.")][0])
+    state = state_of(f, TRANSFORMATIONS[name.removeprefix("contrib.")][0])
     cls, fields = type(state).__name__, getattr(type(state), "_fields", ())
     other = re.search(r"states (?:are those )?of `(\w+)`", text)
     if other:  # an argument's, or another optimizer's
-        found = entries.get(other[1])
-        if found is not None:
-            assert fields == state_of(getattr(optim, other[1]), found[0])._fields
+        entries = TRANSFORMATIONS.get(other[1])
+        if entries is not None:
+            assert fields == state_of(getattr(optim, other[1]), entries[0])._fields
     elif not fields:
         says = {EmptyState: "without a state", tuple: "", OrderedDict: "dicts by name"}
         assert says[type(state)] in text

@@ -5,19 +5,25 @@ import typing as _typing
 from genesis_fn import PyTree as PyTree
 from genesis_fn.extend import unknown_names as _unknown_names
 from genesis_fn.optim import (
+    assignment as assignment,
     contrib as contrib,
     losses as losses,
     microbatching as microbatching,
+    perturbations as perturbations,
+    projections as projections,
     schedules as schedules,
+    second_order as second_order,
     transforms as transforms,
     tree as tree,
     tree_utils as tree_utils,
 )
 from genesis_fn.optim.annotations import (
+    MaskOrFn as MaskOrFn,
     OptState as OptState,
     Params as Params,
     ScalarOrSchedule as ScalarOrSchedule,
     Schedule as Schedule,
+    ShouldSkipUpdateFunction as ShouldSkipUpdateFunction,
     TransformInitFn as TransformInitFn,
     TransformUpdateExtraArgsFn as TransformUpdateExtraArgsFn,
     TransformUpdateFn as TransformUpdateFn,
@@ -30,6 +36,7 @@ from genesis_fn.optim.base import (
     apply_updates as apply_updates,
     identity as identity,
     incremental_update as incremental_update,
+    init_empty_state as init_empty_state,
     periodic_update as periodic_update,
     set_to_zero as set_to_zero,
     stateless as stateless,
@@ -40,6 +47,18 @@ from genesis_fn.optim.contrib.private import (
     DifferentiallyPrivateAggregateState as DifferentiallyPrivateAggregateState,
     differentially_private_aggregate as differentially_private_aggregate,
     dpsgd as dpsgd,
+)
+from genesis_fn.optim.linesearch.backtracking import (
+    ScaleByBacktrackingLinesearchState as ScaleByBacktrackingLinesearchState,
+    scale_by_backtracking_linesearch as scale_by_backtracking_linesearch,
+)
+from genesis_fn.optim.linesearch.objective import (
+    value_and_grad_from_state as value_and_grad_from_state,
+)
+from genesis_fn.optim.linesearch.zoom import (
+    ScaleByZoomLinesearchState as ScaleByZoomLinesearchState,
+    ZoomLinesearchInfo as ZoomLinesearchInfo,
+    scale_by_zoom_linesearch as scale_by_zoom_linesearch,
 )
 from genesis_fn.optim.losses import (
     binary_dice_loss as binary_dice_loss,
@@ -177,6 +196,11 @@ from genesis_fn.optim.optimizers.orthogonalized import (
     scale_by_muon as scale_by_muon,
     scale_by_shape as scale_by_shape,
 )
+from genesis_fn.optim.optimizers.quasi_newton import (
+    ScaleByLBFGSState as ScaleByLBFGSState,
+    lbfgs as lbfgs,
+    scale_by_lbfgs as scale_by_lbfgs,
+)
 from genesis_fn.optim.optimizers.second_order import (
     HutchinsonState as HutchinsonState,
     SophiaState as SophiaState,
@@ -205,6 +229,11 @@ from genesis_fn.optim.schedules import (
     warmup_cosine_decay_schedule as warmup_cosine_decay_schedule,
     warmup_exponential_decay_schedule as warmup_exponential_decay_schedule,
 )
+from genesis_fn.optim.solvers.linear_algebra import (
+    matrix_inverse_pth_root as matrix_inverse_pth_root,
+    nnls as nnls,
+    power_iteration as power_iteration,
+)
 from genesis_fn.optim.state.state_access import NamedTupleKey as NamedTupleKey
 from genesis_fn.optim.state.summary import describe as describe
 from genesis_fn.optim.state.tree_math import (
@@ -215,7 +244,9 @@ from genesis_fn.optim.state.tree_math import (
     update_moment_per_elem_norm as update_moment_per_elem_norm,
 )
 from genesis_fn.optim.transforms.clipping import (
+    AdaptiveGradClipState as AdaptiveGradClipState,
     ClipByGlobalNormState as ClipByGlobalNormState,
+    ClipState as ClipState,
     adaptive_grad_clip as adaptive_grad_clip,
     clip as clip,
     clip_by_block_rms as clip_by_block_rms,
@@ -226,6 +257,8 @@ from genesis_fn.optim.transforms.clipping import (
     unitwise_norm as unitwise_norm,
 )
 from genesis_fn.optim.transforms.combine import chain as chain, named_chain as named_chain
+from genesis_fn.optim.transforms.distributions import multi_normal as multi_normal
+from genesis_fn.optim.transforms.gradient_scaling import scale_gradient as scale_gradient
 from genesis_fn.optim.transforms.hyperparameters import (
     InjectHyperparamsState as InjectHyperparamsState,
     InjectStatefulHyperparamsState as InjectStatefulHyperparamsState,
@@ -258,11 +291,15 @@ from genesis_fn.optim.transforms.rounding import (
     warn_of_lost_steps as warn_of_lost_steps,
 )
 from genesis_fn.optim.transforms.transform import (
+    AddDecayedWeightsState as AddDecayedWeightsState,
     ApplyEvery as ApplyEvery,
     EmaState as EmaState,
     MonitorState as MonitorState,
+    NonNegativeParamsState as NonNegativeParamsState,
     ScaleByLearningRateState as ScaleByLearningRateState,
     ScaleByScheduleState as ScaleByScheduleState,
+    ScaleByTrustRatioState as ScaleByTrustRatioState,
+    ScaleState as ScaleState,
     SnapshotState as SnapshotState,
     TraceState as TraceState,
     WeightDecaySchedule as WeightDecaySchedule,

@@ -21,6 +21,7 @@ Schedule: TypeAlias = Callable[[Any], Number]
 ScalarOrSchedule: TypeAlias = Number | Schedule
 # A tree of bools, or a function that gives one, of (path, leaf) or of the parameters.
 Mask: TypeAlias = PyTree | Callable[..., PyTree]
+MaskOrFn: TypeAlias = Mask | None  # optax's name, where None is a mask too
 
 
 class TransformInitFn(Protocol):

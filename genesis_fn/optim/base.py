@@ -160,7 +160,17 @@ class EmptyState(NamedTuple):
 
 
 def init_empty_state(params: Params) -> EmptyState:
-    """Returns EmptyState(), whatever the parameters."""
+    """Makes the state of a transformation that keeps nothing.
+
+    Args:
+        params: tree of arrays, which is not read.
+
+    Returns:
+        EmptyState().
+
+    >>> optim.init_empty_state(jnp.zeros(2))
+    EmptyState()
+    """
     return EmptyState()
 
 

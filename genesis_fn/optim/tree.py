@@ -36,3 +36,8 @@ from genesis_fn.optim.state.tree_math import (
     where as where,
     zeros_like as zeros_like,
 )
+from genesis_fn.optim.state.tree_random import (
+    random_like as random_like,
+    split_key_like as split_key_like,
+    unwrap_random_key_data as unwrap_random_key_data,
+)

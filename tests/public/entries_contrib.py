@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from genesis_fn import optim, random
+from genesis_fn import optim
 from tests.public.agree import E, Entry, Operand
 from tests.public.entries_more import MATRIX, OPTIM, OPTIM_TREE, transformation
-from tests.public.entries_numpy import X, each
+from tests.public.entries_numpy import each
+from tests.public.entries_optim import OPTIM_TREE_RANDOM
 from tests.public.names import exported
 
 _sgd = optim.sgd(0.1)
@@ -41,14 +42,7 @@ CONTRIBUTED: dict[str, list[Entry]] = PRIVATE | {
 CONTRIB = {name: OPTIM[name] for name in {*exported("optim.contrib")} & {*OPTIM}} | CONTRIBUTED
 TRANSFORMS = {name: OPTIM[name] for name in {*exported("optim.transforms")} & {*OPTIM}}
 TREE_UTILS: dict[str, list[Entry]] = {
-    **{f"tree_{name}": entries for name, entries in OPTIM_TREE.items()},
-    **each("tree_random_like", E(X, call=lambda f, x: f(random.key(0), {"w": x}), peer=False,
-                                 vmap=False, grad=False, numbers=False)),
-    **each("tree_split_key_like", E(X, call=lambda f, x: random.key_data(
-        f(random.key(0), {"w": x})["w"]), peer=False, vmap=False, grad=False, numbers=False)),
-    **each("tree_unwrap_random_key_data", E(
-        X, call=lambda f, x: f({"w": x, "key": random.key(0)}), peer=False, vmap=False,
-        numbers=False)),
+    f"tree_{name}": entries for name, entries in (OPTIM_TREE | OPTIM_TREE_RANDOM).items()
 }  # fmt: skip
 
 _rows = lambda x: (x * x).sum(axis=0)
@@ -66,7 +60,7 @@ MICROBATCHING: dict[str, list[Entry]] = {
         metrics_fn=lambda g: g.sum())(w, x, y))],
 }  # fmt: skip
 # What `optim` has of these parts.
-OPTIM_PARTS: dict[str, list[Entry]] = PRIVATE | {
+OPTIM_EXPORTS: dict[str, list[Entry]] = PRIVATE | {
     "microbatch": MICROBATCHING["microbatch"],
     **each("inject_stateful_hyperparams", E(
         MATRIX, MATRIX, peer=False, numbers=False, grad=False,

@@ -23,8 +23,9 @@ PACKAGES = [
 PARTS = [
     "custom_batching", "custom_derivatives", "dlpack", "extend.cpu", "extend.cuda", "flatten_util",
     "lax.linalg", "models.decoder", "models.qwen", "nn.initializers", "nn.lora", "numpy.fft",
-    "numpy.linalg", "ops", "optim.contrib", "optim.losses", "optim.microbatching",
-    "optim.schedules", "optim.transforms", "optim.tree", "optim.tree_utils", "scipy.special",
+    "numpy.linalg", "ops", "optim.assignment", "optim.contrib", "optim.losses",
+    "optim.microbatching", "optim.perturbations", "optim.projections", "optim.schedules",
+    "optim.second_order", "optim.transforms", "optim.tree", "optim.tree_utils", "scipy.special",
     "stages",
 ]  # fmt: skip
 PUBLIC = [*PACKAGES, *PARTS]

@@ -18,7 +18,13 @@ from hypothesis import HealthCheck, Phase, given, settings
 
 from genesis_fn import nn
 from tests.public.agree import Entry, agree
-from tests.public.entries_contrib import CONTRIB, MICROBATCHING, OPTIM_PARTS, TRANSFORMS, TREE_UTILS
+from tests.public.entries_contrib import (
+    CONTRIB,
+    MICROBATCHING,
+    OPTIM_EXPORTS,
+    TRANSFORMS,
+    TREE_UTILS,
+)
 from tests.public.entries_lax import LAX, LAX_LINALG
 from tests.public.entries_more import (
     IMAGE,
@@ -32,6 +38,14 @@ from tests.public.entries_more import (
     SPECIAL,
 )
 from tests.public.entries_numpy import FFT, LINALG, NUMPY
+from tests.public.entries_optim import (
+    OPTIM_ASSIGNMENT,
+    OPTIM_PARTS,
+    OPTIM_PERTURBATIONS,
+    OPTIM_PROJECTIONS,
+    OPTIM_SECOND_ORDER,
+    OPTIM_TREE_RANDOM,
+)
 from tests.public.names import exported
 
 EXAMPLES = int(os.environ.get("PUBLIC_EXAMPLES", "2"))
@@ -42,7 +56,12 @@ TABLES: list[tuple[str, str | None, dict[str, list[Entry]]]] = [
     ("lax", "jax.lax", LAX), ("lax.linalg", "jax.lax.linalg", LAX_LINALG),
     ("nn", "jax.nn", NN | LAYERS), ("nn.initializers", None, INITIALIZERS),
     ("scipy.special", "jax.scipy.special", SPECIAL), ("random", None, RANDOM),
-    ("optim", "optax", OPTIM | OPTIM_PARTS), ("optim.tree", "optax.tree", OPTIM_TREE),
+    ("optim", "optax", OPTIM | OPTIM_PARTS | OPTIM_EXPORTS),
+    ("optim.tree", "optax.tree", OPTIM_TREE | OPTIM_TREE_RANDOM),
+    ("optim.assignment", "optax.assignment", OPTIM_ASSIGNMENT),
+    ("optim.perturbations", "optax.perturbations", OPTIM_PERTURBATIONS),
+    ("optim.projections", "optax.projections", OPTIM_PROJECTIONS),
+    ("optim.second_order", "optax.second_order", OPTIM_SECOND_ORDER),
     ("optim.contrib", None, CONTRIB), ("optim.microbatching", "optax.microbatching", MICROBATCHING),
     ("optim.transforms", "optax.transforms", TRANSFORMS),
     ("optim.tree_utils", "optax.tree_utils", TREE_UTILS),

@@ -14,6 +14,10 @@ from genesis_fn.optim.numerics import abs_sq
 from genesis_fn.optim.state import tree_math
 from genesis_fn.optim.tree_map_updates import F32, map_updates, widen
 
+# The states of transformations that keep nothing, by their names in optax.
+ClipState = base.EmptyState
+AdaptiveGradClipState = base.EmptyState
+
 
 def clip(max_delta: Number) -> base.GradientTransformation:
     """Limits every element.

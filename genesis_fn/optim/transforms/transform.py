@@ -38,7 +38,10 @@ from genesis_fn.optim.tree_map_updates import (
 )
 
 # The states of transformations that keep nothing, by their names in optax.
+AddDecayedWeightsState = base.EmptyState
 NonNegativeParamsState = base.EmptyState
+ScaleByTrustRatioState = base.EmptyState
+ScaleState = base.EmptyState
 
 
 def moment(g: Array, m: Array, decay: Number) -> Array:

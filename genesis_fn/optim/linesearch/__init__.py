@@ -1,0 +1,1 @@
+"""Line searches: transformations that find how far to go along an update."""

@@ -1,0 +1,1 @@
+"""Iterations that solve: eigenvalues, roots of matrices, least squares."""
