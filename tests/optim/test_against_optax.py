@@ -85,7 +85,9 @@ def test_optimistic_adam() -> None:
 # Random, or held by a test elsewhere.
 ELSEWHERE = {
     "hutchinson_estimator_diag_hessian",
+    "lbfgs",
     "noisy_sgd",
+    "scale_by_lbfgs",
     "schedule_free",
     "schedule_free_eval_params",
 }
