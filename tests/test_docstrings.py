@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import doctest
 import inspect
+import operator
 import re
 import sys
 from collections import OrderedDict
@@ -21,11 +22,12 @@ import genesis_fn as gf
 from genesis_fn import lax, nn, optim, random
 from genesis_fn.optim import EmptyState
 from tests.public.agree import Entry
+from tests.public.entries_contrib import CONTRIBUTED
 from tests.public.entries_more import TRANSFORMATIONS as GRADIENT_TRANSFORMATIONS
 from tests.public.entries_optim import SEARCHES
 from tests.public.names import exported, module_of
 
-TRANSFORMATIONS = GRADIENT_TRANSFORMATIONS | SEARCHES
+TRANSFORMATIONS = GRADIENT_TRANSFORMATIONS | CONTRIBUTED | SEARCHES
 # Namespaces whose functions and layers are typed by users every day.
 NAMESPACES = [
     "transforms",
@@ -36,12 +38,16 @@ NAMESPACES = [
     "nn.initializers",
     "optim",
     "optim.assignment",
+    "optim.contrib",
     "optim.losses",
+    "optim.microbatching",
     "optim.perturbations",
     "optim.projections",
     "optim.schedules",
     "optim.second_order",
+    "optim.transforms",
     "optim.tree",
+    "optim.tree_utils",
     "models",
     "models.qwen",
     "io",
@@ -85,7 +91,7 @@ def is_documented_by_its_fields(x: Any) -> bool:
     made_by_users = {
         nn.Module, gf.amp.LossScale, gf.models.Qwen, gf.models.QwenConfig,
         gf.models.GenerationConfig, gf.models.Session, gf.models.TextStream, optim.MultiSteps,
-        optim.GradientTransformation, optim.WrappedSchedule,
+        optim.GradientTransformation, optim.WrappedSchedule, optim.microbatching.Accumulator,
         gf.data.TokenWindows, gf.profiler.TraceAnnotation, gf.debug.nan_trace,
     }  # fmt: skip
     return not made_by_users & {*x.__mro__} and x not in (gf.custom_jvp, gf.custom_vjp)
@@ -93,11 +99,15 @@ def is_documented_by_its_fields(x: Any) -> bool:
 
 def documented() -> Iterator[tuple[str, Any]]:
     """(name, function) of everything that must have arguments, results and an example."""
+    # `optim` exports the losses and schedules of its parts once more, and these what `optim` has.
     of_parts = {*exported("optim.losses"), *exported("optim.schedules")}
+    again = ("optim.contrib", "optim.microbatching", "optim.transforms", "optim.tree_utils")
+    known = {id(getattr(module_of(s), n)) for s in ("optim", "optim.tree") for n in exported(s)}
     for space in NAMESPACES:
-        # `optim` exports the losses and schedules of its parts once more.
         for name in sorted(exported(space) - (of_parts if space == "optim" else set())):
             f = getattr(module_of(space), name)
+            if space in again and id(f) in known:
+                continue
             if callable(f) and not is_documented_by_its_fields(f) and not inspect.ismodule(f):
                 yield f"{space}.{name}", f
     for name in ("dot_product_attention", "layer_norm", "linear_cross_entropy", "rms_norm"):
@@ -153,12 +163,13 @@ def named(reasons: dict[str, str]) -> set[str]:
 NO_FORMULA = named({
     "arranges transformations, whose formulas count":
         "chain named_chain masked partition multi_transform freeze selective_transform flatten "
-        "inject_hyperparams inject_stateful_hyperparams with_extra_args_support "
-        "with_update_dtype",
+        "schedules.inject_hyperparams schedules.inject_stateful_hyperparams "
+        "with_extra_args_support with_update_dtype",
     "applies or records what a function of the user's gives":
         "losses.make_fenchel_young_loss stateless stateless_with_tree_map snapshot monitor",
     "a pair or a function of the user's":
-        "GradientTransformation GradientTransformationExtraArgs WrappedSchedule",
+        "GradientTransformation GradientTransformationExtraArgs schedules.WrappedSchedule",
+    "changes shapes": "microbatching.reshape_batch_axis",
     "does not change the updates": "identity",
     "makes, reads or changes a state": "describe init_empty_state tree_map_params",
 })  # fmt: skip
@@ -166,11 +177,10 @@ NO_FORMULA = named({
 NO_SOURCE = named({
     "arranges transformations, whose sources count":
         "chain named_chain masked partition multi_transform freeze selective_transform flatten "
-        "inject_hyperparams inject_stateful_hyperparams with_extra_args_support "
-        "with_update_dtype stateless "
+        "with_extra_args_support with_update_dtype stateless "
         "stateless_with_tree_map conditionally_mask conditionally_transform maybe_update",
     "a pair or a function of the user's":
-        "GradientTransformation GradientTransformationExtraArgs WrappedSchedule",
+        "GradientTransformation GradientTransformationExtraArgs microbatching.Accumulator",
     "makes, reads, records or changes a state": "describe init_empty_state tree_map_params "
         "snapshot monitor measure_with_ema value_and_grad_from_state",
     "arithmetic, of which no paper is the first":
@@ -180,7 +190,8 @@ NO_SOURCE = named({
         "identity set_to_zero keep_params_nonnegative periodic_update multi_normal scale_gradient",
     "practice of training programs, which no paper introduced":
         "MultiSteps apply_every apply_if_finite reduce_on_plateau skip_large_updates "
-        "skip_not_finite warn_of_lost_steps zero_nans",
+        "skip_not_finite warn_of_lost_steps zero_nans microbatch microbatching.micro_vmap "
+        "microbatching.reshape_batch_axis",
 })  # fmt: skip
 # Most of these no paper introduced.
 WITHOUT_SOURCES = (
@@ -242,10 +253,10 @@ def is_transformation(f: Any) -> bool:
     "name", [str(p.id).removeprefix("optim.") for p in ALGORITHMS if is_transformation(p.values[0])]
 )
 def test_a_transformation_names_the_fields_of_its_states(name: str) -> None:
-    f = getattr(optim, name)
+    f = operator.attrgetter(name)(optim)
     says_of_it = (inspect.getdoc(f) or "").partition("Returns:")[2]
     text = " ".join(re.split("Raises:|>>>", says_of_it)[0].split())
-    state = state_of(f, TRANSFORMATIONS[name][0])
+    state = state_of(f, TRANSFORMATIONS[name.removeprefix("contrib.")][0])
     cls, fields = type(state).__name__, getattr(type(state), "_fields", ())
     other = re.search(r"states (?:are those )?of `(\w+)`", text)
     if other:  # an argument's, or another optimizer's

@@ -25,9 +25,9 @@ VAGUE = {
     "beside", "crossed", "respell", "respelled", "late", "puller", "shells", "surroundings",
     "dearest", "lend", "lends", "keeping",
 }  # fmt: skip
-# JAX's own names of modules and functions.
+# JAX's and optax's own names of modules and functions.
 OF_JAX = {
-    "api_util", "flatten_util", "test_util", "tree_util",
+    "api_util", "flatten_util", "test_util", "tree_util", "tree_utils",
 }  # fmt: skip
 
 

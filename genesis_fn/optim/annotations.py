@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
-from genesis_fn import Array, PyTree
+from genesis_fn import Array, ArrayLike, PyTree
 
 Params: TypeAlias = PyTree  # of arrays; None where a leaf is frozen
 Updates: TypeAlias = PyTree  # the parameters' structure
@@ -52,6 +52,16 @@ class TransformUpdateExtraArgsFn(Protocol):
         ...
 
 
+class ShouldSkipUpdateFunction(Protocol):
+    """What decides for `MultiSteps` to ignore gradients, as `skip_not_finite` does."""
+
+    def __call__(
+        self, updates: Updates, gradient_step: ArrayLike, params: Params | None
+    ) -> tuple[Array, PyTree]:
+        """(whether to skip these gradients, a boolean scalar; what the state keeps of it)."""
+        ...
+
+
 ScheduleState: TypeAlias = PyTree
 
 
@@ -73,18 +83,8 @@ class StatefulSchedule(Protocol):
 
 
 class ConditionFn(Protocol):
-    """Decides at which steps `conditionally_transform` and `conditionally_mask` transform."""
+    """What decides at which steps `conditionally_transform` and `conditionally_mask` transform."""
 
     def __call__(self, step: Any, **extra_args: Any) -> Any:
         """Whether to transform at `step`, an int32 scalar: a boolean scalar."""
-        ...
-
-
-class ShouldSkipUpdateFunction(Protocol):
-    """Decides for `MultiSteps` which gradients are ignored, as `skip_not_finite` does."""
-
-    def __call__(
-        self, updates: Updates, gradient_step: Any, params: Params | None
-    ) -> tuple[Any, PyTree]:
-        """(whether to ignore the gradients, a boolean scalar; a tree that the state keeps)."""
         ...

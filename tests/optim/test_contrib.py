@@ -500,6 +500,19 @@ def test_everything_of_optax_is_there() -> None:
         assert [n for n in public if n not in modules and not hasattr(mine, n)] == [], space
 
 
+def test_sophia_prints_its_win_rate(capfd: pytest.CaptureFixture[str]) -> None:
+    w, options = jnp.array([1.0, -2.0]), {"verbose": True, "print_win_rate_every_n_steps": 2}
+    loss = lambda w: jnp.sum(w**4)
+    tx = optim.scale_by_sophia(gamma=1000.0, **options)
+    state = tx.init(w)
+    for g in (w, w * jnp.array([1.0, 1e3])):
+        _, state = gf.jit(lambda g, s: tx.update(g, s, w, obj_fn=loss))(g, state)
+    gf.lax.stop_gradient(state.mu).block_until_ready()
+    assert capfd.readouterr().out.strip() == "Sophia optimizer win rate: 0.5"
+    with pytest.raises(ValueError, match="print_win_rate_every_n_steps must be positive"):
+        optim.sophia(0.1, verbose=True)
+
+
 def test_sam_averages_the_gradients_of_its_climb_over_an_axis() -> None:
     tx = optim.sam(optim.sgd(1.0), optim.sgd(0.5), opaque_mode=True, batch_axis_name="batch")
     w, targets = jnp.array([1.0, -1.0]), jnp.array([[0.0, 2.0], [4.0, 6.0]])

@@ -18,6 +18,13 @@ from hypothesis import HealthCheck, Phase, given, settings
 
 from genesis_fn import nn
 from tests.public.agree import Entry, agree
+from tests.public.entries_contrib import (
+    CONTRIB,
+    MICROBATCHING,
+    OPTIM_EXPORTS,
+    TRANSFORMS,
+    TREE_UTILS,
+)
 from tests.public.entries_lax import LAX, LAX_LINALG
 from tests.public.entries_linalg import LAX_LINALG_MORE, SCIPY_LINALG
 from tests.public.entries_more import (
@@ -58,16 +65,20 @@ EXAMPLES = int(os.environ.get("PUBLIC_EXAMPLES", "2"))
 TABLES: list[tuple[str, str | None, dict[str, list[Entry]]]] = [
     ("numpy", "jax.numpy", NUMPY | NUMPY_MORE), ("numpy.linalg", "jax.numpy.linalg", LINALG),
     ("numpy.fft", "jax.numpy.fft", FFT),
-    ("lax", "jax.lax", LAX | LAX_MORE), ("lax.linalg", "jax.lax.linalg", LAX_LINALG | LAX_LINALG_MORE),
+    ("lax", "jax.lax", LAX | LAX_MORE),
+    ("lax.linalg", "jax.lax.linalg", LAX_LINALG | LAX_LINALG_MORE),
     ("scipy.linalg", "jax.scipy.linalg", SCIPY_LINALG),
     ("nn", "jax.nn", NN | LAYERS), ("nn.initializers", None, INITIALIZERS),
     ("scipy.special", "jax.scipy.special", SPECIAL | SPECIAL_MORE), ("random", None, RANDOM),
-    ("optim", "optax", OPTIM | OPTIM_PARTS),
+    ("optim", "optax", OPTIM | OPTIM_PARTS | OPTIM_EXPORTS),
     ("optim.tree", "optax.tree", OPTIM_TREE | OPTIM_TREE_RANDOM),
     ("optim.assignment", "optax.assignment", OPTIM_ASSIGNMENT),
     ("optim.perturbations", "optax.perturbations", OPTIM_PERTURBATIONS),
     ("optim.projections", "optax.projections", OPTIM_PROJECTIONS),
     ("optim.second_order", "optax.second_order", OPTIM_SECOND_ORDER),
+    ("optim.contrib", None, CONTRIB), ("optim.microbatching", "optax.microbatching", MICROBATCHING),
+    ("optim.transforms", "optax.transforms", TRANSFORMS),
+    ("optim.tree_utils", "optax.tree_utils", TREE_UTILS),
     ("image", "jax.image", IMAGE), ("ops", "jax.ops", OPS),
     ("experimental.ode", "jax.experimental.ode", ODE),
     ("scipy.cluster.vq", "jax.scipy.cluster.vq", VQ), ("scipy.fft", "jax.scipy.fft", SCIPY_FFT),

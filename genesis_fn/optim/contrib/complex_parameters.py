@@ -14,10 +14,10 @@ from genesis_fn.optim.tree_map_updates import is_none
 
 
 class SplitRealAndImaginaryArrays(NamedTuple):
-    """The parts of a complex array."""
+    """The parts of a complex array; None where an update is frozen."""
 
-    real: Array
-    imaginary: Array
+    real: Array | None
+    imaginary: Array | None
 
 
 class SplitRealAndImaginaryState(NamedTuple):
@@ -37,9 +37,9 @@ def _is_pair(x: Any) -> bool:
 
 
 def _joined(x: Any) -> Any:
-    if not isinstance(x, SplitRealAndImaginaryArrays) or x.real is None:
-        return None if _is_pair(x) else x
-    return x.real + 1j * x.imaginary
+    if not isinstance(x, SplitRealAndImaginaryArrays):
+        return x
+    return None if x.real is None or x.imaginary is None else x.real + 1j * x.imaginary
 
 
 def split_real_and_imaginary(

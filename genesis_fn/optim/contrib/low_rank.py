@@ -156,7 +156,8 @@ def scale_by_galore(
     Array([[3., 0.],
            [0., 0.]], dtype=float32)
     """
-    for name, number in (("rank", rank), ("update_proj_gap", update_proj_gap)):
+    numbers: dict[str, Any] = {"rank": rank, "update_proj_gap": update_proj_gap}
+    for name, number in numbers.items():
         if not isinstance(number, int) or number < 1:
             raise ArgumentError(f"galore: {name} must be a positive integer, got {number!r}")
     inner = base.with_extra_args_support(base_optimizer or scale_by_adam())

@@ -191,11 +191,12 @@ def scale_by_sophia(
         )
         # The step uses the diagonal as it was before this call.
         new, mu = map_updates(leaf, updates, state.mu, extras=(state.nu,))
-        if clip_threshold is not None:
+        most = clip_threshold
+        if most is not None:
             if verbose:
                 due = count % print_win_rate_every_n_steps == 0
-                cond(due, lambda: _print_win_rate(new, clip_threshold), lambda: None)
-            new = map_updates(lambda u: jnp.clip(u, -clip_threshold, clip_threshold), new)
+                cond(due, lambda: _print_win_rate(new, most), lambda: None)
+            new = map_updates(lambda u: jnp.clip(u, -most, most), new)
         return new, SophiaState(count, mu, nu, hessian_state)
 
     return base.GradientTransformationExtraArgs(init, update, state=SophiaState)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import warnings
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
@@ -163,31 +162,4 @@ def inject_hyperparams(
     return wrapped
 
 
-def inject_stateful_hyperparams(
-    inner_factory: Callable[..., base.GradientTransformation],
-    static_args: str | Iterable[str] = (),
-    hyperparam_dtype: DTypeLike | None = None,
-) -> Callable[..., base.GradientTransformationExtraArgs]:
-    """Does what `inject_hyperparams` does, under its former name; warns of that.
-
-    Args:
-        inner_factory: function that returns a transformation, as `optim.adam`.
-        static_args: names of arguments that stay constants, as bools and what is not a number do.
-        hyperparam_dtype: dtype of the numbers; None: the parameters' widest, and at least float32.
-
-    Returns:
-        The function that takes the arguments of `inner_factory`.
-
-    Raises:
-        ArgumentError: `static_args` names no argument.
-
-    >>> import warnings
-    >>> with warnings.catch_warnings():
-    ...     warnings.simplefilter("ignore", DeprecationWarning)
-    ...     tx = optim.inject_stateful_hyperparams(optim.sgd)(learning_rate=0.1)
-    >>> tx.init(jnp.zeros(2)).hyperparams["learning_rate"]
-    Array(0.1, dtype=float32)
-    """
-    text = "inject_stateful_hyperparams is deprecated: call inject_hyperparams, which does the same"
-    warnings.warn(text, DeprecationWarning, stacklevel=2)
-    return inject_hyperparams(inner_factory, static_args, hyperparam_dtype)
+inject_stateful_hyperparams = inject_hyperparams

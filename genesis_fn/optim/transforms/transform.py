@@ -451,9 +451,6 @@ def centralize() -> base.GradientTransformation:
     return base.per_leaf(leaf)
 
 
-NonNegativeParamsState = base.EmptyState
-
-
 def keep_params_nonnegative() -> base.GradientTransformation:
     """Limits updates so that no parameter becomes negative. `update` needs the parameters.
 

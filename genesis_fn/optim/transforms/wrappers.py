@@ -11,7 +11,14 @@ from genesis_fn import Array, ArrayLike, DTypeLike, PyTree, dtypes, tree
 from genesis_fn.errors import ArgumentError, ShapeError
 from genesis_fn.extend import as_array
 from genesis_fn.optim import base
-from genesis_fn.optim.annotations import Number, OptState, Params, Updates
+from genesis_fn.optim.annotations import (
+    ConditionFn,
+    Number,
+    OptState,
+    Params,
+    ShouldSkipUpdateFunction,
+    Updates,
+)
 from genesis_fn.optim.numerics import safe_increment
 from genesis_fn.optim.state import tree_math
 from genesis_fn.optim.state.state_access import ParamsPlaceholder
@@ -134,7 +141,7 @@ class MultiSteps:
         opt: base.GradientTransformation,
         every_k_schedule: int | Callable[[Any], int | Array],
         use_grad_mean: bool = True,
-        should_skip_update_fn: Callable[..., tuple[Array, PyTree]] | None = None,
+        should_skip_update_fn: ShouldSkipUpdateFunction | None = None,
         accumulator_dtype: DTypeLike | None = None,
     ) -> None:
         if not callable(every_k_schedule) and not (every_k_schedule == int(every_k_schedule) > 0):
@@ -293,7 +300,7 @@ class ConditionallyMaskState(NamedTuple):
 
 def conditionally_transform(
     inner: base.GradientTransformation,
-    should_transform_fn: Callable[..., Any],
+    should_transform_fn: ConditionFn,
     forward_extra_args: bool = False,
 ) -> base.GradientTransformationExtraArgs:
     """Applies `inner` at the steps where a condition holds; at others updates pass unchanged.
@@ -321,7 +328,7 @@ def conditionally_transform(
 
 def conditionally_mask(
     inner: base.GradientTransformation,
-    should_transform_fn: Callable[..., Any],
+    should_transform_fn: ConditionFn,
     forward_extra_args: bool = False,
 ) -> base.GradientTransformationExtraArgs:
     """Applies `inner` at the steps where a condition holds; at others updates are zero.
@@ -351,7 +358,7 @@ maybe_update = conditionally_transform
 
 
 def _conditional(
-    inner: base.GradientTransformation, condition: Callable[..., Any], forward: bool, zero: bool
+    inner: base.GradientTransformation, condition: ConditionFn, forward: bool, zero: bool
 ) -> base.GradientTransformationExtraArgs:
     tx = base.with_extra_args_support(inner)
     state_class = ConditionallyMaskState if zero else ConditionallyTransformState
