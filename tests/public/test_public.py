@@ -47,7 +47,6 @@ from tests.public.entries_optim import (
     OPTIM_SECOND_ORDER,
     OPTIM_TREE_RANDOM,
 )
-from tests.public.entries_special import LAX_MORE, NUMPY_MORE, SPECIAL_MORE
 from tests.public.entries_scipy import (
     INTEGRATE,
     NDIMAGE,
@@ -58,6 +57,7 @@ from tests.public.entries_scipy import (
     SPARSE_LINALG,
     VQ,
 )
+from tests.public.entries_special import LAX_MORE, NUMPY_MORE, SPECIAL_MORE
 from tests.public.names import exported
 
 EXAMPLES = int(os.environ.get("PUBLIC_EXAMPLES", "2"))
