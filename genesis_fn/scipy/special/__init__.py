@@ -1,5 +1,6 @@
 """Special functions, with SciPy's names."""
 
+from genesis_fn.nn.functions import logsumexp as logsumexp
 from genesis_fn.scipy.special.bessel import (
     bessel_jn as bessel_jn,
     i0 as i0,
@@ -66,8 +67,4 @@ from genesis_fn.scipy.special.normal import (
     ndtri as ndtri,
     owens_t as owens_t,
 )
-from genesis_fn.scipy.special.normalization import (
-    log_softmax as log_softmax,
-    logsumexp as logsumexp,
-    softmax as softmax,
-)
+from genesis_fn.scipy.special.normalization import log_softmax as log_softmax, softmax as softmax

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from genesis_fn.core.types.annotations import Array, ArrayLike
 from genesis_fn.nn import functions as rows
-from genesis_fn.nn.functions import logsumexp as logsumexp
 
 
 def softmax(x: ArrayLike, /, *, axis: int | tuple[int, ...] | None = None) -> Array:

@@ -1,8 +1,8 @@
 """Optimizers as triples of functions, as `jax.example_libraries.optimizers` has them:
 `init(params) -> state`, `update(step, grads, state) -> state` and `get_params(state)`.
 
-numpyro is built on these. `genesis_fn.optim`, or optax, composes what they do. Here an optimizer is a
-rule for one array: what is kept of it first, its next state, and the array of a state.
+numpyro is built on these. `genesis_fn.optim`, or optax, composes what they do. Here an optimizer is
+a rule for one array: what is kept of it first, its next state, and the array of a state.
 """
 
 from __future__ import annotations
