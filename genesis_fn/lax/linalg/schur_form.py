@@ -71,7 +71,8 @@ def schur_on_host(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     for at in np.ndindex(*x.shape[:-2]):
         if np.isfinite(x[at]).all():
             try:
-                t[at], q[at] = by_lapack(x[at], "complex" if x.dtype.kind == "c" else "real")
+                kind = "complex" if x.dtype.kind == "c" else "real"
+                t[at], q[at] = by_lapack(x[at], kind)[:2]
             except np.linalg.LinAlgError:  # the iteration did not converge: NaN says so
                 continue
     return t, q
