@@ -8,7 +8,7 @@ from genesis_fn.scipy.stats.location_scale import LocationScale
 from genesis_fn.scipy.stats.operands import positive
 from genesis_fn.scipy.stats.tails import log_part
 
-_family = LocationScale("gamma", low=0.0, inside=1.0)
+_family = LocationScale("gamma", low=0.0, inside=1.0, flat=True)
 
 
 def _log_density(z: Array, a: Array) -> Array:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import genesis_fn.numpy as np
 from genesis_fn.core.types.annotations import Array, ArrayLike
 from genesis_fn.scipy.special import gammainc, gammaincc, gammaln
-from genesis_fn.scipy.stats.operands import in_floats, positive
+from genesis_fn.scipy.stats.location_scale import LocationScale
+from genesis_fn.scipy.stats.operands import positive
+
+_family = LocationScale("gennorm")
 
 
 def _log_density(x: Array, beta: Array) -> Array:
@@ -13,15 +16,15 @@ def _log_density(x: Array, beta: Array) -> Array:
     return np.log(0.5 * beta) - gammaln(1.0 / beta) - np.abs(x) ** beta
 
 
-def _density(x: Array, beta: Array) -> Array:
-    return np.exp(_log_density(x, beta))
-
-
 def _lower(x: Array, beta: Array) -> Array:
     beta = positive(beta)
-    a, z = 1.0 / beta, np.abs(x) ** beta
+    middle = x == 0
+    away = np.where(middle, 1.0, x)
+    a, z = 1.0 / beta, np.abs(away) ** beta
     # Each side by the function that does not cancel there.
-    return np.where(x < 0, 0.5 * gammaincc(a, z), 0.5 + 0.5 * gammainc(a, z))
+    value = np.where(x < 0, 0.5 * gammaincc(a, z), 0.5 + 0.5 * gammainc(a, z))
+    # At 0, where |x|^beta has no derivative by x, but the integral of the density has.
+    return np.where(middle, 0.5 + x * np.exp(_log_density(np.ones_like(x), beta) + 1.0), value)
 
 
 def logpdf(x: ArrayLike, beta: ArrayLike) -> Array:
@@ -41,7 +44,7 @@ def logpdf(x: ArrayLike, beta: ArrayLike) -> Array:
     >>> gf.scipy.stats.gennorm.logpdf(jnp.array([-1.0, 2.0]), 1.5)
     Array([-1.5908322, -3.4192593], dtype=float32)
     """
-    return in_floats("gennorm.logpdf", _log_density, x, beta)
+    return _family.logpdf(_log_density, x, 0.0, 1.0, beta)
 
 
 def cdf(x: ArrayLike, beta: ArrayLike) -> Array:
@@ -63,7 +66,7 @@ def cdf(x: ArrayLike, beta: ArrayLike) -> Array:
     >>> gf.scipy.stats.gennorm.cdf(jnp.array([-1.0, 2.0]), 1.5)
     Array([0.11240877, 0.9858804 ], dtype=float32)
     """
-    return in_floats("gennorm.cdf", _lower, x, beta)
+    return _family.cdf(_lower, x, 0.0, 1.0, beta)
 
 
 def pdf(x: ArrayLike, beta: ArrayLike) -> Array:
@@ -83,4 +86,4 @@ def pdf(x: ArrayLike, beta: ArrayLike) -> Array:
     >>> gf.scipy.stats.gennorm.pdf(jnp.array([-1.0, 2.0]), 1.5)
     Array([0.20375597, 0.03273667], dtype=float32)
     """
-    return in_floats("gennorm.pdf", _density, x, beta)
+    return _family.pdf(_log_density, x, 0.0, 1.0, beta)
