@@ -22,7 +22,7 @@ from genesis_fn import lax, nn, optim, random
 from genesis_fn.optim import EmptyState
 from tests.public.agree import Entry
 from tests.public.entries_more import TRANSFORMATIONS
-from tests.public.names import exported, module_of
+from tests.public.names import DISTRIBUTIONS, exported, module_of
 
 # Namespaces whose functions and layers are typed by users every day.
 NAMESPACES = [
@@ -45,6 +45,8 @@ NAMESPACES = [
     "cuda",
     "distributed",
     "parallel",
+    "scipy.stats",
+    *[f"scipy.stats.{name}" for name in DISTRIBUTIONS],
 ]
 GLOBALS = {
     "gf": gf,
@@ -68,7 +70,8 @@ def is_documented_by_its_fields(x: Any) -> bool:
         nn.Module, gf.amp.LossScale, gf.models.Qwen, gf.models.QwenConfig,
         gf.models.GenerationConfig, gf.models.Session, gf.models.TextStream, optim.MultiSteps,
         optim.GradientTransformation, optim.WrappedSchedule,
-        gf.data.TokenWindows, gf.profiler.TraceAnnotation, gf.debug.nan_trace,
+        gf.scipy.stats.gaussian_kde, gf.data.TokenWindows,
+        gf.profiler.TraceAnnotation, gf.debug.nan_trace,
     }  # fmt: skip
     return not made_by_users & {*x.__mro__} and x not in (gf.custom_jvp, gf.custom_vjp)
 

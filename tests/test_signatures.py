@@ -17,6 +17,7 @@ import optax
 import pytest
 
 import genesis_fn as gf
+from tests.public.names import DISTRIBUTIONS
 
 TABLE = Path(__file__).parent / "signatures.toml"
 # Namespaces here, and those that define what their names take.
@@ -30,6 +31,8 @@ NAMESPACES = {
     "nn": "jax.nn",
     "nn.initializers": "jax.nn.initializers",
     "scipy.special": "jax.scipy.special",
+    "scipy.stats": "jax.scipy.stats",
+    **{f"scipy.stats.{n}": f"jax.scipy.stats.{n}" for n in DISTRIBUTIONS},
     "random": "jax.random",
     "tree": "jax.tree",
     "tree_util": "jax.tree_util",

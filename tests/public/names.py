@@ -26,7 +26,13 @@ PARTS = [
     "numpy.linalg", "ops", "optim.losses", "optim.schedules", "optim.tree", "scipy.special",
     "stages",
 ]  # fmt: skip
-PUBLIC = [*PACKAGES, *PARTS]
+DISTRIBUTIONS = [
+    "bernoulli", "beta", "betabinom", "binom", "cauchy", "chi2", "dirichlet", "expon", "gamma",
+    "gennorm", "geom", "gumbel_l", "gumbel_r", "laplace", "logistic", "multinomial",
+    "multivariate_normal", "nbinom", "norm", "pareto", "poisson", "t", "truncnorm", "uniform",
+    "vonmises", "wrapcauchy",
+]  # fmt: skip
+PUBLIC = [*PACKAGES, *PARTS, "scipy.stats", *[f"scipy.stats.{n}" for n in DISTRIBUTIONS]]
 
 
 def path_of(name: str) -> Path:

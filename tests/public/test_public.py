@@ -17,6 +17,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 
 from genesis_fn import nn
+from tests.public import entries_stats
 from tests.public.agree import Entry, agree
 from tests.public.entries_lax import LAX, LAX_LINALG
 from tests.public.entries_more import (
@@ -31,6 +32,7 @@ from tests.public.entries_more import (
     SPECIAL,
 )
 from tests.public.entries_numpy import FFT, LINALG, NUMPY
+from tests.public.entries_stats import STATS
 from tests.public.names import exported
 
 EXAMPLES = int(os.environ.get("PUBLIC_EXAMPLES", "2"))
@@ -43,6 +45,7 @@ TABLES: list[tuple[str, str | None, dict[str, list[Entry]]]] = [
     ("scipy.special", "jax.scipy.special", SPECIAL), ("random", None, RANDOM),
     ("optim", "optax", OPTIM), ("optim.tree", "optax.tree", OPTIM_TREE),
     ("image", "jax.image", IMAGE), ("ops", "jax.ops", OPS),
+    ("scipy.stats", "jax.scipy.stats", STATS), *entries_stats.TABLES,
 ]  # fmt: skip
 
 
@@ -93,7 +96,7 @@ def test_entry(module: str, peer: str | None, name: str, entry: Entry) -> None:
 @pytest.mark.parametrize("module, table", [pytest.param(m, t, id=m) for m, _, t in TABLES])
 def test_every_public_function_has_an_entry(module: str, table: dict[str, list[Entry]]) -> None:
     public = functions(importlib.import_module(f"genesis_fn.{module}"))
-    files = "entries_lax.py, entries_numpy.py or entries_more.py in tests/public"
+    files = "entries_*.py in tests/public"
     for name in sorted({*public} - {*table}):
         pytest.fail(f"{module}.{name} has no entry in {files}")
     for name in sorted({*table} - {*public}):
