@@ -21,6 +21,9 @@ RNG = np.random.default_rng(7)
 TIES = RNG.integers(0, 5, (9, 4)).astype("float32")
 
 
+SCIPY: Any = scipy.stats  # its stubs lack what it takes
+
+
 def same(got: Any, want: Any, rtol: float = 1e-9) -> None:
     np.testing.assert_allclose(np.asarray(got), np.asarray(want), rtol=rtol, atol=1e-12)
 
@@ -206,23 +209,21 @@ def test_entropy_of_poisson_distributions() -> None:
 @pytest.mark.parametrize("keepdims", [False, True])
 def test_mode_and_sem_as_in_scipy(axis: int | None, keepdims: bool) -> None:
     for x in (TIES, TIES.astype("int32")):
-        got, want = (
-            stats.mode(x, axis, keepdims=keepdims),
-            scipy.stats.mode(x, axis, keepdims=keepdims),
-        )
+        got, want = (stats.mode(x, axis, keepdims=keepdims), SCIPY.mode(x, axis, keepdims=keepdims))
         same(got.mode, want.mode)
         same(got.count, want.count)
         assert got.mode.dtype == x.dtype and got.count.dtype == np.int32
     same(stats.sem(jnp.float64(TIES), axis, keepdims=keepdims),
-         scipy.stats.sem(TIES.astype("float64"), axis, keepdims=keepdims))  # fmt: skip
+         SCIPY.sem(TIES.astype("float64"), axis, keepdims=keepdims))  # fmt: skip
     missing = np.where(TIES == 2, np.nan, TIES).astype("float64")
     same(stats.sem(jnp.float64(missing), axis, 0, "omit"),
-         scipy.stats.sem(missing, axis, 0, nan_policy="omit"))  # fmt: skip
+         SCIPY.sem(missing, axis, 0, nan_policy="omit"))  # fmt: skip
 
 
 def test_mode_of_nan_and_of_nothing_as_in_jax() -> None:
-    for x in (np.float32([np.nan, 1, np.nan, 1, np.nan]), np.float32([1, 1, np.nan, np.nan]),
-              np.zeros((0, 3), np.float32), np.float32(3.0)):  # fmt: skip
+    nan = np.nan
+    samples = [nan, 1, nan, 1, nan], [1, 1, nan, nan], np.zeros((0, 3)), 3.0
+    for x in (np.asarray(s, "float32") for s in samples):
         got, want = stats.mode(x), jax.scipy.stats.mode(x)
         np.testing.assert_array_equal(got.mode, want.mode)
         np.testing.assert_array_equal(got.count, want.count)
@@ -296,7 +297,7 @@ def test_samples_of_a_kernel_estimate() -> None:
 
 
 def test_a_density_that_underflows_has_a_logarithm() -> None:
-    kde = stats.gaussian_kde(np.float32([0.0, 1.0, 2.0]))
+    kde = stats.gaussian_kde(np.array([0.0, 1.0, 2.0], "float32"))
     assert float(kde.logpdf(np.float32(100.0))[0]) < -1000
     slope = gf.grad(lambda x: kde.logpdf(x)[0])(np.float32(100.0))
     assert np.isfinite(float(slope)) and float(slope) < 0

@@ -31,6 +31,8 @@ def logpdf(x: ArrayLike, beta: ArrayLike) -> Array:
     """The logarithm of the density of a generalized normal distribution.
 
         log(beta / 2) - log(Gamma(1 / beta)) - |x|^beta
+
+    Args:
         x: points, of any shape.
         beta: the shape, positive: 1 makes a Laplace, 2 a normal distribution of variance 1/2.
 
@@ -53,6 +55,8 @@ def cdf(x: ArrayLike, beta: ArrayLike) -> Array:
         1/2 + sign(x) P(1 / beta, |x|^beta) / 2
 
         of the regularized lower incomplete gamma function P.
+
+    Args:
         x: points, of any shape.
         beta: the shape, positive: 1 makes a Laplace, 2 a normal distribution of variance 1/2.
 
@@ -73,6 +77,8 @@ def pdf(x: ArrayLike, beta: ArrayLike) -> Array:
     """The density of a generalized normal distribution.
 
         beta / (2 Gamma(1 / beta)) exp(-|x|^beta)
+
+    Args:
         x: points, of any shape.
         beta: the shape, positive: 1 makes a Laplace, 2 a normal distribution of variance 1/2.
 

@@ -124,6 +124,8 @@ def pdf(
     """The density of a truncated normal distribution.
 
         phi(z) / (scale (Phi(b) - Phi(a))) where a <= z <= b, else 0,   z = (x - loc) / scale
+
+    Args:
         x: points, of any shape.
         a: the lower end, in standard deviations from `loc`; may be -inf.
         b: the upper end, likewise; may be inf. a < b.
@@ -149,6 +151,8 @@ def logsf(
     """The logarithm of the probability of more than `x` under a truncated normal distribution.
 
         log((Phi(b) - Phi(z)) / (Phi(b) - Phi(a))) where a <= z <= b,   z = (x - loc) / scale
+
+    Args:
         x: points, of any shape.
         a: the lower end, in standard deviations from `loc`; may be -inf.
         b: the upper end, likewise; may be inf. a < b.
@@ -172,6 +176,8 @@ def sf(x: ArrayLike, a: ArrayLike, b: ArrayLike, loc: ArrayLike = 0, scale: Arra
     """The probability of more than `x` under a truncated normal distribution.
 
         (Phi(b) - Phi(z)) / (Phi(b) - Phi(a)) where a <= z <= b,   z = (x - loc) / scale
+
+    Args:
         x: points, of any shape.
         a: the lower end, in standard deviations from `loc`; may be -inf.
         b: the upper end, likewise; may be inf. a < b.
@@ -197,6 +203,8 @@ def logcdf(
     """The logarithm of the probability of at most `x` under a truncated normal distribution.
 
         log((Phi(z) - Phi(a)) / (Phi(b) - Phi(a))) where a <= z <= b,   z = (x - loc) / scale
+
+    Args:
         x: points, of any shape.
         a: the lower end, in standard deviations from `loc`; may be -inf.
         b: the upper end, likewise; may be inf. a < b.
@@ -222,6 +230,8 @@ def cdf(
     """The probability of at most `x` under a truncated normal distribution.
 
         (Phi(z) - Phi(a)) / (Phi(b) - Phi(a)) where a <= z <= b,   z = (x - loc) / scale
+
+    Args:
         x: points, of any shape.
         a: the lower end, in standard deviations from `loc`; may be -inf.
         b: the upper end, likewise; may be inf. a < b.
