@@ -25,7 +25,7 @@ from tests.public.agree import Entry
 from tests.public.entries_contrib import CONTRIBUTED
 from tests.public.entries_more import TRANSFORMATIONS as GRADIENT_TRANSFORMATIONS
 from tests.public.entries_optim import SEARCHES
-from tests.public.names import exported, module_of
+from tests.public.names import DISTRIBUTIONS, exported, module_of
 
 TRANSFORMATIONS = GRADIENT_TRANSFORMATIONS | CONTRIBUTED | SEARCHES
 # Namespaces whose functions and layers are typed by users every day.
@@ -68,6 +68,8 @@ NAMESPACES = [
     "scipy.signal",
     "scipy.sparse.linalg",
     "scipy.spatial.transform",
+    "scipy.stats",
+    *[f"scipy.stats.{name}" for name in DISTRIBUTIONS],
 ]
 GLOBALS = {
     "gf": gf,
@@ -93,6 +95,7 @@ def is_documented_by_its_fields(x: Any) -> bool:
         gf.models.GenerationConfig, gf.models.Session, gf.models.TextStream, optim.MultiSteps,
         optim.GradientTransformation, optim.WrappedSchedule, optim.microbatching.Accumulator,
         gf.data.TokenWindows, gf.profiler.TraceAnnotation, gf.debug.nan_trace,
+        gf.scipy.stats.gaussian_kde,
     }  # fmt: skip
     return not made_by_users & {*x.__mro__} and x not in (gf.custom_jvp, gf.custom_vjp)
 

@@ -17,6 +17,7 @@ import optax
 import pytest
 
 import genesis_fn as gf
+from tests.public.names import DISTRIBUTIONS
 
 TABLE = Path(__file__).parent / "signatures.toml"
 # Namespaces here, and those that define what their names take.
@@ -41,6 +42,8 @@ NAMESPACES = {
     "scipy.signal": "jax.scipy.signal",
     "scipy.sparse.linalg": "jax.scipy.sparse.linalg",
     "scipy.spatial.transform": "jax.scipy.spatial.transform",
+    "scipy.stats": "jax.scipy.stats",
+    **{f"scipy.stats.{n}": f"jax.scipy.stats.{n}" for n in DISTRIBUTIONS},
     "random": "jax.random",
     "tree": "jax.tree",
     "tree_util": "jax.tree_util",

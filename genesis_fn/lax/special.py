@@ -322,7 +322,9 @@ def _transition(a: Any, x: Any) -> tuple[Any, Any]:
 def _log_density(a: Any, x: Any, power: Any) -> Array:
     """log(x^power a^(a - power) ... ): log of x^a e^-x / Gamma(a), with `power` in the place of the
     exponent `a` of x / a, by Stirling's series where `a` is large: there the terms cancel."""
-    plain = ops.sub(ops.sub(ops.mul(power, ops.log(x)), x), ops.lgamma(a))
+    # 0^0 is 1.
+    base = ops.select(_both_zero(power, x), 1.0, x)
+    plain = ops.sub(ops.sub(ops.mul(power, ops.log(base)), x), ops.lgamma(a))
     large = ops.ge(a, 10.0)
     b = ops.select(large, a, 10.0)
     mu = ops.div(ops.sub(x, b), b)
@@ -333,6 +335,10 @@ def _log_density(a: Any, x: Any, power: Any) -> Array:
     log = ops.add(log, ops.mul(ops.log(ops.mul(b, 1 / (2 * math.pi))), 0.5))
     log = ops.add(log, ops.mul(ops.sub(power, a), ops.log(b)))
     return ops.select(large, ops.sub(log, _stirling(b)), plain)
+
+
+def _both_zero(x: Any, y: Any) -> Array:
+    return ops.bitwise_and(ops.eq(x, 0.0), ops.eq(y, 0.0))
 
 
 class _Regions:
@@ -426,8 +432,10 @@ def _differentiable(f: Callable[..., Any], sign: Callable[..., Any]) -> Callable
     @call.defjvp
     def rule(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Any, ...]:
         (a, x), (da, dx) = primals, tangents
-        change = ops.sub(dx, ops.mul(da, _gamma_grad(a, x)))
-        return call(a, x), sign(ops.mul(change, _density(a, x)))
+        density = _density(a, x)
+        # At x = 0, where the density may be infinite, nothing depends on a.
+        slope = ops.select(ops.eq(x, 0.0), 0.0, ops.mul(_gamma_grad(a, x), density))
+        return call(a, x), sign(ops.sub(ops.mul(dx, density), ops.mul(da, slope)))
 
     return call
 
@@ -565,8 +573,9 @@ def _betainc_smooth(a: Any, b: Any, x: Any) -> Array:
 @_betainc_smooth.defjvp
 def _betainc_rule(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Any, ...]:
     a, b, x = primals
-    log = ops.mul(ops.sub(b, 1.0), ops.log1p(ops.neg(x)))
-    log = ops.add(log, ops.mul(ops.sub(a, 1.0), ops.log(x)))
+    above, below = ops.sub(b, 1.0), ops.sub(a, 1.0)
+    log = ops.mul(above, ops.log1p(ops.select(_both_zero(above, ops.sub(1.0, x)), 0.0, ops.neg(x))))
+    log = ops.add(log, ops.mul(below, ops.log(ops.select(_both_zero(below, x), 1.0, x))))
     change = ops.mul(tangents[2], ops.exp(ops.sub(log, log_beta(a, b))))
     one, none = _constant(x, 1.0), _constant(x, 0.0)
     for t, direction in zip(tangents, ((one, none), (none, one))):

@@ -138,3 +138,21 @@ def test_softmax_is_over_all_axes_by_default():
         mine, theirs = getattr(special, name), getattr(jax.scipy.special, name)
         np.testing.assert_allclose(mine(ours(x)), theirs(x), rtol=1e-5)
         np.testing.assert_allclose(mine(ours(x), axis=0), theirs(x, axis=0), rtol=1e-5)
+
+
+@pytest.mark.parametrize("f", [lax.igamma, lax.igammac])
+def test_incomplete_gamma_functions_of_nothing_do_not_depend_on_the_shape(f):
+    """At x = 0, where the density of shapes below 1 is infinite, too."""
+    slope = grad(lambda a: f(a, 0.0))
+    assert [float(slope(a)) for a in (0.4, 1.0, 3.0)] == [0.0, 0.0, 0.0]
+    of_both = grad(lambda a, x: f(a, x), argnums=(0, 1))
+    assert float(of_both(0.4, 0.0)[0]) == 0.0
+
+
+def test_densities_at_the_ends_of_exponential_and_uniform_distributions():
+    """The derivatives of P(1, x) at 0, and of I_x(1, b) and I_x(a, 1) at 0 and 1: 0^0 is 1."""
+    assert float(grad(lambda x: lax.igamma(1.0, x))(0.0)) == 1.0
+    assert float(grad(lambda x: lax.igammac(1.0, x))(0.0)) == -1.0
+    for b in (1.0, 2.0):
+        np.testing.assert_allclose(grad(lambda x, b=b: lax.betainc(1.0, b, x))(0.0), b, rtol=1e-5)
+        np.testing.assert_allclose(grad(lambda x, b=b: lax.betainc(b, 1.0, x))(1.0), b, rtol=1e-5)

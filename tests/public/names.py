@@ -32,7 +32,13 @@ PARTS = [
     "scipy.signal", "scipy.sparse", "scipy.sparse.linalg", "scipy.spatial",
     "scipy.spatial.transform", "scipy.special", "stages",
 ]  # fmt: skip
-PUBLIC = [*PACKAGES, *PARTS]
+DISTRIBUTIONS = [
+    "bernoulli", "beta", "betabinom", "binom", "cauchy", "chi2", "dirichlet", "expon", "gamma",
+    "gennorm", "geom", "gumbel_l", "gumbel_r", "laplace", "logistic", "multinomial",
+    "multivariate_normal", "nbinom", "norm", "pareto", "poisson", "t", "truncnorm", "uniform",
+    "vonmises", "wrapcauchy",
+]  # fmt: skip
+PUBLIC = [*PACKAGES, *PARTS, "scipy.stats", *[f"scipy.stats.{n}" for n in DISTRIBUTIONS]]
 
 
 def path_of(name: str) -> Path:

@@ -17,6 +17,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 
 from genesis_fn import nn
+from tests.public import entries_stats
 from tests.public.agree import Entry, agree
 from tests.public.entries_contrib import (
     CONTRIB,
@@ -58,6 +59,7 @@ from tests.public.entries_scipy import (
     VQ,
 )
 from tests.public.entries_special import LAX_MORE, NUMPY_MORE, SPECIAL_MORE
+from tests.public.entries_stats import STATS
 from tests.public.names import exported
 
 EXAMPLES = int(os.environ.get("PUBLIC_EXAMPLES", "2"))
@@ -87,6 +89,7 @@ TABLES: list[tuple[str, str | None, dict[str, list[Entry]]]] = [
     ("scipy.optimize", "jax.scipy.optimize", OPTIMIZE),
     ("scipy.signal", "jax.scipy.signal", SIGNALS),
     ("scipy.sparse.linalg", "jax.scipy.sparse.linalg", SPARSE_LINALG),
+    ("scipy.stats", "jax.scipy.stats", STATS), *entries_stats.TABLES,
 ]  # fmt: skip
 
 

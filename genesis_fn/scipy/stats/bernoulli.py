@@ -32,6 +32,8 @@ def logpmf(k: ArrayLike, p: ArrayLike, loc: ArrayLike = 0) -> Array:
     """The logarithm of the probability of `k` under a Bernoulli distribution.
 
         log(p) at k - loc = 1, log(1 - p) at k - loc = 0, else -inf
+
+    Args:
         k: points, of any shape.
         p: probability of a success, in [0, 1].
         loc: shift of the points, an integer.
@@ -53,6 +55,8 @@ def pmf(k: ArrayLike, p: ArrayLike, loc: ArrayLike = 0) -> Array:
     """The probability of `k` under a Bernoulli distribution.
 
         p at k - loc = 1, 1 - p at k - loc = 0, else 0
+
+    Args:
         k: points, of any shape.
         p: probability of a success, in [0, 1].
         loc: shift of the points, an integer.
@@ -74,6 +78,8 @@ def cdf(k: ArrayLike, p: ArrayLike) -> Array:
     """The probability of at most `k` under a Bernoulli distribution.
 
         0 for k < 0, 1 - p for 0 <= k < 1, 1 from 1 on
+
+    Args:
         k: points, of any shape.
         p: probability of a success, in [0, 1].
 
@@ -94,6 +100,8 @@ def ppf(q: ArrayLike, p: ArrayLike) -> Array:
     """The quantile of a Bernoulli distribution at probability `q`: the inverse of `cdf`.
 
         0 where q <= 1 - p, else 1
+
+    Args:
         q: probabilities; outside of [0, 1] the result is NaN.
         p: probability of a success, in [0, 1].
 

@@ -8,7 +8,7 @@ from genesis_fn.scipy.stats.location_scale import LocationScale
 from genesis_fn.scipy.stats.operands import positive
 from genesis_fn.scipy.stats.tails import log_part
 
-_family = LocationScale("beta", low=0.0, inside=0.5, high=1.0)
+_family = LocationScale("beta", low=0.0, inside=0.5, high=1.0, flat=True)
 
 
 def _log_density(z: Array, a: Array, b: Array) -> Array:
@@ -39,6 +39,8 @@ def logpdf(
 
         (a - 1) log(z) + (b - 1) log(1 - z) - log(B(a, b) scale) where 0 <= z <= 1, else -inf,
         z = (x - loc) / scale
+
+    Args:
         x: points, of any shape.
         a: the first shape, positive.
         b: the second shape, positive.
@@ -92,6 +94,8 @@ def cdf(
     """The probability of at most `x` under a beta distribution.
 
         I_z(a, b), the regularized incomplete beta function,   z = (x - loc) / scale
+
+    Args:
         x: points, of any shape.
         a: the first shape, positive.
         b: the second shape, positive.
@@ -117,6 +121,8 @@ def logcdf(
     """The logarithm of the probability of at most `x` under a beta distribution.
 
         log(I_z(a, b)), of the regularized incomplete beta function,   z = (x - loc) / scale
+
+    Args:
         x: points, of any shape.
         a: the first shape, positive.
         b: the second shape, positive.
@@ -168,6 +174,8 @@ def logsf(
     """The logarithm of the probability of more than `x` under a beta distribution.
 
         log(I_(1-z)(b, a)), of the regularized incomplete beta function,   z = (x - loc) / scale
+
+    Args:
         x: points, of any shape.
         a: the first shape, positive.
         b: the second shape, positive.

@@ -21,6 +21,8 @@ def logpmf(k: ArrayLike, n: ArrayLike, a: ArrayLike, b: ArrayLike, loc: ArrayLik
     """The logarithm of the probability of `k` under a beta-binomial distribution.
 
         log(C(n, y) B(y + a, n - y + b) / B(a, b)) for y = k - loc in 0, ..., n, else -inf
+
+    Args:
         k: points, of any shape.
         n: how many trials, an integer from 0 on.
         a: the beta distribution's first shape, positive.
@@ -44,6 +46,8 @@ def pmf(k: ArrayLike, n: ArrayLike, a: ArrayLike, b: ArrayLike, loc: ArrayLike =
     """The probability of `k` under a beta-binomial distribution.
 
         C(n, y) B(y + a, n - y + b) / B(a, b) for y = k - loc in 0, ..., n, else 0
+
+    Args:
         k: points, of any shape.
         n: how many trials, an integer from 0 on.
         a: the beta distribution's first shape, positive.

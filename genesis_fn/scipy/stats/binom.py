@@ -22,6 +22,8 @@ def logpmf(k: ArrayLike, n: ArrayLike, p: ArrayLike, loc: ArrayLike = 0) -> Arra
     """The logarithm of the probability of `k` under a binomial distribution.
 
         log(C(n, y) p^y (1 - p)^(n - y)) for y = k - loc in 0, ..., n, else -inf
+
+    Args:
         k: points, of any shape.
         n: how many trials, an integer from 0 on.
         p: probability of a success, in [0, 1].
@@ -44,6 +46,8 @@ def pmf(k: ArrayLike, n: ArrayLike, p: ArrayLike, loc: ArrayLike = 0) -> Array:
     """The probability of `k` under a binomial distribution.
 
         C(n, y) p^y (1 - p)^(n - y) for y = k - loc in 0, ..., n, else 0
+
+    Args:
         k: points, of any shape.
         n: how many trials, an integer from 0 on.
         p: probability of a success, in [0, 1].

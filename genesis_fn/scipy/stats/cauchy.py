@@ -54,6 +54,8 @@ def logpdf(x: ArrayLike, loc: ArrayLike = 0, scale: ArrayLike = 1) -> Array:
     """The logarithm of the density of a Cauchy distribution.
 
         -log(pi scale (1 + z^2)),   z = (x - loc) / scale
+
+    Args:
         x: points, of any shape.
         loc: median.
         scale: half the distance between the quartiles, positive.
@@ -75,6 +77,8 @@ def pdf(x: ArrayLike, loc: ArrayLike = 0, scale: ArrayLike = 1) -> Array:
     """The density of a Cauchy distribution.
 
         1 / (pi scale (1 + z^2)),   z = (x - loc) / scale
+
+    Args:
         x: points, of any shape.
         loc: median.
         scale: half the distance between the quartiles, positive.
@@ -96,6 +100,8 @@ def cdf(x: ArrayLike, loc: ArrayLike = 0, scale: ArrayLike = 1) -> Array:
     """The probability of at most `x` under a Cauchy distribution.
 
         1/2 + arctan(z) / pi,   z = (x - loc) / scale
+
+    Args:
         x: points, of any shape.
         loc: median.
         scale: half the distance between the quartiles, positive.
@@ -117,6 +123,8 @@ def logcdf(x: ArrayLike, loc: ArrayLike = 0, scale: ArrayLike = 1) -> Array:
     """The logarithm of the probability of at most `x` under a Cauchy distribution.
 
         log(1/2 + arctan(z) / pi),   z = (x - loc) / scale
+
+    Args:
         x: points, of any shape.
         loc: median.
         scale: half the distance between the quartiles, positive.
@@ -138,6 +146,8 @@ def sf(x: ArrayLike, loc: ArrayLike = 0, scale: ArrayLike = 1) -> Array:
     """The probability of more than `x` under a Cauchy distribution.
 
         1/2 - arctan(z) / pi,   z = (x - loc) / scale
+
+    Args:
         x: points, of any shape.
         loc: median.
         scale: half the distance between the quartiles, positive.
@@ -159,6 +169,8 @@ def logsf(x: ArrayLike, loc: ArrayLike = 0, scale: ArrayLike = 1) -> Array:
     """The logarithm of the probability of more than `x` under a Cauchy distribution.
 
         log(1/2 - arctan(z) / pi),   z = (x - loc) / scale
+
+    Args:
         x: points, of any shape.
         loc: median.
         scale: half the distance between the quartiles, positive.
@@ -180,6 +192,8 @@ def isf(q: ArrayLike, loc: ArrayLike = 0, scale: ArrayLike = 1) -> Array:
     """The upper quantile of a Cauchy distribution at probability `q`: the inverse of `sf`.
 
         loc + scale tan(pi (1/2 - q))
+
+    Args:
         q: probabilities; outside of [0, 1] the result is NaN.
         loc: median.
         scale: half the distance between the quartiles, positive.
@@ -201,6 +215,8 @@ def ppf(q: ArrayLike, loc: ArrayLike = 0, scale: ArrayLike = 1) -> Array:
     """The quantile of a Cauchy distribution at probability `q`: the inverse of `cdf`.
 
         loc + scale tan(pi (q - 1/2))
+
+    Args:
         q: probabilities; outside of [0, 1] the result is NaN.
         loc: median.
         scale: half the distance between the quartiles, positive.

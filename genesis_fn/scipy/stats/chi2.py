@@ -10,7 +10,7 @@ from genesis_fn.scipy.stats.location_scale import LocationScale
 from genesis_fn.scipy.stats.operands import positive
 from genesis_fn.scipy.stats.tails import log_part
 
-_family = LocationScale("chi2", low=0.0, inside=1.0)
+_family = LocationScale("chi2", low=0.0, inside=1.0, flat=True)
 
 
 def _log_density(z: Array, df: Array) -> Array:
@@ -39,6 +39,8 @@ def logpdf(x: ArrayLike, df: ArrayLike, loc: ArrayLike = 0, scale: ArrayLike = 1
 
         (k - 1) log(z) - z / 2 - log(2^k Gamma(k) scale) where z >= 0, else -inf,
         k = df / 2,   z = (x - loc) / scale
+
+    Args:
         x: points, of any shape.
         df: degrees of freedom, positive.
         loc: where the distribution begins.
@@ -62,6 +64,8 @@ def pdf(x: ArrayLike, df: ArrayLike, loc: ArrayLike = 0, scale: ArrayLike = 1) -
 
         z^(k - 1) exp(-z / 2) / (2^k Gamma(k) scale) where z >= 0, else 0,
         k = df / 2,   z = (x - loc) / scale
+
+    Args:
         x: points, of any shape.
         df: degrees of freedom, positive.
         loc: where the distribution begins.
@@ -84,6 +88,8 @@ def cdf(x: ArrayLike, df: ArrayLike, loc: ArrayLike = 0, scale: ArrayLike = 1) -
     """The probability of at most `x` under a chi-squared distribution.
 
         P(df / 2, z / 2), the regularized lower incomplete gamma function,   z = (x - loc) / scale
+
+    Args:
         x: points, of any shape.
         df: degrees of freedom, positive.
         loc: where the distribution begins.
@@ -107,6 +113,8 @@ def logcdf(x: ArrayLike, df: ArrayLike, loc: ArrayLike = 0, scale: ArrayLike = 1
 
         log(P(df / 2, z / 2)), of the regularized lower incomplete gamma function,
         z = (x - loc) / scale
+
+    Args:
         x: points, of any shape.
         df: degrees of freedom, positive.
         loc: where the distribution begins.
@@ -129,6 +137,8 @@ def sf(x: ArrayLike, df: ArrayLike, loc: ArrayLike = 0, scale: ArrayLike = 1) ->
     """The probability of more than `x` under a chi-squared distribution.
 
         Q(df / 2, z / 2), the regularized upper incomplete gamma function,   z = (x - loc) / scale
+
+    Args:
         x: points, of any shape.
         df: degrees of freedom, positive.
         loc: where the distribution begins.
@@ -152,6 +162,8 @@ def logsf(x: ArrayLike, df: ArrayLike, loc: ArrayLike = 0, scale: ArrayLike = 1)
 
         log(Q(df / 2, z / 2)), of the regularized upper incomplete gamma function,
         z = (x - loc) / scale
+
+    Args:
         x: points, of any shape.
         df: degrees of freedom, positive.
         loc: where the distribution begins.

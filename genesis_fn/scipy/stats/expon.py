@@ -30,6 +30,8 @@ def logpdf(x: ArrayLike, loc: ArrayLike = 0, scale: ArrayLike = 1) -> Array:
     """The logarithm of the density of an exponential distribution.
 
         -z - log(scale) where z >= 0, else -inf,   z = (x - loc) / scale
+
+    Args:
         x: points, of any shape.
         loc: where the distribution begins.
         scale: mean of x - loc, positive.
@@ -51,6 +53,8 @@ def pdf(x: ArrayLike, loc: ArrayLike = 0, scale: ArrayLike = 1) -> Array:
     """The density of an exponential distribution.
 
         exp(-z) / scale where z >= 0, else 0,   z = (x - loc) / scale
+
+    Args:
         x: points, of any shape.
         loc: where the distribution begins.
         scale: mean of x - loc, positive.
@@ -72,6 +76,8 @@ def cdf(x: ArrayLike, loc: ArrayLike = 0, scale: ArrayLike = 1) -> Array:
     """The probability of at most `x` under an exponential distribution.
 
         1 - exp(-z) where z >= 0, else 0,   z = (x - loc) / scale
+
+    Args:
         x: points, of any shape.
         loc: where the distribution begins.
         scale: mean of x - loc, positive.
@@ -93,6 +99,8 @@ def logcdf(x: ArrayLike, loc: ArrayLike = 0, scale: ArrayLike = 1) -> Array:
     """The logarithm of the probability of at most `x` under an exponential distribution.
 
         log(1 - exp(-z)) where z >= 0, else -inf,   z = (x - loc) / scale
+
+    Args:
         x: points, of any shape.
         loc: where the distribution begins.
         scale: mean of x - loc, positive.
@@ -114,6 +122,8 @@ def logsf(x: ArrayLike, loc: ArrayLike = 0, scale: ArrayLike = 1) -> Array:
     """The logarithm of the probability of more than `x` under an exponential distribution.
 
         -z where z >= 0, else 0,   z = (x - loc) / scale
+
+    Args:
         x: points, of any shape.
         loc: where the distribution begins.
         scale: mean of x - loc, positive.
@@ -135,6 +145,8 @@ def sf(x: ArrayLike, loc: ArrayLike = 0, scale: ArrayLike = 1) -> Array:
     """The probability of more than `x` under an exponential distribution.
 
         exp(-z) where z >= 0, else 1,   z = (x - loc) / scale
+
+    Args:
         x: points, of any shape.
         loc: where the distribution begins.
         scale: mean of x - loc, positive.
@@ -156,6 +168,8 @@ def ppf(q: ArrayLike, loc: ArrayLike = 0, scale: ArrayLike = 1) -> Array:
     """The quantile of an exponential distribution at probability `q`: the inverse of `cdf`.
 
         loc - scale log(1 - q)
+
+    Args:
         q: probabilities; outside of [0, 1] the result is NaN.
         loc: where the distribution begins.
         scale: mean of x - loc, positive.

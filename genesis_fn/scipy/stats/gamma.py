@@ -8,7 +8,7 @@ from genesis_fn.scipy.stats.location_scale import LocationScale
 from genesis_fn.scipy.stats.operands import positive
 from genesis_fn.scipy.stats.tails import log_part
 
-_family = LocationScale("gamma", low=0.0, inside=1.0)
+_family = LocationScale("gamma", low=0.0, inside=1.0, flat=True)
 
 
 def _log_density(z: Array, a: Array) -> Array:
@@ -36,6 +36,8 @@ def logpdf(x: ArrayLike, a: ArrayLike, loc: ArrayLike = 0, scale: ArrayLike = 1)
     """The logarithm of the density of a gamma distribution.
 
         (a - 1) log(z) - z - log(Gamma(a) scale) where z >= 0, else -inf,   z = (x - loc) / scale
+
+    Args:
         x: points, of any shape.
         a: the shape, positive.
         loc: where the distribution begins.
@@ -58,6 +60,8 @@ def pdf(x: ArrayLike, a: ArrayLike, loc: ArrayLike = 0, scale: ArrayLike = 1) ->
     """The density of a gamma distribution.
 
         z^(a - 1) exp(-z) / (Gamma(a) scale) where z >= 0, else 0,   z = (x - loc) / scale
+
+    Args:
         x: points, of any shape.
         a: the shape, positive.
         loc: where the distribution begins.
@@ -80,6 +84,8 @@ def cdf(x: ArrayLike, a: ArrayLike, loc: ArrayLike = 0, scale: ArrayLike = 1) ->
     """The probability of at most `x` under a gamma distribution.
 
         P(a, z), the regularized lower incomplete gamma function,   z = (x - loc) / scale
+
+    Args:
         x: points, of any shape.
         a: the shape, positive.
         loc: where the distribution begins.
@@ -102,6 +108,8 @@ def logcdf(x: ArrayLike, a: ArrayLike, loc: ArrayLike = 0, scale: ArrayLike = 1)
     """The logarithm of the probability of at most `x` under a gamma distribution.
 
         log(P(a, z)), of the regularized lower incomplete gamma function,   z = (x - loc) / scale
+
+    Args:
         x: points, of any shape.
         a: the shape, positive.
         loc: where the distribution begins.
@@ -124,6 +132,8 @@ def sf(x: ArrayLike, a: ArrayLike, loc: ArrayLike = 0, scale: ArrayLike = 1) -> 
     """The probability of more than `x` under a gamma distribution.
 
         Q(a, z), the regularized upper incomplete gamma function,   z = (x - loc) / scale
+
+    Args:
         x: points, of any shape.
         a: the shape, positive.
         loc: where the distribution begins.
@@ -146,6 +156,8 @@ def logsf(x: ArrayLike, a: ArrayLike, loc: ArrayLike = 0, scale: ArrayLike = 1) 
     """The logarithm of the probability of more than `x` under a gamma distribution.
 
         log(Q(a, z)), of the regularized upper incomplete gamma function,   z = (x - loc) / scale
+
+    Args:
         x: points, of any shape.
         a: the shape, positive.
         loc: where the distribution begins.

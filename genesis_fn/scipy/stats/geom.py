@@ -20,6 +20,8 @@ def logpmf(k: ArrayLike, p: ArrayLike, loc: ArrayLike = 0) -> Array:
     """The logarithm of the probability of `k` under a geometric distribution.
 
         log(p (1 - p)^(y - 1)) for y = k - loc in 1, 2, ..., else -inf
+
+    Args:
         k: points, of any shape.
         p: probability of a success, in (0, 1].
         loc: shift of the points, an integer.
@@ -41,6 +43,8 @@ def pmf(k: ArrayLike, p: ArrayLike, loc: ArrayLike = 0) -> Array:
     """The probability of `k` under a geometric distribution.
 
         p (1 - p)^(y - 1) for y = k - loc in 1, 2, ..., else 0
+
+    Args:
         k: points, of any shape.
         p: probability of a success, in (0, 1].
         loc: shift of the points, an integer.

@@ -34,6 +34,8 @@ def logpdf(x: ArrayLike, loc: ArrayLike = 0, scale: ArrayLike = 1) -> Array:
     """The logarithm of the density of a left-skewed Gumbel distribution.
 
         z - exp(z) - log(scale),   z = (x - loc) / scale
+
+    Args:
         x: points, of any shape.
         loc: mode.
         scale: factor of the points, positive.
@@ -55,6 +57,8 @@ def pdf(x: ArrayLike, loc: ArrayLike = 0, scale: ArrayLike = 1) -> Array:
     """The density of a left-skewed Gumbel distribution.
 
         exp(z - exp(z)) / scale,   z = (x - loc) / scale
+
+    Args:
         x: points, of any shape.
         loc: mode.
         scale: factor of the points, positive.
@@ -76,6 +80,8 @@ def logcdf(x: ArrayLike, loc: ArrayLike = 0, scale: ArrayLike = 1) -> Array:
     """The logarithm of the probability of at most `x` under a left-skewed Gumbel distribution.
 
         log(1 - exp(-exp(z))),   z = (x - loc) / scale
+
+    Args:
         x: points, of any shape.
         loc: mode.
         scale: factor of the points, positive.
@@ -97,6 +103,8 @@ def cdf(x: ArrayLike, loc: ArrayLike = 0, scale: ArrayLike = 1) -> Array:
     """The probability of at most `x` under a left-skewed Gumbel distribution.
 
         1 - exp(-exp(z)),   z = (x - loc) / scale
+
+    Args:
         x: points, of any shape.
         loc: mode.
         scale: factor of the points, positive.
@@ -120,6 +128,8 @@ def ppf(p: ArrayLike, loc: ArrayLike = 0, scale: ArrayLike = 1) -> Array:
         loc + scale log(-log(1 - p))
 
         -inf at 0 and inf at 1, as SciPy has it; JAX has NaN there.
+
+    Args:
         p: probabilities; outside of [0, 1] the result is NaN.
         loc: mode.
         scale: factor of the points, positive.
@@ -141,6 +151,8 @@ def sf(x: ArrayLike, loc: ArrayLike = 0, scale: ArrayLike = 1) -> Array:
     """The probability of more than `x` under a left-skewed Gumbel distribution.
 
         exp(-exp(z)),   z = (x - loc) / scale
+
+    Args:
         x: points, of any shape.
         loc: mode.
         scale: factor of the points, positive.
@@ -162,6 +174,8 @@ def logsf(x: ArrayLike, loc: ArrayLike = 0, scale: ArrayLike = 1) -> Array:
     """The logarithm of the probability of more than `x` under a left-skewed Gumbel distribution.
 
         -exp(z),   z = (x - loc) / scale
+
+    Args:
         x: points, of any shape.
         loc: mode.
         scale: factor of the points, positive.

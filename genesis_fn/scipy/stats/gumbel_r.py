@@ -38,6 +38,8 @@ def logpdf(x: ArrayLike, loc: ArrayLike = 0, scale: ArrayLike = 1) -> Array:
     """The logarithm of the density of a right-skewed Gumbel distribution.
 
         -z - exp(-z) - log(scale),   z = (x - loc) / scale
+
+    Args:
         x: points, of any shape.
         loc: mode.
         scale: factor of the points, positive.
@@ -59,6 +61,8 @@ def pdf(x: ArrayLike, loc: ArrayLike = 0, scale: ArrayLike = 1) -> Array:
     """The density of a right-skewed Gumbel distribution.
 
         exp(-z - exp(-z)) / scale,   z = (x - loc) / scale
+
+    Args:
         x: points, of any shape.
         loc: mode.
         scale: factor of the points, positive.
@@ -80,6 +84,8 @@ def logcdf(x: ArrayLike, loc: ArrayLike = 0, scale: ArrayLike = 1) -> Array:
     """The logarithm of the probability of at most `x` under a right-skewed Gumbel distribution.
 
         -exp(-z),   z = (x - loc) / scale
+
+    Args:
         x: points, of any shape.
         loc: mode.
         scale: factor of the points, positive.
@@ -101,6 +107,8 @@ def cdf(x: ArrayLike, loc: ArrayLike = 0, scale: ArrayLike = 1) -> Array:
     """The probability of at most `x` under a right-skewed Gumbel distribution.
 
         exp(-exp(-z)),   z = (x - loc) / scale
+
+    Args:
         x: points, of any shape.
         loc: mode.
         scale: factor of the points, positive.
@@ -124,6 +132,8 @@ def ppf(p: ArrayLike, loc: ArrayLike = 0, scale: ArrayLike = 1) -> Array:
         loc - scale log(-log(p))
 
         -inf at 0 and inf at 1, as SciPy has it; JAX has NaN there.
+
+    Args:
         p: probabilities; outside of [0, 1] the result is NaN.
         loc: mode.
         scale: factor of the points, positive.
@@ -145,6 +155,8 @@ def sf(x: ArrayLike, loc: ArrayLike = 0, scale: ArrayLike = 1) -> Array:
     """The probability of more than `x` under a right-skewed Gumbel distribution.
 
         1 - exp(-exp(-z)),   z = (x - loc) / scale
+
+    Args:
         x: points, of any shape.
         loc: mode.
         scale: factor of the points, positive.
@@ -166,6 +178,8 @@ def logsf(x: ArrayLike, loc: ArrayLike = 0, scale: ArrayLike = 1) -> Array:
     """The logarithm of the probability of more than `x` under a right-skewed Gumbel distribution.
 
         log(1 - exp(-exp(-z))),   z = (x - loc) / scale
+
+    Args:
         x: points, of any shape.
         loc: mode.
         scale: factor of the points, positive.

@@ -26,6 +26,8 @@ def logpdf(x: ArrayLike, loc: ArrayLike = 0, scale: ArrayLike = 1) -> Array:
     """The logarithm of the density of a Laplace distribution.
 
         -|z| - log(2 scale),   z = (x - loc) / scale
+
+    Args:
         x: points, of any shape.
         loc: median.
         scale: mean of |x - loc|, positive.
@@ -47,6 +49,8 @@ def pdf(x: ArrayLike, loc: ArrayLike = 0, scale: ArrayLike = 1) -> Array:
     """The density of a Laplace distribution.
 
         exp(-|z|) / (2 scale),   z = (x - loc) / scale
+
+    Args:
         x: points, of any shape.
         loc: median.
         scale: mean of |x - loc|, positive.
@@ -68,6 +72,8 @@ def cdf(x: ArrayLike, loc: ArrayLike = 0, scale: ArrayLike = 1) -> Array:
     """The probability of at most `x` under a Laplace distribution.
 
         exp(z) / 2 where z <= 0, else 1 - exp(-z) / 2,   z = (x - loc) / scale
+
+    Args:
         x: points, of any shape.
         loc: median.
         scale: mean of |x - loc|, positive.

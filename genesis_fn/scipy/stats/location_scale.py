@@ -14,19 +14,24 @@ from typing import NamedTuple
 
 import genesis_fn.numpy as np
 from genesis_fn.core.types.annotations import Array, ArrayLike
-from genesis_fn.scipy.stats.operands import in_floats, positive, proportion
+from genesis_fn.scipy.stats.operands import in_floats, positive
 
 # A formula takes standardized points, then the parameters of shape.
 Formula = Callable[..., Array]
 
 
 class LocationScale(NamedTuple):
-    """A family: what it is called, the ends of its standard support, and a point between them."""
+    """A family: what it is called, the ends of its standard support, and a point between them.
+
+    `flat` families have densities that may be infinite at finite ends: there their distribution
+    functions are taken as the constants that they are outside, without a derivative.
+    """
 
     name: str
     low: float = -math.inf
     inside: float = 0.0
     high: float = math.inf
+    flat: bool = False
 
     def logpdf(
         self, formula: Formula, x: ArrayLike, loc: ArrayLike, scale: ArrayLike, *shapes: ArrayLike
@@ -92,10 +97,17 @@ class LocationScale(NamedTuple):
     ) -> tuple[Array, Array, Array, Array]:
         """(points within the support, where x lies below it, where above, the scale or NaN)."""
         scale = positive(scale)
-        z = (x - loc) / scale
+        # Infinite points have no derivative: that of the quotient would be inf * 0.
+        z = (np.where(np.isinf(x), loc, x) - loc) / scale
         # x itself is compared with a finite end, since z rounds.
-        below = x < loc + self.low * scale if math.isfinite(self.low) else np.isneginf(z)
-        above = x > loc + self.high * scale if math.isfinite(self.high) else np.isposinf(z)
+        if math.isfinite(self.low):
+            below = x < loc + self.low * scale
+        else:
+            below = np.isneginf(x) & (scale > 0) | np.isneginf(z)
+        if math.isfinite(self.high):
+            above = x > loc + self.high * scale
+        else:
+            above = np.isposinf(x) & (scale > 0) | np.isposinf(z)
         z = np.where(below | above, self.inside, z)
         if math.isfinite(self.low):
             z = np.where(z < self.low, self.low, z)
@@ -108,7 +120,12 @@ class LocationScale(NamedTuple):
     ) -> Array:
         def at(x: Array, loc: Array, scale: Array, *shapes: Array) -> Array:
             z, below, above, _ = self._standardized(x, loc, scale)
-            value = formula(z, *shapes)
+            # The end at which a logarithm is -inf has no derivative either.
+            if (self.flat or math.isinf(under)) and math.isfinite(self.low):
+                below = below | (z == self.low)
+            if (self.flat or math.isinf(over)) and math.isfinite(self.high):
+                above = above | (z == self.high)
+            value = formula(np.where(below | above, self.inside, z), *shapes)
             valid = ~np.isnan(value)
             return np.where(below & valid, under, np.where(above & valid, over, value))
 
@@ -116,6 +133,8 @@ class LocationScale(NamedTuple):
 
     def _quantile(self, name: str, formula: Formula, *operands: ArrayLike) -> Array:
         def at(q: Array, loc: Array, scale: Array, *shapes: Array) -> Array:
-            return formula(proportion(q), *shapes) * positive(scale) + loc
+            valid = (q >= 0) & (q <= 1) & (scale > 0)
+            value = formula(np.where(valid, q, 0.5), *shapes) * scale + loc
+            return np.where(valid, value, np.nan)
 
         return in_floats(f"{self.name}.{name}", at, *operands)

@@ -26,6 +26,8 @@ def logpdf(x: ArrayLike, loc: ArrayLike = 0, scale: ArrayLike = 1) -> Array:
     """The logarithm of the density of a logistic distribution.
 
         -z - 2 log(1 + exp(-z)) - log(scale),   z = (x - loc) / scale
+
+    Args:
         x: points, of any shape.
         loc: mean.
         scale: factor of the points, positive.
@@ -47,6 +49,8 @@ def pdf(x: ArrayLike, loc: ArrayLike = 0, scale: ArrayLike = 1) -> Array:
     """The density of a logistic distribution.
 
         exp(-z) / (scale (1 + exp(-z))^2),   z = (x - loc) / scale
+
+    Args:
         x: points, of any shape.
         loc: mean.
         scale: factor of the points, positive.
@@ -68,6 +72,8 @@ def ppf(x: ArrayLike, loc: ArrayLike = 0, scale: ArrayLike = 1) -> Array:
     """The quantile of a logistic distribution at probability `x`: the inverse of `cdf`.
 
         loc + scale log(x / (1 - x))
+
+    Args:
         x: probabilities; outside of [0, 1] the result is NaN.
         loc: mean.
         scale: factor of the points, positive.
@@ -89,6 +95,8 @@ def sf(x: ArrayLike, loc: ArrayLike = 0, scale: ArrayLike = 1) -> Array:
     """The probability of more than `x` under a logistic distribution.
 
         1 / (1 + exp(z)),   z = (x - loc) / scale
+
+    Args:
         x: points, of any shape.
         loc: mean.
         scale: factor of the points, positive.
@@ -110,6 +118,8 @@ def isf(x: ArrayLike, loc: ArrayLike = 0, scale: ArrayLike = 1) -> Array:
     """The upper quantile of a logistic distribution at probability `x`: the inverse of `sf`.
 
         loc - scale log(x / (1 - x))
+
+    Args:
         x: probabilities; outside of [0, 1] the result is NaN.
         loc: mean.
         scale: factor of the points, positive.
@@ -131,6 +141,8 @@ def cdf(x: ArrayLike, loc: ArrayLike = 0, scale: ArrayLike = 1) -> Array:
     """The probability of at most `x` under a logistic distribution.
 
         1 / (1 + exp(-z)),   z = (x - loc) / scale
+
+    Args:
         x: points, of any shape.
         loc: mean.
         scale: factor of the points, positive.

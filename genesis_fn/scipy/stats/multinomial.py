@@ -49,6 +49,8 @@ def logpmf(x: ArrayLike, n: ArrayLike, p: ArrayLike) -> Array:
     Args:
         x: counts of the outcomes along the last axis, integers.
         n: how many trials, integers.
+
+    Args:
         p: probabilities of the outcomes along the last axis, which are taken as they are.
 
     Returns:
@@ -72,6 +74,8 @@ def pmf(x: ArrayLike, n: ArrayLike, p: ArrayLike) -> Array:
     Args:
         x: counts of the outcomes along the last axis, integers.
         n: how many trials, integers.
+
+    Args:
         p: probabilities of the outcomes along the last axis, which are taken as they are.
 
     Returns:

@@ -22,6 +22,8 @@ def logpmf(k: ArrayLike, n: ArrayLike, p: ArrayLike, loc: ArrayLike = 0) -> Arra
     """The logarithm of the probability of `k` under a negative binomial distribution.
 
         log(Gamma(y + n) / (y! Gamma(n)) p^n (1 - p)^y) for y = k - loc in 0, 1, ..., else -inf
+
+    Args:
         k: points, of any shape.
         n: how many successes, positive, not only an integer.
         p: probability of a success, in (0, 1].
@@ -44,6 +46,8 @@ def pmf(k: ArrayLike, n: ArrayLike, p: ArrayLike, loc: ArrayLike = 0) -> Array:
     """The probability of `k` under a negative binomial distribution.
 
         Gamma(y + n) / (y! Gamma(n)) p^n (1 - p)^y for y = k - loc in 0, 1, ..., else 0
+
+    Args:
         k: points, of any shape.
         n: how many successes, positive, not only an integer.
         p: probability of a success, in (0, 1].

@@ -31,6 +31,8 @@ def logpdf(x: ArrayLike, loc: ArrayLike = 0, scale: ArrayLike = 1) -> Array:
     """The logarithm of the density of a normal distribution.
 
         -(z^2 + log(2 pi)) / 2 - log(scale),   z = (x - loc) / scale
+
+    Args:
         x: points, of any shape.
         loc: mean.
         scale: standard deviation, positive.
@@ -52,6 +54,8 @@ def pdf(x: ArrayLike, loc: ArrayLike = 0, scale: ArrayLike = 1) -> Array:
     """The density of a normal distribution.
 
         exp(-z^2 / 2) / (scale sqrt(2 pi)),   z = (x - loc) / scale
+
+    Args:
         x: points, of any shape.
         loc: mean.
         scale: standard deviation, positive.
@@ -73,6 +77,8 @@ def cdf(x: ArrayLike, loc: ArrayLike = 0, scale: ArrayLike = 1) -> Array:
     """The probability of at most `x` under a normal distribution.
 
         Phi(z) = (1 + erf(z / sqrt(2))) / 2,   z = (x - loc) / scale
+
+    Args:
         x: points, of any shape.
         loc: mean.
         scale: standard deviation, positive.
@@ -96,6 +102,8 @@ def logcdf(x: ArrayLike, loc: ArrayLike = 0, scale: ArrayLike = 1) -> Array:
         log(Phi(z)),   z = (x - loc) / scale
 
         accurate far in the lower tail, too.
+
+    Args:
         x: points, of any shape.
         loc: mean.
         scale: standard deviation, positive.
@@ -117,6 +125,8 @@ def ppf(q: ArrayLike, loc: ArrayLike = 0, scale: ArrayLike = 1) -> Array:
     """The quantile of a normal distribution at probability `q`: the inverse of `cdf`.
 
         loc + scale Phi^-1(q)
+
+    Args:
         q: probabilities; outside of [0, 1] the result is NaN.
         loc: mean.
         scale: standard deviation, positive.
@@ -138,6 +148,8 @@ def logsf(x: ArrayLike, loc: ArrayLike = 0, scale: ArrayLike = 1) -> Array:
     """The logarithm of the probability of more than `x` under a normal distribution.
 
         log(1 - Phi(z)) = log(Phi(-z)),   z = (x - loc) / scale
+
+    Args:
         x: points, of any shape.
         loc: mean.
         scale: standard deviation, positive.
@@ -159,6 +171,8 @@ def sf(x: ArrayLike, loc: ArrayLike = 0, scale: ArrayLike = 1) -> Array:
     """The probability of more than `x` under a normal distribution.
 
         1 - Phi(z) = Phi(-z),   z = (x - loc) / scale
+
+    Args:
         x: points, of any shape.
         loc: mean.
         scale: standard deviation, positive.
@@ -180,6 +194,8 @@ def isf(q: ArrayLike, loc: ArrayLike = 0, scale: ArrayLike = 1) -> Array:
     """The upper quantile of a normal distribution at probability `q`: the inverse of `sf`.
 
         loc - scale Phi^-1(q)
+
+    Args:
         q: probabilities; outside of [0, 1] the result is NaN.
         loc: mean.
         scale: standard deviation, positive.

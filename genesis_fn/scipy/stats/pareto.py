@@ -40,6 +40,8 @@ def logpdf(x: ArrayLike, b: ArrayLike, loc: ArrayLike = 0, scale: ArrayLike = 1)
     """The logarithm of the density of a Pareto distribution.
 
         log(b) - (b + 1) log(z) - log(scale) where z >= 1, else -inf,   z = (x - loc) / scale
+
+    Args:
         x: points, of any shape.
         b: the exponent of the upper tail, positive.
         loc: shift of the points.
@@ -62,6 +64,8 @@ def pdf(x: ArrayLike, b: ArrayLike, loc: ArrayLike = 0, scale: ArrayLike = 1) ->
     """The density of a Pareto distribution.
 
         b / (scale z^(b + 1)) where z >= 1, else 0,   z = (x - loc) / scale
+
+    Args:
         x: points, of any shape.
         b: the exponent of the upper tail, positive.
         loc: shift of the points.
@@ -84,6 +88,8 @@ def cdf(x: ArrayLike, b: ArrayLike, loc: ArrayLike = 0, scale: ArrayLike = 1) ->
     """The probability of at most `x` under a Pareto distribution.
 
         1 - z^-b where z >= 1, else 0,   z = (x - loc) / scale
+
+    Args:
         x: points, of any shape.
         b: the exponent of the upper tail, positive.
         loc: shift of the points.
@@ -106,6 +112,8 @@ def logcdf(x: ArrayLike, b: ArrayLike, loc: ArrayLike = 0, scale: ArrayLike = 1)
     """The logarithm of the probability of at most `x` under a Pareto distribution.
 
         log(1 - z^-b) where z >= 1, else -inf,   z = (x - loc) / scale
+
+    Args:
         x: points, of any shape.
         b: the exponent of the upper tail, positive.
         loc: shift of the points.
@@ -128,6 +136,8 @@ def logsf(x: ArrayLike, b: ArrayLike, loc: ArrayLike = 0, scale: ArrayLike = 1) 
     """The logarithm of the probability of more than `x` under a Pareto distribution.
 
         -b log(z) where z >= 1, else 0,   z = (x - loc) / scale
+
+    Args:
         x: points, of any shape.
         b: the exponent of the upper tail, positive.
         loc: shift of the points.
@@ -150,6 +160,8 @@ def sf(x: ArrayLike, b: ArrayLike, loc: ArrayLike = 0, scale: ArrayLike = 1) -> 
     """The probability of more than `x` under a Pareto distribution.
 
         z^-b where z >= 1, else 1,   z = (x - loc) / scale
+
+    Args:
         x: points, of any shape.
         b: the exponent of the upper tail, positive.
         loc: shift of the points.
@@ -172,6 +184,8 @@ def ppf(q: ArrayLike, b: ArrayLike, loc: ArrayLike = 0, scale: ArrayLike = 1) ->
     """The quantile of a Pareto distribution at probability `q`: the inverse of `cdf`.
 
         loc + scale (1 - q)^(-1 / b)
+
+    Args:
         q: probabilities; outside of [0, 1] the result is NaN.
         b: the exponent of the upper tail, positive.
         loc: shift of the points.

@@ -34,6 +34,8 @@ def logpmf(k: ArrayLike, mu: ArrayLike, loc: ArrayLike = 0) -> Array:
     """The logarithm of the probability of `k` under a Poisson distribution.
 
         log(mu^y exp(-mu) / y!) for y = k - loc in 0, 1, ..., else -inf
+
+    Args:
         k: points, of any shape.
         mu: mean, at least 0.
         loc: shift of the points, an integer.
@@ -55,6 +57,8 @@ def pmf(k: ArrayLike, mu: ArrayLike, loc: ArrayLike = 0) -> Array:
     """The probability of `k` under a Poisson distribution.
 
         mu^y exp(-mu) / y! for y = k - loc in 0, 1, ..., else 0
+
+    Args:
         k: points, of any shape.
         mu: mean, at least 0.
         loc: shift of the points, an integer.
@@ -76,6 +80,8 @@ def cdf(k: ArrayLike, mu: ArrayLike, loc: ArrayLike = 0) -> Array:
     """The probability of at most `k` under a Poisson distribution.
 
         Q(floor(y) + 1, mu), the regularized upper incomplete gamma function, y = k - loc >= 0
+
+    Args:
         k: points, of any shape.
         mu: mean, at least 0.
         loc: shift of the points, an integer.

@@ -52,6 +52,8 @@ def pdf(x: ArrayLike, df: ArrayLike, loc: ArrayLike = 0, scale: ArrayLike = 1) -
     """The density of Student's t distribution.
 
         (1 + z^2 / df)^(-(df + 1) / 2) / (sqrt(df) B(df / 2, 1 / 2) scale),   z = (x - loc) / scale
+
+    Args:
         x: points, of any shape.
         df: degrees of freedom, positive; inf makes a normal distribution.
         loc: median.

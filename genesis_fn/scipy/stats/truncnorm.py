@@ -37,6 +37,11 @@ def _ends(a: Array, b: Array) -> tuple[Array, Array]:
     return np.where(ordered, a, np.nan), np.where(ordered, b, np.nan)
 
 
+def _standardized(x: Array, loc: Array, scale: Array) -> Array:
+    """(x - loc) / scale, 0 at infinite x, where the quotient has no derivative."""
+    return (np.where(np.isinf(x), loc, x) - loc) / scale
+
+
 def _between(a: Array, b: Array) -> Array:
     """A point between the ends."""
     low, high = np.isfinite(a), np.isfinite(b)
@@ -47,8 +52,8 @@ def _between(a: Array, b: Array) -> Array:
 def _log_density(x: Array, a: Array, b: Array, loc: Array, scale: Array) -> Array:
     a, b = _ends(a, b)
     scale = positive(scale)
-    z = (x - loc) / scale
-    outside = (z < a) | (z > b) | np.isinf(z)
+    z = _standardized(x, loc, scale)
+    outside = (z < a) | (z > b) | np.isinf(x)
     z = np.where(outside, _between(a, b), z)
     value = -0.5 * (z * z + math.log(2 * math.pi)) - _log_mass(a, b) - np.log(scale)
     return np.where(outside & ~np.isnan(value), -math.inf, value)
@@ -60,8 +65,9 @@ def _density(*operands: Array) -> Array:
 
 def _log_lower(x: Array, a: Array, b: Array, loc: Array, scale: Array) -> Array:
     a, b = _ends(a, b)
-    z = (x - loc) / positive(scale)
-    below, above = z <= a, z >= b
+    z = _standardized(x, loc, positive(scale))
+    compared = np.where(np.isinf(x) & (scale > 0), x, z)
+    below, above = compared <= a, compared >= b
     z = np.where(below | above, _between(a, b), z)
     whole = _log_mass(a, b)
     value = _log_mass(a, z) - whole
@@ -118,6 +124,8 @@ def pdf(
     """The density of a truncated normal distribution.
 
         phi(z) / (scale (Phi(b) - Phi(a))) where a <= z <= b, else 0,   z = (x - loc) / scale
+
+    Args:
         x: points, of any shape.
         a: the lower end, in standard deviations from `loc`; may be -inf.
         b: the upper end, likewise; may be inf. a < b.
@@ -143,6 +151,8 @@ def logsf(
     """The logarithm of the probability of more than `x` under a truncated normal distribution.
 
         log((Phi(b) - Phi(z)) / (Phi(b) - Phi(a))) where a <= z <= b,   z = (x - loc) / scale
+
+    Args:
         x: points, of any shape.
         a: the lower end, in standard deviations from `loc`; may be -inf.
         b: the upper end, likewise; may be inf. a < b.
@@ -166,6 +176,8 @@ def sf(x: ArrayLike, a: ArrayLike, b: ArrayLike, loc: ArrayLike = 0, scale: Arra
     """The probability of more than `x` under a truncated normal distribution.
 
         (Phi(b) - Phi(z)) / (Phi(b) - Phi(a)) where a <= z <= b,   z = (x - loc) / scale
+
+    Args:
         x: points, of any shape.
         a: the lower end, in standard deviations from `loc`; may be -inf.
         b: the upper end, likewise; may be inf. a < b.
@@ -191,6 +203,8 @@ def logcdf(
     """The logarithm of the probability of at most `x` under a truncated normal distribution.
 
         log((Phi(z) - Phi(a)) / (Phi(b) - Phi(a))) where a <= z <= b,   z = (x - loc) / scale
+
+    Args:
         x: points, of any shape.
         a: the lower end, in standard deviations from `loc`; may be -inf.
         b: the upper end, likewise; may be inf. a < b.
@@ -216,6 +230,8 @@ def cdf(
     """The probability of at most `x` under a truncated normal distribution.
 
         (Phi(z) - Phi(a)) / (Phi(b) - Phi(a)) where a <= z <= b,   z = (x - loc) / scale
+
+    Args:
         x: points, of any shape.
         a: the lower end, in standard deviations from `loc`; may be -inf.
         b: the upper end, likewise; may be inf. a < b.

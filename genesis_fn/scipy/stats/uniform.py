@@ -20,6 +20,8 @@ def logpdf(x: ArrayLike, loc: ArrayLike = 0, scale: ArrayLike = 1) -> Array:
     """The logarithm of the density of a uniform distribution.
 
         -log(scale) in [loc, loc + scale], else -inf
+
+    Args:
         x: points, of any shape.
         loc: the lower end.
         scale: the length, positive.
@@ -41,6 +43,8 @@ def pdf(x: ArrayLike, loc: ArrayLike = 0, scale: ArrayLike = 1) -> Array:
     """The density of a uniform distribution.
 
         1 / scale in [loc, loc + scale], else 0
+
+    Args:
         x: points, of any shape.
         loc: the lower end.
         scale: the length, positive.
@@ -62,6 +66,8 @@ def cdf(x: ArrayLike, loc: ArrayLike = 0, scale: ArrayLike = 1) -> Array:
     """The probability of at most `x` under a uniform distribution.
 
         (x - loc) / scale in [loc, loc + scale], 0 below and 1 above
+
+    Args:
         x: points, of any shape.
         loc: the lower end.
         scale: the length, positive.
@@ -83,6 +89,8 @@ def ppf(q: ArrayLike, loc: ArrayLike = 0, scale: ArrayLike = 1) -> Array:
     """The quantile of a uniform distribution at probability `q`: the inverse of `cdf`.
 
         loc + scale q
+
+    Args:
         q: probabilities; outside of [0, 1] the result is NaN.
         loc: the lower end.
         scale: the length, positive.

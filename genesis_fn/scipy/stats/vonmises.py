@@ -25,6 +25,8 @@ def logpdf(x: ArrayLike, kappa: ArrayLike) -> Array:
     """The logarithm of the density of a von Mises distribution.
 
         kappa cos(x) - log(2 pi I_0(kappa))
+
+    Args:
         x: points, of any shape.
         kappa: concentration, at least 0, which makes angles uniform (as SciPy has it; JAX has NaN
             at 0).
@@ -46,6 +48,8 @@ def pdf(x: ArrayLike, kappa: ArrayLike) -> Array:
     """The density of a von Mises distribution.
 
         exp(kappa cos(x)) / (2 pi I_0(kappa))
+
+    Args:
         x: points, of any shape.
         kappa: concentration, at least 0, which makes angles uniform (as SciPy has it; JAX has NaN
             at 0).

@@ -27,6 +27,8 @@ def logpdf(x: ArrayLike, c: ArrayLike) -> Array:
     """The logarithm of the density of a wrapped Cauchy distribution.
 
         log((1 - c^2) / (2 pi (1 + c^2 - 2 c cos(x)))) where 0 <= x <= 2 pi, else -inf
+
+    Args:
         x: points, of any shape.
         c: concentration, between 0 and 1.
 
@@ -47,6 +49,8 @@ def pdf(x: ArrayLike, c: ArrayLike) -> Array:
     """The density of a wrapped Cauchy distribution.
 
         (1 - c^2) / (2 pi (1 + c^2 - 2 c cos(x))) where 0 <= x <= 2 pi, else 0
+
+    Args:
         x: points, of any shape.
         c: concentration, between 0 and 1.
 
