@@ -10,7 +10,7 @@ import functools
 import math
 import operator
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -59,8 +59,14 @@ class ufunc:
         nin: int,
         nout: int,
         *,
+        name: str | None = None,
+        nargs: int | None = None,
+        identity: Any = None,
         call: Callable[..., Any] | None = None,
-        **options: Any,
+        reduce: Callable[..., Any] | None = None,
+        accumulate: Callable[..., Any] | None = None,
+        at: Callable[..., Any] | None = None,
+        reduceat: Callable[..., Any] | None = None,
     ) -> ufunc:
         # A class of its own, whose call is the function: nothing stands between it and the caller.
         run = _checked(func, operator.index(nin)) if call is None else call
@@ -91,7 +97,7 @@ class ufunc:
         self._call, self._made = call, (name, nargs, reduce, accumulate, at, reduceat)
         self._reduce, self._accumulate, self._at, self._reduceat = reduce, accumulate, at, reduceat
 
-    def __call__(self, *args: Any) -> Any:
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The function of each element."""
         raise AssertionError("each object has a call of its own")
 
@@ -199,8 +205,6 @@ class ufunc:
         Array([1, 2, 6], dtype=int32)
         """
         self._binary("accumulate", out)
-        if not isinstance(axis, int):
-            raise ValueError(f"{self.__name__}.accumulate takes one axis, got {axis}")
         x = asarray(a)
         x = x if dtype is None else x.astype(dtype)
         axis = canonical_axis(axis, x.ndim, f"{self.__name__}.accumulate")
@@ -374,6 +378,18 @@ def frompyfunc(func: Callable[..., Any], /, nin: int, nout: int, *, identity: An
 
 # ---- the library's ----
 
+if TYPE_CHECKING:  # what a call of each takes and gives
+
+    class _Unary(ufunc):
+        """Of one array."""
+
+        def __call__(self, x: ArrayLike, /) -> Array: ...
+
+    class _Binary(ufunc):
+        """Of two arrays."""
+
+        def __call__(self, x: ArrayLike, y: ArrayLike, /) -> Array: ...
+
 
 def _first(x: Array, axes: Sequence[int]) -> Array:
     """The elements over `axes` along a first axis, in their order."""
@@ -430,9 +446,9 @@ def _extreme(f: Callable[..., Any]) -> Callable[..., Any]:
     return reduce
 
 
-def _made(f: Any, identity: Any = None, **methods: Callable[..., Any]) -> Any:
+def _made(f: Any, identity: Any = None, **methods: Any) -> Any:
     nin = 1 if f is plain.negative else 2
-    made = ufunc(f, nin, 1, identity=identity, call=f, **methods)
+    made: Any = ufunc(f, nin, 1, identity=identity, call=f, **methods)
     made.__module__ = __package__
     return made
 
@@ -442,39 +458,41 @@ def _associative(f: Any, identity: Any, **methods: Callable[..., Any]) -> Any:
     return _made(f, identity, **methods)
 
 
-add = _made(
+add: _Binary = _made(
     plain.add,
     0,
     reduce=_summing(reductions.sum),
     accumulate=reductions.cumsum,
     at=lambda a, indices, b: a.at[indices].add(b),
 )
-multiply = _made(
+multiply: _Binary = _made(
     plain.multiply,
     1,
     reduce=_summing(reductions.prod),
     accumulate=reductions.cumprod,
     at=lambda a, indices, b: a.at[indices].multiply(b),
 )
-maximum = _made(
+maximum: _Binary = _made(
     plain.maximum,
     reduce=_extreme(reductions.max),
     accumulate=_scanning(plain.maximum),
     at=lambda a, indices, b: a.at[indices].max(b),
 )
-minimum = _made(
+minimum: _Binary = _made(
     plain.minimum,
     reduce=_extreme(reductions.min),
     accumulate=_scanning(plain.minimum),
     at=lambda a, indices, b: a.at[indices].min(b),
 )
-subtract = _made(plain.subtract, at=lambda a, indices, b: a.at[indices].add(plain.negative(b)))
-negative = _made(plain.negative)
-bitwise_and = _associative(plain.bitwise_and, -1)
-bitwise_or = _associative(plain.bitwise_or, 0)
-bitwise_xor = _associative(plain.bitwise_xor, 0)
-logical_and = _associative(plain.logical_and, True)
-logical_or = _associative(plain.logical_or, False)
-logical_xor = _associative(plain.logical_xor, False)
-logaddexp = _associative(composed.logaddexp, -np.inf)
-logaddexp2 = _associative(composed.logaddexp2, -np.inf)
+subtract: _Binary = _made(
+    plain.subtract, at=lambda a, indices, b: a.at[indices].add(plain.negative(b))
+)
+negative: _Unary = _made(plain.negative)
+bitwise_and: _Binary = _associative(plain.bitwise_and, -1)
+bitwise_or: _Binary = _associative(plain.bitwise_or, 0)
+bitwise_xor: _Binary = _associative(plain.bitwise_xor, 0)
+logical_and: _Binary = _associative(plain.logical_and, True)
+logical_or: _Binary = _associative(plain.logical_or, False)
+logical_xor: _Binary = _associative(plain.logical_xor, False)
+logaddexp: _Binary = _associative(composed.logaddexp, -np.inf)
+logaddexp2: _Binary = _associative(composed.logaddexp2, -np.inf)

@@ -53,10 +53,10 @@ def histogramdd(
     points, *scales = promote_arrays("histogramdd", given, inexact=True)
     if points.ndim != 2 or any(w.aval.shape != points.aval.shape[:1] for w in scales):
         _refuse("points [n, d] and weights [n]", ", ".join([str(v.aval) for v in given]))
-    n, d = points.aval.shape
+    d = points.aval.shape[1]
     if range is not None and (len(range) != d or any(r is not None and len(r) != 2 for r in range)):
         _refuse(f"{d} pairs or None for range", str(range))
-    each = list(bins) if _is_sequence(bins) else [bins] * d
+    each: list[Any] = list(bins) if _is_sequence(bins) else [bins] * d  # pyright: ignore[reportArgumentType]
     if len(each) != d:
         _refuse(f"bins for each of {d} dimensions", f"{len(each)}")
     edges, flat, outside = [], 0, isnan(points[:, 0])
@@ -71,7 +71,8 @@ def histogramdd(
         edges.append(e)
     counts = [e.size - 1 for e in edges]
     total = math.prod(counts)
-    found = bincount(where(outside, total, flat), *scales, length=total)
+    weighed = scales[0] if scales else None
+    found = bincount(where(outside, total, flat), weighed, length=total)
     found = reshape(found, counts)
     if density:
         found = found.astype(points.dtype)

@@ -31,9 +31,12 @@ from genesis_fn.scipy.special.exponential_integrals import (
 )
 from genesis_fn.scipy.special.gamma_functions import (
     beta as beta,
+    betainc as betainc,
     betaln as betaln,
     digamma as digamma,
     gamma as gamma,
+    gammainc as gammainc,
+    gammaincc as gammaincc,
     gammaln as gammaln,
     gammasgn as gammasgn,
     loggamma as loggamma,
@@ -45,19 +48,16 @@ from genesis_fn.scipy.special.gamma_functions import (
 )
 from genesis_fn.scipy.special.harmonics import sph_harm_y as sph_harm_y
 from genesis_fn.scipy.special.hypergeometric import hyp1f1 as hyp1f1, hyp2f1 as hyp2f1
-from genesis_fn.scipy.special.incomplete import (
-    betainc as betainc,
-    gammainc as gammainc,
-    gammaincc as gammaincc,
-)
 from genesis_fn.scipy.special.logarithms import (
     boxcox as boxcox,
     boxcox1p as boxcox1p,
     entr as entr,
     expit as expit,
     kl_div as kl_div,
+    log_softmax as log_softmax,
     logit as logit,
     rel_entr as rel_entr,
+    softmax as softmax,
     xlog1py as xlog1py,
     xlogy as xlogy,
 )
@@ -67,4 +67,3 @@ from genesis_fn.scipy.special.normal import (
     ndtri as ndtri,
     owens_t as owens_t,
 )
-from genesis_fn.scipy.special.normalization import log_softmax as log_softmax, softmax as softmax

@@ -280,3 +280,21 @@ def poch(z: ArrayLike, m: ArrayLike) -> Array:
     """
     z, m = reals_together("poch", z, m)
     return rounded_once(_poch_differentiable, z, m)
+
+
+# ---- regularized incomplete functions ----
+
+
+def gammainc(a: ArrayLike, x: ArrayLike) -> Array:
+    """The regularized lower incomplete gamma function P(a, x)."""
+    return lax.igamma(*together(a, x))
+
+
+def gammaincc(a: ArrayLike, x: ArrayLike) -> Array:
+    """The regularized upper incomplete gamma function Q(a, x)."""
+    return lax.igammac(*together(a, x))
+
+
+def betainc(a: ArrayLike, b: ArrayLike, x: ArrayLike) -> Array:
+    """The regularized incomplete beta function I_x(a, b)."""
+    return lax.betainc(*together(a, b, x))

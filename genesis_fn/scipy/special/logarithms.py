@@ -1,4 +1,4 @@
-"""Products with logarithms: entropies, the logistic function, Box and Cox's transformation."""
+"""Logarithms and exponentials: entropies, logits, Box and Cox's transformation, softmax."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 import genesis_fn.numpy as np
 from genesis_fn import lax
 from genesis_fn.core.types.annotations import Array, ArrayLike
+from genesis_fn.nn import functions as rows
 from genesis_fn.scipy.special.derivatives import with_slopes
 from genesis_fn.scipy.special.operands import (
     inexact,
@@ -161,3 +162,16 @@ def boxcox1p(x: ArrayLike, lmbda: ArrayLike) -> Array:
     """
     x, lmbda = reals_together("boxcox1p", x, lmbda)
     return rounded_once(lambda x, lmbda: _box_cox(np.log1p(x), lmbda), x, lmbda)
+
+
+# ---- softmax ----
+
+
+def softmax(x: ArrayLike, /, *, axis: int | tuple[int, ...] | None = None) -> Array:
+    """exp(x) / sum(exp(x)) over `axis`, all axes by default."""
+    return rows.softmax(x, axis)
+
+
+def log_softmax(x: ArrayLike, /, *, axis: int | tuple[int, ...] | None = None) -> Array:
+    """x - logsumexp(x) over `axis`, all axes by default."""
+    return rows.log_softmax(x, axis)
