@@ -38,7 +38,8 @@ SPARSE_LINALG: dict[str, list[Entry]] = {
     # What is within the tolerance differs from what is within it of another program.
     **each("cg", E(DEFINITE, VECTOR, call=lambda f, a, b: f(
         a + 3 * np.eye(3, dtype=a.dtype), b, tol=1e-6)[0], numbers=False)),
-    **each("bicgstab", E(REGULAR, VECTOR, call=lambda f, a, b: f(a, b, tol=1e-6)[0], numbers=False)),
+    **each("bicgstab", E(
+        REGULAR, VECTOR, call=lambda f, a, b: f(a, b, tol=1e-6)[0], numbers=False)),
     **each("gmres", E(REGULAR, VECTOR, call=lambda f, a, b: f(a, b, tol=1e-6), numbers=False), E(
         REGULAR, VECTOR, call=lambda f, a, b: f(
             a, b, tol=1e-6, solve_method="incremental")[0], numbers=False)),

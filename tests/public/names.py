@@ -17,7 +17,8 @@ ROOT = Path(genesis_fn.__file__).parent
 PACKAGES = [
     "", "amp", "cuda", "data", "debug", "distributed", "dtypes", "errors", "experimental",
     "extend", "image", "io", "kernels", "lax", "models", "nn", "numpy", "optim", "parallel",
-    "primitives", "profiler", "random", "scipy", "sharding", "test_util", "transforms", "tree", "tree_util",
+    "primitives", "profiler", "random", "scipy", "sharding", "test_util", "transforms", "tree",
+    "tree_util",
 ]  # fmt: skip
 # Their own public parts, and JAX's import paths.
 PARTS = [
