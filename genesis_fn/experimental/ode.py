@@ -226,7 +226,8 @@ def _times(t: ArrayLike) -> Array:
     if times.ndim != 1 or times.shape[0] == 0:
         raise errors.ShapeError(f"odeint: times are a vector, got {times.aval}")
     # Traced times cannot be looked at.
-    if type(times) is ArrayImpl and not bool(np.all(times[1:] > times[:-1])):
+    known = onp.asarray(times) if type(times) is ArrayImpl else onp.arange(2)
+    if not (known[1:] > known[:-1]).all():
         raise errors.ArgumentError(
             f"odeint: the times do not increase\n  at {where().describe()}\n"
             "  solve backward in time as dy/ds = -func(y, -s), s = -t"

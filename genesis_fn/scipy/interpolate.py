@@ -139,7 +139,8 @@ def _check_line(axis: int, line: Array, values: Array) -> None:
             f"values {values.aval}, with two points at least\n  at {where().describe()}"
         )
     # Traced lines cannot be looked at.
-    if type(line) is ArrayImpl and not bool(np.all(line[1:] > line[:-1])):
+    known = onp.asarray(line) if type(line) is ArrayImpl else onp.arange(2)
+    if not (known[1:] > known[:-1]).all():
         raise errors.ArgumentError(
             f"RegularGridInterpolator: points[{axis}] does not increase\n"
             f"  at {where().describe()}\n  sort it, and the axis of the values with it"

@@ -118,6 +118,18 @@ def test_make_jaxpr_and_eval_shape():
     assert str(gf.typeof(jnp.ones((2, 3)))) == "f32[2,3]"
 
 
+def test_eval_shape_of_what_captures_traced_values():
+    """Shapes ask for no device: what a function closes over may be on none that is known."""
+
+    def f(x):
+        shape = gf.eval_shape(lambda v: v @ x, jnp.ones(3)).shape
+        return jnp.zeros(shape) + x.sum()
+
+    x = jnp.ones((3, 2))
+    np.testing.assert_array_equal(np.asarray(gf.jit(f)(x)), [6, 6])
+    np.testing.assert_array_equal(np.asarray(gf.grad(lambda x: f(x).sum())(x)), np.full((3, 2), 2))
+
+
 def test_tracers_are_arrays():
     def f(x):
         assert isinstance(x, gf.Array) and isinstance(x, jnp.ndarray)

@@ -55,7 +55,9 @@ def _function(A: Operator, name: str, role: str) -> Callable[..., Any]:
 
 
 def _unmoved(x: PyTree) -> PyTree:
-    return tree.map(lambda v: lax.stop_gradient(as_array(v)), x)
+    return tree.map(
+        lambda v: v if isinstance(v, int | float) else lax.stop_gradient(as_array(v)), x
+    )
 
 
 def _operands(b: PyTree, x0: PyTree, A: Operator, name: str) -> tuple[PyTree, PyTree]:

@@ -6,6 +6,8 @@ import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import numpy as onp
+
 import genesis_fn.numpy as np
 from genesis_fn import random
 from genesis_fn.core import errors
@@ -239,7 +241,8 @@ class Slerp(NamedTuple):
                 f"  at {where().describe()}"
             )
         # Traced times cannot be looked at.
-        if type(times) is ArrayImpl and not bool(np.all(times[1:] > times[:-1])):
+        known = onp.asarray(times) if type(times) is ArrayImpl else onp.arange(2)
+        if not (known[1:] > known[:-1]).all():
             raise errors.ArgumentError(
                 f"Slerp.init: the times do not increase\n  at {where().describe()}"
             )

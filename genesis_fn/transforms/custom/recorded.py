@@ -24,7 +24,13 @@ from genesis_fn.transforms.autodiff.linearize import separate_tangents
 from genesis_fn.transforms.custom.custom_call import CustomCall, custom_call_p
 from genesis_fn.transforms.keys.key_uses import user_call
 from genesis_fn.transforms.staging.call import jit_p
-from genesis_fn.transforms.staging.stage_trace import StageTrace, evaluate, share_captures, stage
+from genesis_fn.transforms.staging.stage_trace import (
+    StageTrace,
+    StageTracer,
+    evaluate,
+    share_captures,
+    stage,
+)
 
 _CAPACITY = 64  # recordings that one function keeps; all are dropped when there are more
 
@@ -292,7 +298,7 @@ def _laid_out(
         first = [Var(typeof(c)) for c in consts]
         rename: dict[Any, Any] = {}
         for x, v in zip(captured, jaxpr.invars):
-            positions = [i for i, c in enumerate(consts) if c is x or _equal_bits(c, x)]
+            positions = [i for i, c in enumerate(consts) if _is_same(c, x) or _equal_bits(c, x)]
             if not positions:
                 raise errors.UnexpectedTracerError(
                     f"{name}: its rule captured other values when it was traced again; pass what "
@@ -305,6 +311,13 @@ def _laid_out(
         outs = [renamed(o) for o in jaxpr.outs]
         programs.append(Jaxpr([*first, *rest], eqns, outs, (), jaxpr.name))
     return programs
+
+
+def _is_same(x: Any, y: Any) -> bool:
+    """Whether two captured values are one: a traced one may be two objects, one of them weak."""
+    if isinstance(x, StageTracer) and isinstance(y, StageTracer):
+        return x.owner is y.owner and x.variable is y.variable
+    return x is y
 
 
 def _equal_bits(x: Any, y: Any) -> bool:
