@@ -1,0 +1,1 @@
+"""What JAX has under jax.experimental: interfaces that may change."""
