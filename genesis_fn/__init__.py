@@ -48,7 +48,7 @@ from genesis_fn import (
 if not _typing.TYPE_CHECKING:
     from genesis_fn import cuda as cuda
 
-from genesis_fn.core.array import Array as Array
+from genesis_fn.core.array import Array as Array, Shard as Shard
 from genesis_fn.core.configuration.settings import (
     check_keys as check_keys,
     debug_infs as debug_infs,
@@ -130,11 +130,16 @@ from genesis_fn.transforms.staging.device_placement import (
     device_get as device_get,
     device_put as device_put,
     devices as devices,
+    effects_barrier as effects_barrier,
+    host_count as host_count,
+    host_id as host_id,
+    host_ids as host_ids,
     live_arrays as live_arrays,
     local_device_count as local_device_count,
     local_devices as local_devices,
     process_count as process_count,
     process_index as process_index,
+    process_indices as process_indices,
 )
 from genesis_fn.transforms.staging.shape_dtype_struct import ShapeDtypeStruct as ShapeDtypeStruct
 from genesis_fn.transforms.staging.tracing import (
@@ -148,10 +153,9 @@ from genesis_fn.transforms.staging.tracing import (
     no_tracing as no_tracing,
     typeof as typeof,
 )
+from genesis_fn.version import __version__ as __version__
 
 config = _settings
-
-__version__ = "0.1.0"
 
 if _typing.TYPE_CHECKING:
     # Checkers know no modules that can be called: these two are classes to them, which make what
@@ -159,6 +163,8 @@ if _typing.TYPE_CHECKING:
     import genesis_fn.amp as _amp
     import genesis_fn.cuda as _cuda
     from genesis_fn import (
+        ad_checkpoint as ad_checkpoint,
+        core as core,
         custom_batching as custom_batching,
         custom_derivatives as custom_derivatives,
         data as data,
@@ -182,8 +188,11 @@ if _typing.TYPE_CHECKING:
         stages as stages,
         test_util as test_util,
         tree_util as tree_util,
+        typing as typing,
+        version as version,
     )
     from genesis_fn.benchmarking import bench as bench
+    from genesis_fn.cli.info import print_environment_info as print_environment_info
     from genesis_fn.profiler import profile as profile
 
     class cuda:
@@ -236,12 +245,16 @@ if _typing.TYPE_CHECKING:
 
 # Imported when they are first used, so that `import genesis_fn` stays quick.
 _LAZY = frozenset((
-    "amp", "custom_batching", "custom_derivatives", "data", "distributed", "dlpack",
-    "experimental", "extend", "flatten_util", "image", "io", "kernels", "models", "nn", "ops",
-    "optim", "parallel", "profiler", "random", "scipy", "sharding", "stages", "test_util",
-    "tree_util",
+    "ad_checkpoint", "amp", "core", "custom_batching", "custom_derivatives", "data", "distributed",
+    "dlpack", "experimental", "extend", "flatten_util", "image", "io", "kernels", "models", "nn",
+    "ops", "optim", "parallel", "profiler", "random", "scipy", "sharding", "stages", "test_util",
+    "tree_util", "typing", "version",
 ))  # fmt: skip
-_LAZY_FUNCTIONS = {"bench": "genesis_fn.benchmarking", "profile": "genesis_fn.profiler"}
+_LAZY_FUNCTIONS = {
+    "bench": "genesis_fn.benchmarking",
+    "print_environment_info": "genesis_fn.cli.info",
+    "profile": "genesis_fn.profiler",
+}
 
 
 def load_ipython_extension(ipython: _Any) -> None:

@@ -37,6 +37,7 @@ from genesis_fn.core.dtypes import (
     uint32 as uint32,
     uint64 as uint64,
 )
+from genesis_fn.core.errors import DTypeError, TypePromotionError as TypePromotionError
 from genesis_fn.core.types.annotations import ArrayLike
 
 float0 = _dtypes.FLOAT0
@@ -45,6 +46,14 @@ float0 = _dtypes.FLOAT0
 def canonicalize_dtype(spec: DTypeLike, allow_extended_dtype: bool = False) -> DType:
     """The dtype that `spec` names; 64-bit types stay 64-bit."""
     return dtype(spec)
+
+
+def itemsize_bits(dtype: DTypeLike) -> int:
+    """The bits of one element in memory; 8 of a boolean. Raises DTypeError for random keys."""
+    found = _dtypes.dtype(dtype)
+    if _dtypes.is_key(found):
+        raise DTypeError(f"itemsize_bits: {found} is no dtype of numbers; {_dtypes.KEY_REMEDY}")
+    return 8 * found.itemsize
 
 
 def result_type(*args: ArrayLike | DTypeLike) -> DType:

@@ -11,7 +11,12 @@ from genesis_fn.core.errors import (
     DTypeError as DTypeError,
     FileError as FileError,
     GenesisError as GenesisError,
+    InconclusiveDimensionOperation as InconclusiveDimensionOperation,
     IndexOutOfRange as IndexOutOfRange,
+    JAXIndexError as JAXIndexError,
+    JaxprTypeError as JaxprTypeError,
+    JaxRuntimeError as JaxRuntimeError,
+    JAXTypeError as JAXTypeError,
     KeyReuseError as KeyReuseError,
     MeshError as MeshError,
     NanError as NanError,
@@ -25,6 +30,7 @@ from genesis_fn.core.errors import (
     TracerIntegerConversionError as TracerIntegerConversionError,
     TransferError as TransferError,
     TreeError as TreeError,
+    TypePromotionError as TypePromotionError,
     UnexpectedTracerError as UnexpectedTracerError,
 )
 from genesis_fn.transforms.jitting.retrace import RecompilationWarning as RecompilationWarning

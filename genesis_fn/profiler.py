@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
 import functools
@@ -10,6 +11,7 @@ import linecache
 import os
 import time
 from collections.abc import Callable, Generator, Sequence
+from pathlib import Path
 from typing import Any
 
 from genesis_fn.core.array import ArrayImpl
@@ -412,3 +414,35 @@ def device_memory_profile() -> dict[str, int]:
         assert type(x) is ArrayImpl
         held[str(x.device)] = held.get(str(x.device), 0) + x.nbytes
     return held
+
+
+def save_device_memory_profile(
+    filename: str | os.PathLike[str], backend: str | None = None
+) -> None:
+    """Write what live arrays hold to a JSON file: {device: [{shape, dtype, count, bytes}]}.
+
+    Arrays of one shape and dtype are one entry, the largest first.
+
+    Args:
+        filename: path of the file.
+        backend: "cpu", "gpu" or "cuda" for arrays on such devices alone; None for all.
+
+    >>> import json, os, tempfile
+    >>> path = os.path.join(tempfile.mkdtemp(), "memory.json")
+    >>> x = jnp.ones((3, 5, 7), device=gf.cpu())
+    >>> gf.profiler.save_device_memory_profile(path)
+    >>> found = json.load(open(path))["cpu()"]
+    >>> [e["shape"] for e in found if e["shape"] == [3, 5, 7]]
+    [[3, 5, 7]]
+    """
+    from genesis_fn.transforms.staging.device_placement import live_arrays
+
+    counts = collections.Counter((str(x.device), x.aval) for x in live_arrays(backend))
+    held: dict[str, list[dict[str, Any]]] = {}
+    for (device, kind), count in counts.items():
+        name, size = kind.dtype.name, count * kind.nbytes
+        entry = {"shape": kind.shape, "dtype": name, "count": count, "bytes": size}
+        held.setdefault(device, []).append(entry)
+    for entries in held.values():
+        entries.sort(key=lambda e: -e["bytes"])
+    Path(filename).write_text(json.dumps(held, indent=1))

@@ -4,29 +4,36 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import optree
 
 from genesis_fn.core import tree as _tree
 from genesis_fn.core.tree import (
     NAMESPACE,
-    DictKey as DictKey,
-    FlattenedIndexKey as FlattenedIndexKey,
-    GetAttrKey as GetAttrKey,
     PyTreeDef as PyTreeDef,
-    SequenceKey as SequenceKey,
     broadcast_prefix as broadcast_prefix,
-    keystr as keystr,
+    flatten_one_level as flatten_one_level,
+    flatten_one_level_with_keys as flatten_one_level_with_keys,
+    is_tree_node as is_tree_node,
     register_dataclass as register_dataclass,
     register_node,
 )
-from genesis_fn.core.types.annotations import PyTree
+from genesis_fn.core.trees.keys import (
+    DictKey as DictKey,
+    FlattenedIndexKey as FlattenedIndexKey,
+    GetAttrKey as GetAttrKey,
+    SequenceKey as SequenceKey,
+    keystr as keystr,
+)
 
 _Class = TypeVar("_Class", bound=type)
+KeyEntry: TypeAlias = DictKey | SequenceKey | GetAttrKey | FlattenedIndexKey
+KeyPath: TypeAlias = tuple[KeyEntry, ...]
 
 tree_all, tree_broadcast = _tree.all, _tree.broadcast
 tree_reduce, tree_transpose = _tree.reduce, _tree.transpose
+tree_reduce_associative = _tree.reduce_associative
 tree_flatten, tree_unflatten = _tree.flatten, _tree.unflatten
 tree_leaves, tree_structure, tree_map = _tree.leaves, _tree.structure, _tree.map
 tree_flatten_with_path, tree_leaves_with_path = _tree.flatten_with_path, _tree.leaves_with_path
@@ -101,25 +108,6 @@ register_node(
 )
 
 
-def tree_reduce_associative(
-    operation: Callable[[Any, Any], Any],
-    tree: PyTree,
-    *,
-    identity: Any = ...,
-    is_leaf: Callable[[Any], bool] | None = None,
-) -> Any:
-    """The leaves combined pairwise by an associative operation, in logarithmic depth."""
-    found = tree_leaves(tree, is_leaf)
-    if not found:
-        if identity is ...:
-            raise ValueError("tree_reduce_associative of no leaves needs identity=")
-        return identity
-    while len(found) > 1:
-        pairs = [operation(a, b) for a, b in zip(found[::2], found[1::2])]
-        found = pairs + found[2 * len(pairs) :]
-    return found[0]
-
-
 def all_leaves(iterable: Iterable[Any], is_leaf: Callable[[Any], bool] | None = None) -> bool:
     """Whether every element is a leaf."""
     return all(treedef_is_leaf(tree_structure(x, is_leaf)) for x in iterable)
@@ -138,3 +126,15 @@ def treedef_children(treedef: PyTreeDef) -> list[PyTreeDef]:
 def treedef_tuple(treedefs: Sequence[PyTreeDef]) -> PyTreeDef:
     """The structure of a tuple of trees of these structures."""
     return optree.treespec_tuple(treedefs, namespace=NAMESPACE)
+
+
+class PyTreeRegistry:
+    """The types of nodes: `default_registry` is the one there is."""
+
+    flatten, flatten_with_path = staticmethod(tree_flatten), staticmethod(tree_flatten_with_path)
+    flatten_one_level = staticmethod(flatten_one_level)
+    flatten_one_level_with_keys = staticmethod(flatten_one_level_with_keys)
+    is_node, register_node = staticmethod(is_tree_node), staticmethod(register_pytree_node)
+
+
+default_registry = PyTreeRegistry()

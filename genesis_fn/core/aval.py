@@ -8,26 +8,30 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 from genesis_fn.core import dtypes
 from genesis_fn.core.device import Device
-from genesis_fn.core.dtypes import DType
+from genesis_fn.core.dtypes import DType, DTypeLike
 from genesis_fn.core.errors import ShapeError
 from genesis_fn.core.types.extended import WORDS, is_key
 
 
 class Aval:
-    """An abstract value: shape and dtype. Interned, so equality is identity; make one by
-    `aval()`."""
+    """An abstract value: shape and dtype. Interned, so equality is identity; the library makes one
+    by `aval()`, which takes a dtype alone."""
 
     __slots__ = ("shape", "dtype", "varying", "__weakref__")
 
-    def __init__(
-        self, shape: tuple[int, ...], dtype: DType, varying: frozenset[Hashable] = frozenset()
-    ) -> None:
-        self.shape, self.dtype, self.varying = shape, dtype, varying
+    shape: tuple[int, ...]
+    dtype: DType
+    varying: frozenset[Hashable]
+
+    def __new__(
+        cls, shape: Sequence[int], dtype: DTypeLike, varying: frozenset[Hashable] = frozenset()
+    ) -> Aval:
+        return aval(tuple(shape), dtypes.dtype(dtype), varying)
 
     def __repr__(self) -> str:
         kind = dtypes.SHORT.get(self.dtype) or self.dtype.name
@@ -78,6 +82,9 @@ class Aval:
         )
 
 
+AbstractValue = ShapedArray = Aval  # JAX's names
+
+
 class Described:
     """What has the metadata of an array, by an `aval`: arrays, tracers, and what stands for one."""
 
@@ -126,7 +133,9 @@ def aval(shape: tuple[int, ...], dtype: DType, varying: frozenset[Hashable] = fr
         if any(n < 0 for n in shape):
             raise ShapeError(f"a shape cannot have negative lengths: {list(shape)}")
         key = (shape, dtype, varying) if varying else (shape, dtype)
-        found = _avals.setdefault(key, Aval(shape, dtype, varying))
+        made = object.__new__(Aval)
+        made.shape, made.dtype, made.varying = shape, dtype, varying
+        found = _avals.setdefault(key, made)
     return found
 
 

@@ -139,6 +139,11 @@ def device(kind: str, index: int = 0) -> Device:
     return found
 
 
+def used_devices() -> list[Device]:
+    """The devices of this process that something asked for."""
+    return [*_devices.values()]
+
+
 def cpu(index: int = 0) -> Device:
     """The host."""
     return device("cpu", index)

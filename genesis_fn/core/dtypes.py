@@ -14,7 +14,7 @@ from typing import Any, Protocol, TypeAlias
 import ml_dtypes
 import numpy as np
 
-from genesis_fn.core.errors import DTypeError
+from genesis_fn.core.errors import DTypeError, TypePromotionError
 from genesis_fn.core.types.extended import (
     KEY_TYPES,
     extended as extended,
@@ -204,7 +204,7 @@ def _join(a: Any, b: Any) -> Any:
     common = _above(a) & _above(b)
     least = [n for n in common if common <= _above(n)]
     if len(least) != 1:
-        raise DTypeError(
+        raise TypePromotionError(
             f"{_name(a)} and {_name(b)} have no common type; convert one with .astype(...)"
         )
     return least[0]

@@ -16,6 +16,27 @@ class GenesisError(Exception):
     """Base of the errors that only this library raises."""
 
 
+class JAXTypeError(GenesisError, TypeError):
+    """A traced value was used where it cannot be, or a key twice: the base of JAX's name."""
+
+
+class JAXIndexError(GenesisError, IndexError):
+    """A bad index: the base of JAX's name."""
+
+
+class JaxRuntimeError(GenesisError, RuntimeError):
+    """A device or another process failed while a program ran: the base of JAX's name."""
+
+
+class JaxprTypeError(GenesisError, TypeError):
+    """A program is not well typed: an operand is not bound, or a type breaks its shape rule."""
+
+
+class InconclusiveDimensionOperation(GenesisError):
+    """JAX's error for dimensions that are symbols. Dimensions are numbers here: nothing raises
+    it."""
+
+
 class WithLine(GenesisError):
     """An error whose message names the user's line: where it was raised, if nothing better is said
     in it."""
@@ -45,6 +66,10 @@ class DTypeError(WithLine, TypeError, ValueError):
     """Operand dtypes do not fit an operation, or have no common type."""
 
 
+class TypePromotionError(DTypeError):
+    """Operand dtypes have no common type, or none without a conversion that is forbidden."""
+
+
 class ArgumentError(WithLine, ValueError, TypeError):
     """An argument is missing, or has a value that the function does not take."""
 
@@ -61,11 +86,11 @@ class ShardingError(WithLine, ValueError):
     """An array cannot be laid out so, or a value differs between devices where it must not."""
 
 
-class DistributedError(GenesisError, RuntimeError):
+class DistributedError(JaxRuntimeError):
     """Processes that compute together did not meet, or one of them is gone or late."""
 
 
-class TransferError(GenesisError, RuntimeError):
+class TransferError(JaxRuntimeError):
     """A copy between host and device, or two devices, that `transfer_guard` forbids."""
 
 
@@ -73,7 +98,7 @@ class TreeError(WithLine, ValueError, TypeError):
     """A pytree has another structure than the one expected."""
 
 
-class ConcretizationTypeError(GenesisError, TypeError):
+class ConcretizationTypeError(JAXTypeError):
     """A value that is abstract while tracing was used where Python needs a concrete one."""
 
 
@@ -89,15 +114,15 @@ class TracerArrayConversionError(ConcretizationTypeError):
     """A traced value was handed to NumPy."""
 
 
-class NonConcreteBooleanIndexError(ConcretizationTypeError, IndexError):
+class NonConcreteBooleanIndexError(ConcretizationTypeError, JAXIndexError):
     """A traced boolean mask was used as an index: the result's shape would depend on values."""
 
 
-class UnexpectedTracerError(GenesisError, RuntimeError, TypeError):
+class UnexpectedTracerError(JAXTypeError, RuntimeError):
     """A tracer left the function whose trace made it and was used afterwards."""
 
 
-class DonatedError(GenesisError, RuntimeError, ValueError):
+class DonatedError(JaxRuntimeError, ValueError):
     """An array was used after its memory had been donated to a jitted call."""
 
 
@@ -113,11 +138,11 @@ class AssertionFailed(GenesisError, AssertionError):
     """A condition given to `assert_` did not hold when the program ran."""
 
 
-class KeyReuseError(GenesisError, RuntimeError):
+class KeyReuseError(JAXTypeError, RuntimeError):
     """A random key was used twice while `debug.check_keys` was on."""
 
 
-class IndexOutOfRange(GenesisError, IndexError):
+class IndexOutOfRange(JAXIndexError):
     """An index lies outside an array's axis. `axis`, `size` and `index` say which."""
 
     def __init__(
@@ -146,7 +171,7 @@ class IndexOutOfRange(GenesisError, IndexError):
         return type(self)(f"{head}{middle}{label}, {tail}", self.axis, self.size, self.index)
 
 
-class OutOfMemoryError(GenesisError, MemoryError):
+class OutOfMemoryError(JaxRuntimeError, MemoryError):
     """A device has no room for an allocation."""
 
 

@@ -184,7 +184,7 @@ def dead_code(eqns: Sequence[Eqn], outs: Sequence[Atom]) -> tuple[list[Eqn], set
 def check(jaxpr: Jaxpr) -> Jaxpr:
     """`jaxpr`, if every operand is bound once before use and every type follows its shape rule.
 
-    Raises TypeError naming the equation otherwise.
+    Raises JaxprTypeError naming the equation otherwise.
     """
     bound: set[Var] = set()
     for v in jaxpr.invars:
@@ -192,27 +192,31 @@ def check(jaxpr: Jaxpr) -> Jaxpr:
     for e in jaxpr.eqns:
         for i in e.ins:
             if type(i) is Var and i not in bound:
-                raise TypeError(f"unbound operand {i} in equation {e}")
+                raise errors.JaxprTypeError(f"unbound operand {i} in equation {e}")
             if type(i) is not Var and type(i) not in (bool, int, float, complex):
-                raise TypeError(f"operand {i!r} of equation {e} is neither a Var nor a scalar")
+                raise errors.JaxprTypeError(
+                    f"operand {i!r} of equation {e} is neither a Var nor a scalar"
+                )
         avals = tuple([i.aval if type(i) is Var else i for i in e.ins])
         expected = e.prim.abstract(avals, e.params)
         expected = list(expected) if e.prim.multi else [expected]
         if [o.aval for o in e.outs] != expected:
-            raise TypeError(f"equation {e} should produce {expected}")
+            raise errors.JaxprTypeError(f"equation {e} should produce {expected}")
         for o in e.outs:
             _bind(bound, o, e)
         for sub in e_jaxprs(e):
             check(sub)
     for o in jaxpr.outs:
         if o not in bound:
-            raise TypeError(f"unbound output {o!r}")
+            raise errors.JaxprTypeError(f"unbound output {o!r}")
     return jaxpr
 
 
 def _bind(bound: set[Var], v: Var, e: Eqn | None) -> None:
     if v in bound:
-        raise TypeError(f"{v!r} is bound twice" + (f", again by {e}" if e else " among the inputs"))
+        raise errors.JaxprTypeError(
+            f"{v!r} is bound twice" + (f", again by {e}" if e else " among the inputs")
+        )
     bound.add(v)
 
 

@@ -18,10 +18,11 @@ from typing import Any
 from genesis_fn.core import tree
 from genesis_fn.core.array import ArrayImpl, Deleted
 from genesis_fn.core.aval import Signature
+from genesis_fn.core.trees.keys import GetAttrKey
 
 
 @dataclasses.dataclass(frozen=True)
-class LeafKey(tree.GetAttrKey):
+class LeafKey(GetAttrKey):
     """The path from a state to a leaf, as one key: the state keeps its leaves flat."""
 
     plain: str = ""

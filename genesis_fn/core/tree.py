@@ -18,6 +18,7 @@ import optree
 from genesis_fn.core.diagnostics.source_info import where
 from genesis_fn.core.errors import TreeError
 from genesis_fn.core.static import Aux
+from genesis_fn.core.trees.keys import key_of, keystr
 from genesis_fn.core.types.annotations import PyTree
 
 NAMESPACE = "genesis_fn"
@@ -28,85 +29,6 @@ node_html: Callable[[PyTree], str] | None = None
 PyTreeDef: TypeAlias = optree.PyTreeSpec
 Leaf: TypeAlias = Any
 T = TypeVar("T")
-
-
-# ---- paths: tuples of keys with JAX's names ----
-
-
-@dataclasses.dataclass(frozen=True)
-class DictKey:
-    """A step into a dictionary."""
-
-    key: Hashable
-
-    def __str__(self) -> str:
-        return f"[{self.key!r}]"
-
-    @property
-    def entry(self) -> Hashable:
-        """The bare key."""
-        return self.key
-
-
-@dataclasses.dataclass(frozen=True)
-class SequenceKey:
-    """A step into a list or tuple."""
-
-    idx: int
-
-    def __str__(self) -> str:
-        return f"[{self.idx}]"
-
-    @property
-    def entry(self) -> int:
-        """The bare index."""
-        return self.idx
-
-
-@dataclasses.dataclass(frozen=True)
-class GetAttrKey:
-    """A step to an attribute of a dataclass or named tuple."""
-
-    name: str
-
-    def __str__(self) -> str:
-        return f".{self.name}"
-
-    @property
-    def entry(self) -> str:
-        """The bare name."""
-        return self.name
-
-
-@dataclasses.dataclass(frozen=True)
-class FlattenedIndexKey:
-    """A step into a node that names its children by position only."""
-
-    key: int
-
-    def __str__(self) -> str:
-        return f"[{self.key}]"
-
-    @property
-    def entry(self) -> int:
-        """The bare position."""
-        return self.key
-
-
-_KEYS = (DictKey, SequenceKey, GetAttrKey, FlattenedIndexKey)
-
-
-def _key(e: Any) -> Any:
-    """The key for one of optree's path entries."""
-    if isinstance(e.entry, _KEYS):
-        return e.entry
-    if isinstance(e, (optree.NamedTupleEntry, optree.DataclassEntry)):
-        return GetAttrKey(e.field)
-    if isinstance(e, optree.GetAttrEntry):
-        return GetAttrKey(e.name)
-    if isinstance(e, optree.SequenceEntry):
-        return SequenceKey(e.entry)
-    return DictKey(e.entry) if isinstance(e, optree.MappingEntry) else FlattenedIndexKey(e.entry)
 
 
 # ---- trees ----
@@ -285,41 +207,18 @@ def _children(tree: PyTree) -> dict[str, Any] | None:
     if spec.is_leaf():
         return None
     accessors = spec.accessors()
-    return {_render(a): kid for a, kid in zip(accessors, kids, strict=True)}
-
-
-def _render(path: Iterable[Any]) -> str:
-    return "".join(str(_key(e)) for e in path)
-
-
-def keystr(keys: Sequence[Any], *, simple: bool = False, separator: str = "") -> str:
-    """Write a path as Python would index it.
-
-    Args:
-        keys: path, as `leaves_with_path` gives it.
-        simple: whether the bare keys are written, without brackets, quotes and dots.
-        separator: text between the bare keys; not read without `simple`.
-
-    Returns:
-        The path as text.
-
-    >>> path, leaf = gf.tree.leaves_with_path({"layers": [{"weight": 1}]})[0]
-    >>> gf.tree.keystr(path), gf.tree.keystr(path, simple=True, separator=".")
-    ("['layers'][0]['weight']", 'layers.0.weight')
-    """
-    if simple:
-        return separator.join(str(getattr(e, "entry", e)) for e in keys)
-    return separator.join(str(e) if isinstance(e, _KEYS) else f"[{e!r}]" for e in keys)
+    return {keystr([key_of(e) for e in a]): kid for a, kid in zip(accessors, kids, strict=True)}
 
 
 def flatten_with_path(
-    tree: PyTree, is_leaf: Callable[[Any], bool] | None = None
+    tree: PyTree, is_leaf: Callable[..., bool] | None = None, is_leaf_takes_path: bool = False
 ) -> tuple[list[tuple[tuple[Any, ...], Leaf]], PyTreeDef]:
     """Take a pytree apart, with the leaves' paths.
 
     Args:
         tree: pytree; None is a node without leaves.
         is_leaf: function of a node that is true where it counts as a leaf; None: of none.
+        is_leaf_takes_path: whether `is_leaf` is a function of (path, node).
 
     Returns:
         ([(path, leaf)] in order, structure). A path is a tuple of `DictKey`, `SequenceKey`,
@@ -328,22 +227,25 @@ def flatten_with_path(
     >>> gf.tree.flatten_with_path({"w": [1]})
     ([((DictKey(key='w'), SequenceKey(idx=0)), 1)], PyTreeSpec({'w': [*]}))
     """
+    if is_leaf_takes_path and is_leaf is not None:
+        is_leaf = _by_path(tree, is_leaf)
     accessors, found, treedef = optree.tree_flatten_with_accessor(
         tree, is_leaf, namespace=NAMESPACE
     )
     return [
-        (tuple([_key(e) for e in a]), x) for a, x in zip(accessors, found, strict=True)
+        (tuple([key_of(e) for e in a]), x) for a, x in zip(accessors, found, strict=True)
     ], treedef
 
 
 def leaves_with_path(
-    tree: PyTree, is_leaf: Callable[[Any], bool] | None = None
+    tree: PyTree, is_leaf: Callable[..., bool] | None = None, is_leaf_takes_path: bool = False
 ) -> list[tuple[tuple[Any, ...], Leaf]]:
     """List the leaves of a pytree with their paths.
 
     Args:
         tree: pytree; None is a node without leaves.
         is_leaf: function of a node that is true where it counts as a leaf; None: of none.
+        is_leaf_takes_path: whether `is_leaf` is a function of (path, node).
 
     Returns:
         [(path, leaf)] in order, as of `flatten_with_path`.
@@ -351,7 +253,22 @@ def leaves_with_path(
     >>> gf.tree.leaves_with_path({"w": [1]})
     [((DictKey(key='w'), SequenceKey(idx=0)), 1)]
     """
-    return flatten_with_path(tree, is_leaf)[0]
+    return flatten_with_path(tree, is_leaf, is_leaf_takes_path)[0]
+
+
+def _by_path(tree: PyTree, is_leaf: Callable[[Any, Any], bool]) -> Callable[[Any], bool]:
+    """`is_leaf(path, node)` as a function of the node alone, for one walk over `tree`."""
+    answers: list[bool] = []
+
+    def ask(path: tuple[Any, ...], node: PyTree) -> None:
+        answers.append(bool(is_leaf(path, node)))
+        if not answers[-1] and is_tree_node(type(node)):
+            for key, child in flatten_one_level_with_keys(node)[0]:
+                ask((*path, key), child)
+
+    ask((), tree)
+    in_order = iter(answers)  # optree asks of a node, then of its children
+    return lambda _: next(in_order)
 
 
 def paths(tree: PyTree, is_leaf: Callable[[Any], bool] | None = None) -> list[str]:
@@ -371,7 +288,11 @@ def paths(tree: PyTree, is_leaf: Callable[[Any], bool] | None = None) -> list[st
 
 
 def map_with_path(
-    f: Callable[..., Any], tree: PyTree, *rest: PyTree, is_leaf: Callable[[Any], bool] | None = None
+    f: Callable[..., Any],
+    tree: PyTree,
+    *rest: PyTree,
+    is_leaf: Callable[..., bool] | None = None,
+    is_leaf_takes_path: bool = False,
 ) -> PyTree:
     """Apply a function to the leaves of a pytree and their paths: `map` with one argument more.
 
@@ -380,6 +301,7 @@ def map_with_path(
         tree: pytree.
         *rest: pytrees with the nodes of `tree`; they may go on where it has a leaf.
         is_leaf: function of a node that is true where it counts as a leaf; None: of none.
+        is_leaf_takes_path: whether `is_leaf` is a function of (path, node).
 
     Returns:
         A pytree of the structure of `tree`, with what `f` returned as leaves.
@@ -390,9 +312,85 @@ def map_with_path(
     >>> gf.tree.map_with_path(lambda path, x: (gf.tree.keystr(path), 2 * x), {"w": [1]})
     {'w': [("['w'][0]", 2)]}
     """
-    found, treedef = flatten_with_path(tree, is_leaf)
+    found, treedef = flatten_with_path(tree, is_leaf, is_leaf_takes_path)
     others = [_flatten_up_to(treedef, tree, r, i + 1) for i, r in enumerate(rest)]
     return unflatten(treedef, [f(p, x, *xs) for (p, x), *xs in zip(found, *others, strict=True)])
+
+
+def is_tree_node(typ: type) -> bool:
+    """Tell whether objects of a class are nodes of pytrees.
+
+    Args:
+        typ: the class.
+
+    Returns:
+        The answer: True of tuple, list, dict, NoneType, named tuples and registered classes.
+
+    >>> gf.tree_util.is_tree_node(dict), gf.tree_util.is_tree_node(int)
+    (True, False)
+    """
+    return typ is type(None) or is_sequence(typ) or node_functions(typ) is not None
+
+
+def _one_level(tree: PyTree) -> tuple[list[Any], Any, Sequence[Any]]:
+    """(children, static data, their keys) of a node. Raises ValueError for a leaf."""
+    if not is_tree_node(type(tree)):
+        raise ValueError(
+            f"a leaf of type {type(tree).__name__} has no children\n  at {where().describe()}"
+        )
+    if tree is None:
+        return [], None, ()
+    children, static, *_ = optree.tree_flatten_one_level(tree, namespace=NAMESPACE)
+    outside = lambda x: x is not tree
+    accessors, *_ = optree.tree_flatten_with_accessor(
+        tree, outside, none_is_leaf=True, namespace=NAMESPACE
+    )
+    static = static.value if type(static) is Aux else _hashable(static)
+    return list(children), static, [key_of(e) for a in accessors for e in a]
+
+
+def _hashable(static: Any) -> Any:
+    """The static data of a container that Python has, with tuples for the lists of its keys."""
+    return tuple(map(_hashable, static)) if isinstance(static, (list, tuple)) else static
+
+
+def flatten_one_level(tree: PyTree) -> tuple[list[Any], Any]:
+    """Take one node of a pytree apart.
+
+    Args:
+        tree: a node.
+
+    Returns:
+        (children, static data), which is what the node's type keeps besides them: the sorted keys
+        of a dict, say.
+
+    Raises:
+        ValueError: `tree` is a leaf.
+
+    >>> gf.tree_util.flatten_one_level({"w": [1, 2], "b": 3})
+    ([3, [1, 2]], ('b', 'w'))
+    """
+    children, static, _ = _one_level(tree)
+    return children, static
+
+
+def flatten_one_level_with_keys(tree: PyTree) -> tuple[list[tuple[Any, Any]], Any]:
+    """Take one node of a pytree apart, with the keys of its children.
+
+    Args:
+        tree: a node.
+
+    Returns:
+        ([(key, child)], static data).
+
+    Raises:
+        ValueError: `tree` is a leaf.
+
+    >>> gf.tree_util.flatten_one_level_with_keys([4, {}])
+    ([(SequenceKey(idx=0), 4), (SequenceKey(idx=1), {})], None)
+    """
+    children, static, keys = _one_level(tree)
+    return list(zip(keys, children, strict=True)), static
 
 
 _NOTHING = object()
@@ -425,6 +423,43 @@ def reduce(
     """
     start = () if initializer is _NOTHING else (initializer,)
     return functools.reduce(function, leaves(tree, is_leaf), *start)
+
+
+def reduce_associative(
+    operation: Callable[[Any, Any], Any],
+    tree: PyTree,
+    *,
+    identity: Any = ...,
+    is_leaf: Callable[[Any], bool] | None = None,
+) -> Any:
+    """Combine the leaves of a pytree pairwise, in logarithmic depth.
+
+    Args:
+        operation: associative function of two leaves, or of what it returned.
+        tree: pytree.
+        identity: the result for a tree without leaves.
+        is_leaf: function of a node that is true where it counts as a leaf; None: of none.
+
+    Returns:
+        The last value.
+
+    Raises:
+        ValueError: the tree has no leaves and there is no `identity`.
+
+    >>> gf.tree.reduce_associative(lambda x, y: x + y, {"w": 1, "b": [2, 3]})
+    6
+    """
+    found = leaves(tree, is_leaf)
+    if not found:
+        if identity is ...:
+            raise ValueError(
+                f"reduce_associative of no leaves needs identity=\n  at {where().describe()}"
+            )
+        return identity
+    while len(found) > 1:
+        pairs = [operation(a, b) for a, b in zip(found[::2], found[1::2])]
+        found = pairs + found[2 * len(pairs) :]
+    return found[0]
 
 
 def all(tree: PyTree, *, is_leaf: Callable[[Any], bool] | None = None) -> bool:
@@ -701,7 +736,7 @@ def static_field(**options: Any) -> Any:
     content, this library's by identity.
 
     Args:
-        **options: as of `dataclasses.field`, but for `metadata`: `default`, `default_factory`, ...
+        **options: as of `dataclasses.field`: `default`, `default_factory`, `metadata`, ...
 
     Returns:
         What `dataclasses.field` returns.
@@ -713,7 +748,11 @@ def static_field(**options: Any) -> Any:
     >>> gf.tree.leaves(Scaled(1))
     [1]
     """
-    return dataclasses.field(metadata={"static": True}, **options)
+    metadata = {**(options.pop("metadata", None) or {}), "static": True}
+    return dataclasses.field(metadata=metadata, **options)
+
+
+static = static_field
 
 
 @overload

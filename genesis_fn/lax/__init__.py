@@ -1,7 +1,11 @@
 """Operations with explicit shapes and dtypes, and control flow, with the names of jax.lax."""
 
 from genesis_fn.lax import linalg as linalg
-from genesis_fn.lax.bits import rng_bit_generator as rng_bit_generator, rng_uniform as rng_uniform
+from genesis_fn.lax.bits import (
+    RandomAlgorithm as RandomAlgorithm,
+    rng_bit_generator as rng_bit_generator,
+    rng_uniform as rng_uniform,
+)
 from genesis_fn.lax.elementwise import (
     RoundingMethod as RoundingMethod,
     abs as abs,
@@ -149,6 +153,7 @@ from genesis_fn.lax.structural import (
     argmin as argmin,
     broadcast as broadcast,
     broadcast_in_dim as broadcast_in_dim,
+    broadcast_like as broadcast_like,
     broadcast_to_rank as broadcast_to_rank,
     broadcasted_iota as broadcasted_iota,
     collapse as collapse,
@@ -196,7 +201,11 @@ from genesis_fn.primitives.conv import (
     conv_dimension_numbers as conv_dimension_numbers,
     padtype_to_pads as padtype_to_pads,
 )
-from genesis_fn.primitives.dot_general import Precision as Precision, PrecisionLike as PrecisionLike
+from genesis_fn.primitives.dot_general import (
+    DotDimensionNumbers as DotDimensionNumbers,
+    Precision as Precision,
+    PrecisionLike as PrecisionLike,
+)
 from genesis_fn.primitives.fft import FftType as FftType
 from genesis_fn.primitives.indexing.gather_dims import (
     GatherDimensionNumbers as GatherDimensionNumbers,

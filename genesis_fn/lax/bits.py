@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import enum
 import functools
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -20,13 +20,31 @@ from genesis_fn.transforms.custom.callback import io_callback
 from genesis_fn.transforms.staging.shape_dtype_struct import ShapeDtypeStruct
 
 
+class RandomAlgorithm(enum.IntEnum):
+    """The algorithms of `rng_bit_generator`, by XLA's numbers. The default is Philox."""
+
+    RNG_DEFAULT = 0
+    RNG_THREE_FRY = 1
+    RNG_PHILOX = 2
+
+
 def rng_bit_generator(
-    key: ArrayLike, shape: Sequence[int], dtype: DTypeLike = np.uint32, algorithm: Any = None
+    key: ArrayLike,
+    shape: Sequence[int],
+    dtype: DTypeLike = np.uint32,
+    algorithm: RandomAlgorithm | int | None = None,
 ) -> tuple[Array, Array]:
     """(the next key, uniform bits of an unsigned `dtype`), a function of the key alone.
 
-    `key`: uint32[2], uint32[4] or uint64[2]. The bits are Philox's, whatever `algorithm` names.
+    `key`: uint32[2], uint32[4] or uint64[2]. `algorithm`: Philox or the default, which is Philox;
+    raises ArgumentError for another one.
     """
+    if algorithm not in (None, RandomAlgorithm.RNG_DEFAULT, RandomAlgorithm.RNG_PHILOX):
+        raise errors.ArgumentError(
+            f"rng_bit_generator: the bits are Philox's, not those of algorithm {algorithm!r}\n"
+            f"  at {where().describe()}\n"
+            '  for Threefry use random.bits(random.key(0, impl="threefry2x32"))'
+        )
     key, d = array(key), dtypes.dtype(dtype)
     aval = typeof(key)
     wide = aval.dtype == dtypes.U64

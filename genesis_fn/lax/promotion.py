@@ -84,8 +84,8 @@ def common_type(name: str, xs: Sequence[Any], inexact: bool = False) -> tuple[DT
     """(the common dtype of operands, whether it is weak): arrays, tracers, Python scalars, NumPy
     values.
 
-    With `inexact`, integers and booleans go to float32. Raises DTypeError under strict promotion
-    where an implicit conversion of an array would be needed.
+    With `inexact`, integers and booleans go to float32. Raises TypePromotionError under strict
+    promotion where an implicit conversion of an array would be needed.
     """
     strong, weak = _kinds(xs)
     result, is_weak = dtypes.promote(strong, weak)
@@ -93,7 +93,7 @@ def common_type(name: str, xs: Sequence[Any], inexact: bool = False) -> tuple[DT
         shown = ", ".join(
             sorted(d.name for d in strong) + sorted(python_type(d).__name__ for d in weak)
         )
-        raise errors.DTypeError(
+        raise errors.TypePromotionError(
             f"{name or 'an operation'} on {shown} needs an implicit conversion to {result.name}, "
             "which numpy_dtype_promotion='strict' forbids; convert with .astype(...)"
         )

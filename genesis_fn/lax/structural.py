@@ -135,6 +135,15 @@ def broadcast_to_rank(x: ArrayLike, rank: int) -> Array:
     return shapes.expand_dims(x, tuple(range(missing))) if missing else x
 
 
+def broadcast_like(arr: ArrayLike, like_arr: ArrayLike) -> Array:
+    """`arr` repeated to the shape of `like_arr`, as `broadcast_to` does; the dtype is its own."""
+    x, shape = to_array(arr), to_array(like_arr).aval.shape
+    missing = len(shape) - x.aval.ndim
+    if missing < 0 or any(n not in (1, m) for n, m in zip(x.aval.shape, shape[missing:])):
+        raise errors.ShapeError(f"broadcast_like: {x.aval} does not broadcast to {list(shape)}")
+    return shapes.broadcast_in_dim(x, shape, tuple(range(missing, len(shape))))
+
+
 def concatenate(operands: Sequence[Any], dimension: int) -> Array:
     """Arrays of one dtype joined along `dimension`."""
     if not isinstance(operands, (list, tuple)) or not operands:

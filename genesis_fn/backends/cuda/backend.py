@@ -133,6 +133,10 @@ class CudaBackend(Backend):
         """Return when all queued work is done; raises the errors it reported."""
         _runtime_of(array).synchronize()
 
+    def synchronize(self, device: Device) -> None:
+        """Return when all queued work is done; raises the errors it reported."""
+        device_runtime(device.index).synchronize()
+
     def copy(self, array: ArrayImpl, device: Device) -> ArrayImpl:
         """The array on another GPU: a peer-to-peer copy, ordered with both compute streams."""
         block = _runtime_of(array).copy_to(device_runtime(device.index), array.data, where(depth=4))

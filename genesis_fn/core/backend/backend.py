@@ -76,6 +76,10 @@ class Backend(Protocol):
         """Return once the array's values are there; raise what its computation raised."""
         ...
 
+    def synchronize(self, device: Device) -> None:
+        """Return once all work that was queued on the device is done; raise what it raised. A
+        backend whose calls return when they are done has nothing to wait for."""
+
     def start_read(self, array: ArrayImpl) -> Any:
         """Begin to copy an array's values to the host. What this returns is the array's `_reading`,
         which `to_numpy` ends; None where there is nothing to begin."""

@@ -17,6 +17,7 @@ from genesis_fn.core.aval import Described
 from genesis_fn.core.errors import ArgumentError
 from genesis_fn.core.primitive import running
 from genesis_fn.core.train_state import TrainState
+from genesis_fn.core.trees.keys import DictKey, FlattenedIndexKey, GetAttrKey, SequenceKey
 from genesis_fn.core.types.annotations import PyTree
 from genesis_fn.core.types.extended import is_key
 
@@ -112,9 +113,9 @@ def entries_of(node: Any) -> list[tuple[Any, Any]] | None:
     if node is None:
         return []
     if isinstance(node, TrainState):  # a node of leaves alone, which people know by its parts
-        return [(trees.GetAttrKey(name), part) for name, part in node.as_dict().items()]
+        return [(GetAttrKey(name), part) for name, part in node.as_dict().items()]
     if type(node) in (dict, collections.OrderedDict, collections.defaultdict):
-        return [(trees.DictKey(key), child) for key, child in node.items()]
+        return [(DictKey(key), child) for key, child in node.items()]
     found, structure = trees.flatten_with_path(node, lambda x: x is not node)
     return None if structure.is_leaf() else [(path[-1], child) for path, child in found]
 
@@ -132,7 +133,7 @@ def runs(entries: Sequence[tuple[Any, Any]]) -> Iterator[Group]:
         start = end
 
 
-_NUMBERED = (trees.SequenceKey, trees.FlattenedIndexKey)
+_NUMBERED = (SequenceKey, FlattenedIndexKey)
 
 
 def _kind(node: Any) -> tuple[Any, ...] | None:
@@ -152,16 +153,16 @@ def brackets(node: Any) -> tuple[str, str]:
 
 def label(key: Any, node: Any) -> str:
     """What stands in front of a child of `node`: `'weight': ` in a dict, `weight=` elsewhere."""
-    if isinstance(key, trees.GetAttrKey):
+    if isinstance(key, GetAttrKey):
         return f"{key.name}="
-    return f"{key.key!r}: " if isinstance(key, trees.DictKey) else ""
+    return f"{key.key!r}: " if isinstance(key, DictKey) else ""
 
 
 def static_fields(node: Any) -> list[tuple[str, str]]:
     """(name, value as text) of the fields of a dataclass that are no children of it."""
     if not dataclasses.is_dataclass(node):
         return []
-    children = {key.name for key, _ in entries_of(node) or () if isinstance(key, trees.GetAttrKey)}
+    children = {key.name for key, _ in entries_of(node) or () if isinstance(key, GetAttrKey)}
     names = [f.name for f in dataclasses.fields(node) if f.name not in children]
     return [(n, leaf_text(getattr(node, n))) for n in names if getattr(node, n, None) is not None]
 

@@ -8,6 +8,7 @@ checkpoint's recomputation does not repeat what has side effects.
 from __future__ import annotations
 
 import functools
+import logging
 import string
 from collections.abc import Callable, Sequence
 from types import MethodType
@@ -416,6 +417,15 @@ class _Print(Formatted):
         print(super().__call__(*args, **kwargs))
 
 
+class _Log(Formatted):
+    """The callback of `debug.log`."""
+
+    __slots__ = ()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> None:
+        logging.getLogger("genesis_fn").info(super().__call__(*args, **kwargs))
+
+
 def _printable(x: Any) -> Any:
     """Narrow floats as float32: NumPy cannot format their dtypes."""
     narrow = isinstance(x, np.ndarray) and x.dtype in (dtypes.BF16, dtypes.F8E4, dtypes.F8E5)
@@ -487,3 +497,34 @@ def debug_print(
     if not skip_format_check:
         check_format(fmt, args, kwargs)
     debug_callback(_Print(fmt), *args, **kwargs)
+
+
+def debug_log(
+    fmt: str,
+    *args: PyTree,
+    ordered: bool = False,
+    partitioned: bool = False,
+    skip_format_check: bool = False,
+    **kwargs: PyTree,
+) -> None:
+    """Log what `debug.print` would print: at level INFO, to the logger "genesis_fn" of `logging`.
+
+    Args:
+        fmt: format string, not an f-string: that would show tracers.
+        *args, **kwargs: pytrees that the format's fields name.
+        ordered, partitioned: ignored, as JAX's arguments; calls are always in order.
+        skip_format_check: whether fields and arguments need not fit each other.
+
+    Raises:
+        ValueError: a field has no argument, or an argument no field.
+        TypeError: `fmt` is no string.
+
+    >>> import logging
+    >>> logging.getLogger("genesis_fn").setLevel(logging.INFO)
+    >>> gf.jit(lambda x: gf.debug.log("x is {}", x))(jnp.array(2.0))
+    """
+    if not isinstance(fmt, str):  # pyright: ignore[reportUnnecessaryIsInstance] - users pass values
+        raise TypeError(f"debug.log takes a format string first, got {type(fmt).__name__}")
+    if not skip_format_check:
+        check_format(fmt, args, kwargs, "debug.log('x = {x}', x=x)")
+    debug_callback(_Log(fmt), *args, **kwargs)

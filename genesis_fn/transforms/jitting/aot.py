@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 
 from genesis_fn.core import device as devices, errors, tree
 from genesis_fn.core.array import ArrayImpl
+from genesis_fn.core.aval import Aval, Described
 from genesis_fn.core.backend.executable import Executable
 from genesis_fn.core.diagnostics.source_info import where
 from genesis_fn.core.jaxpr import Jaxpr
@@ -26,6 +27,18 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+
+class ArgInfo(Described):
+    """What a program takes for an argument: shape and dtype, and whether its memory is donated."""
+
+    __slots__ = ("aval", "donated")
+
+    def __init__(self, aval: Aval, donated: bool) -> None:
+        self.aval, self.donated = aval, donated
+
+    def __repr__(self) -> str:
+        return f"ArgInfo({self.aval}, donated={self.donated})"
 
 
 class Traced(Generic[P, R]):
@@ -49,6 +62,19 @@ class Traced(Generic[P, R]):
     def jaxpr(self) -> Jaxpr:
         """The program."""
         return self.program.jaxpr
+
+    @property
+    def args_info(self) -> PyTree:
+        """(args, kwargs) with an `ArgInfo` for each array, None for each static argument."""
+        arrays = enumerate(self.jaxpr.in_avals[len(self.program.captured) :])
+        leaves: list[ArgInfo | None] = []
+        for known in self.program.key.leaves:
+            if type(known) is Frozen:
+                leaves.append(None)
+            else:
+                i, aval = next(arrays)
+                leaves.append(ArgInfo(aval, i in self.donated))
+        return tree.unflatten(self.program.key.treedef, leaves)
 
     @property
     def out_info(self) -> PyTree:

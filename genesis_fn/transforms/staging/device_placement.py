@@ -92,6 +92,21 @@ def process_count() -> int:
     return world().size
 
 
+def process_indices() -> list[int]:
+    """The ranks of the processes that compute together: `[0, ..., process_count() - 1]`.
+
+    Returns:
+        The ranks.
+
+    >>> gf.process_indices()
+    [0]
+    """
+    return list(range(world().size))
+
+
+host_id, host_count, host_ids = process_index, process_count, process_indices  # JAX's older names
+
+
 def default_backend() -> str:
     """ "cpu" or "gpu": the backend of the default device, to which new arrays go."""
     return {"cuda": "gpu"}.get(devices_.default_device().kind, devices_.default_device().kind)
@@ -216,6 +231,23 @@ def block_until_ready(x: Tree) -> Tree:
         if type(v) is ArrayImpl:
             v.block_until_ready()
     return x
+
+
+def effects_barrier() -> None:
+    """Wait until every callback and print of the programs that were started has run.
+
+    It waits for all work that is queued on the devices of this process: a call may return before a
+    GPU is done. On the CPU everything has run by then.
+
+    Raises:
+        AssertionFailed, IndexOutOfRange, ...: what queued programs found.
+
+    >>> gf.jit(lambda x: gf.debug.print("x is {}", x))(1.0)
+    x is 1.0
+    >>> gf.effects_barrier()
+    """
+    for d in devices_.used_devices():
+        d.backend.synchronize(d)
 
 
 def live_arrays(platform: str | None = None) -> list[ArrayImpl]:

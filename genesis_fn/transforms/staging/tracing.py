@@ -54,6 +54,34 @@ class ClosedJaxpr:
         return repr(self.jaxpr)
 
 
+def eval_jaxpr(jaxpr: Jaxpr, consts: Sequence[ArrayLike], *args: ArrayLike) -> list[Array]:
+    """Run a program, one operation after the other, under whatever transform is running.
+
+    Args:
+        jaxpr: program, `make_jaxpr(f)(x).jaxpr`.
+        consts: the values that it captured, its first inputs: `make_jaxpr(f)(x).consts`.
+        *args: its other inputs.
+
+    Returns:
+        Its outputs.
+
+    Raises:
+        ShapeError: there are more or fewer inputs than the program has, or one has another shape or
+            dtype.
+
+    >>> closed = gf.make_jaxpr(lambda x: jnp.sin(x) * 2.0)(0.0)
+    >>> gf.core.eval_jaxpr(closed.jaxpr, closed.consts, 0.0)
+    [Array(0., dtype=float32)]
+    """
+    xs = [as_array(x) for x in (*consts, *args)]
+    if [x.aval for x in xs] != jaxpr.in_avals:
+        raise errors.ShapeError(
+            f"eval_jaxpr: the program {jaxpr.name} takes {jaxpr.in_avals}, got "
+            f"{[x.aval for x in xs]}"
+        )
+    return evaluate(jaxpr, *xs)
+
+
 @overload
 def make_jaxpr(
     fun: Callable[P, Any],
