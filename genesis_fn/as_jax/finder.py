@@ -24,7 +24,7 @@ FOLDER = Path(__file__).parent / "jax"
 MODULES = {
     "jax": "genesis_fn",
     **{f"jax.{name}": f"genesis_fn.{name}" for name in (
-        "custom_batching", "custom_derivatives", "debug", "distributed", "dlpack",
+        "ad_checkpoint", "custom_batching", "custom_derivatives", "debug", "distributed", "dlpack",
         "dtypes", "errors", "experimental.checkify", "experimental.ode", "flatten_util", "image",
         "lax", "lax.linalg", "nn", "nn.initializers", "numpy", "numpy.fft", "numpy.linalg", "ops",
         "profiler", "random", "scipy", "scipy.cluster", "scipy.cluster.vq", "scipy.fft",
