@@ -388,7 +388,7 @@ def einsum_path(
         subscripts: as of `einsum`.
         *operands: as of `einsum`.
         optimize: as of `einsum`: a method of opt_einsum where it is installed, True for the best
-            order, False for one contraction of all.
+            order, False for one after the other.
 
     Returns:
         (positions of the operands that each step takes from the list, to whose end it puts its
@@ -409,9 +409,11 @@ def einsum_path(
         import opt_einsum
     except ImportError:
         path = _path(text, inputs, output, sizes, optimize)
+        if optimize is False and len(inputs) > 2:
+            path = [(0, 1)] * (len(inputs) - 1)
         return path, f"{','.join(inputs)}->{output} in {len(path)} steps: {path}"
     if isinstance(optimize, bool):
-        optimize = "optimal" if optimize else [tuple(range(len(inputs)))]
+        optimize = "optimal" if optimize else [(0, 1)] * (len(inputs) - 1)
     path, described = opt_einsum.contract_path(  # pyright: ignore[reportCallIssue]
         f"{','.join(inputs)}->{output}",
         *[tuple([sizes[c] for c in names]) for names in inputs],

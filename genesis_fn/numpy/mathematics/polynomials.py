@@ -244,8 +244,8 @@ def roots(p: Coefficients, *, strip_zeros: bool = True) -> Array:
     Raises:
         ConcretizationTypeError: under a trace, with `strip_zeros`.
 
-    >>> roots(jnp.array([1.0, 0.0, -1.0]))
-    Array([-1.+0.j,  1.+0.j], dtype=complex64)
+    >>> roots(jnp.array([2.0, -6.0]))
+    Array([3.+0.j], dtype=complex64)
     """
     (p,) = _vectors("roots", p)
     complex_ = dtypes.complex_of(p.dtype)
