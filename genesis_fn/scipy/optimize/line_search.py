@@ -36,6 +36,8 @@ class Step(NamedTuple):
 
 
 class _State(NamedTuple):
+    """A search: its bracket, the next trial, and what was counted."""
+
     low: Point  # decreases enough, the lowest such; while no bracket is found, the last trial
     high: Point  # the other end of the bracket
     third: Point  # what the bracket lost last, for a cubic
