@@ -118,7 +118,7 @@ class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         if path is not None:
             loader = importlib.machinery.SourceFileLoader(module.__name__, str(path))
             module.__file__ = str(path)
-            exec(loader.get_code(module.__name__), module.__dict__)
+            loader.exec_module(module)
 
 
 def _file(name: str) -> Path | None:
