@@ -3,11 +3,10 @@ the library."""
 
 from __future__ import annotations
 
+import importlib
 import runpy
 import sys
 from pathlib import Path
-
-import genesis_fn.as_jax  # noqa: F401  (before the program imports jax)
 
 USAGE = "usage: python -m genesis_fn.as_jax (script.py | -m module) [argument ...]"
 
@@ -16,6 +15,7 @@ def main(arguments: list[str]) -> None:
     """Run a script or a module as `__main__`, with `jax` being the library."""
     if not arguments or arguments[0] in ("-h", "--help"):
         sys.exit(USAGE if not arguments else print(USAGE))
+    importlib.import_module("genesis_fn.as_jax")  # before the program imports jax
     if arguments[0] == "-m":
         if len(arguments) == 1:
             sys.exit(USAGE)

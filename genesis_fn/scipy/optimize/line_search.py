@@ -36,11 +36,7 @@ class Step(NamedTuple):
 
 
 class _State(NamedTuple):
-<<<<<<< HEAD
-    """The bracket, and the step that is tried next."""
-=======
     """A search: its bracket, the next trial, and what was counted."""
->>>>>>> h/scipy
 
     low: Point  # decreases enough, the lowest such; while no bracket is found, the last trial
     high: Point  # the other end of the bracket
