@@ -1,0 +1,132 @@
+"""The library under JAX's names: what is there, what refuses, and that a program for JAX runs.
+
+JAX itself is imported by the tests' process, so that each program here is a process.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from genesis_fn.as_jax.finder import FOLDER, MODULES, PeerModule
+from genesis_fn.as_jax.stubs import MissingError, stub
+
+TOP = Path(__file__).parents[2]
+
+# One program, for JAX and for the library: what it prints is compared.
+PROGRAM = """
+import jax, jax.numpy as jnp, optax
+from jax import lax, random
+
+key = random.PRNGKey(3)
+w = random.normal(key, (4, 3))
+x, y = random.uniform(random.split(key)[0], (8, 4)), random.bernoulli(key, 0.4, (8, 3))
+tx = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(0.05))
+
+def loss(w):
+    return jnp.mean(optax.sigmoid_binary_cross_entropy(jnp.tanh(x) @ w, y))
+
+@jax.jit
+def train(w):
+    def step(carry, _):
+        w, state = carry
+        value, grads = jax.value_and_grad(loss)(w)
+        updates, state = tx.update(grads, state, w)
+        return (optax.apply_updates(w, updates), state), value
+    (w, _), values = lax.scan(step, (w, tx.init(w)), None, length=20)
+    return w, values
+
+w, values = train(w)
+print([round(float(v), 5) for v in values[::5]])
+print([round(float(v), 4) for v in w.ravel()])
+print(random.randint(key, (5,), 0, 100).tolist(), isinstance(w, jax.Array), jax.__version__[:2])
+"""
+
+
+def run(program: str, *options: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-W", "error::RuntimeWarning", *options]
+    env = {**os.environ, "JAX_PLATFORMS": "cpu", "GENESIS_DEVICE": "cpu"}
+    return subprocess.run(
+        command, input=program, cwd=TOP, env=env, capture_output=True, text=True, timeout=300
+    )
+
+
+def test_a_program_for_jax_gives_the_same(tmp_path: Path) -> None:
+    script = tmp_path / "program.py"
+    script.write_text(PROGRAM)
+    theirs = run(PROGRAM, "-")
+    ours = run("", "-m", "genesis_fn.as_jax", str(script))
+    assert theirs.returncode == 0, theirs.stderr
+    assert ours.returncode == 0, ours.stderr
+    assert ours.stdout == theirs.stdout != ""
+    assert ours.stderr == ""
+
+
+def test_modules_and_names() -> None:
+    """Every module that is listed is there, as is every file of the folder."""
+    done = run(
+        "import importlib, genesis_fn.as_jax\n"
+        "from genesis_fn.as_jax.finder import FOLDER, MODULES\n"
+        "files = [p.relative_to(FOLDER.parent).with_suffix('') for p in FOLDER.rglob('*.py')]\n"
+        "names = {'.'.join(f.parts).removesuffix('.__init__') for f in files} | {*MODULES}\n"
+        "for name in sorted(names):\n"
+        "    module = importlib.import_module(name)\n"
+        "    assert module.__name__ == name\n"
+        "    [getattr(module, n) for n in dir(module)]\n"
+        "import jax.scipy.stats.norm, jax.numpy as jnp\n"
+        "print(len(names) > 60, jax.scipy.stats.norm.pdf(0.0).dtype, jnp.newaxis is None)\n",
+        "-",
+    )
+    assert (done.returncode, done.stdout) == (0, "True float32 True\n"), done.stderr
+
+
+@pytest.mark.parametrize(
+    "line, said",
+    [
+        ("import jax.numpy; jax.numpy.concatenat", "use jax.numpy.concatenate"),
+        ("import jax.experimental.pallas", "Triton kernels by genesis_fn.triton_call"),
+        ("import jax.interpreters as i; i.pe", "genesis_fn.as_jax has no jax.interpreters.pe"),
+        ("import jax; jax.config.update('jax_enable_x64', True)", "ask for 64-bit types by dtype="),
+        ("import jax; jax.pmap(lambda x: x)(1.0)", "jax.shard_map over a mesh, or jax.vmap"),
+        ("import jax; jax.export.export(len)", "MissingError: genesis_fn.as_jax has no jax.export"),
+        ("import jax; jax.new_ref(1.0)", "has no jax.new_ref: use values that a function takes"),
+    ],
+)
+def test_refusals(line: str, said: str) -> None:
+    done = run(f"import genesis_fn.as_jax\n{line}\n", "-")
+    assert done.returncode == 1 and said in done.stderr, done.stderr
+
+
+def test_real_jax_is_refused() -> None:
+    done = run("import jax\nimport genesis_fn.as_jax\n", "-")
+    assert done.returncode == 1
+    assert "is imported already in this process" in done.stderr
+
+
+def test_the_command_says_how_it_is_used(tmp_path: Path) -> None:
+    assert "usage: python -m genesis_fn.as_jax" in run("", "-m", "genesis_fn.as_jax").stderr
+    asked = run("", "-m", "genesis_fn.as_jax", "--help")
+    assert asked.returncode == 0 and "script.py" in asked.stdout
+    gone = run("", "-m", "genesis_fn.as_jax", str(tmp_path / "no.py"))
+    assert gone.returncode == 1 and "there is no file" in gone.stderr
+    module = tmp_path / "some_module.py"
+    module.write_text("import sys, jax; print(jax.__file__.count('as_jax'), sys.argv[1:])")
+    env = {**os.environ, "PYTHONPATH": f"{TOP}{os.pathsep}{tmp_path}"}
+    command = [sys.executable, "-m", "genesis_fn.as_jax", "-m", "some_module", "a"]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300)
+    assert done.stdout == "1 ['a']\n", done.stderr
+
+
+def test_a_stub_can_be_named_and_refuses_to_be_used() -> None:
+    Thing = stub("jax.interpreters.x.Thing", "another thing")
+    assert not isinstance(1, Thing) and Thing.__name__ == "Thing"
+    assert issubclass(type("Own", (Thing,), {}), Thing)
+    for use in (lambda: Thing(1), lambda: Thing.part, lambda: Thing[0], lambda: [*Thing]):
+        with pytest.raises(MissingError, match=r"no jax\.interpreters\.x\.Thing: use another thing"):
+            use()
+    assert MODULES["jax"] == "genesis_fn" and FOLDER.is_dir()
+    assert not isinstance(sys, PeerModule)
