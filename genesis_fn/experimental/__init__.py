@@ -1,1 +1,3 @@
-"""What JAX has under jax.experimental: interfaces that may change."""
+"""What JAX has in jax.experimental: checks that give error values."""
+
+from genesis_fn.experimental import checkify as checkify

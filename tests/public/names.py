@@ -22,10 +22,10 @@ PACKAGES = [
 ]  # fmt: skip
 # Their own public parts, and JAX's import paths.
 PARTS = [
-    "custom_batching", "custom_derivatives", "dlpack", "extend.cpu", "extend.cuda", "flatten_util",
-    "lax.linalg", "models.decoder", "models.qwen", "nn.initializers", "nn.lora", "numpy.fft",
-    "numpy.linalg", "ops", "optim.losses", "optim.schedules", "optim.tree", "scipy.special",
-    "stages",
+    "custom_batching", "custom_derivatives", "dlpack", "experimental.checkify", "extend.cpu",
+    "extend.cuda", "flatten_util", "lax.linalg", "models.decoder", "models.qwen", "nn.initializers",
+    "nn.lora", "numpy.fft", "numpy.linalg", "ops", "optim.losses", "optim.schedules", "optim.tree",
+    "scipy.special", "stages",
 ]  # fmt: skip
 PUBLIC = [*PACKAGES, *PARTS]
 
