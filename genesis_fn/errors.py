@@ -4,6 +4,7 @@ from genesis_fn.core.errors import (
     ArgumentError as ArgumentError,
     AssertionFailed as AssertionFailed,
     BackendError as BackendError,
+    CheckFailed as CheckFailed,
     ConcretizationTypeError as ConcretizationTypeError,
     DeviceError as DeviceError,
     DistributedError as DistributedError,

@@ -138,6 +138,10 @@ class AssertionFailed(GenesisError, AssertionError):
     """A condition given to `assert_` did not hold when the program ran."""
 
 
+class CheckFailed(AssertionFailed, ValueError):
+    """A condition given to `experimental.checkify.check` did not hold, or another of its checks."""
+
+
 class KeyReuseError(JAXTypeError, RuntimeError):
     """A random key was used twice while `debug.check_keys` was on."""
 

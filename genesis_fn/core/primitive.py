@@ -40,6 +40,7 @@ class Context(threading.local):
     scope: str = ""  # `named_scope`
     safe_zero: bool = False  # derivatives treat 0 * inf as 0
     apart: bool = False  # in a jvp rule: see `separate_tangents`
+    checked: bool = False  # `checkify` records this function, whose debug checks count
     no_tracing: bool = False  # a jitted function must not be traced
     watch: Any = None  # what `nan_trace` looks for
     line: Any = None  # the line of the equation that is being transformed, if one is
@@ -87,7 +88,7 @@ def trace_context_key() -> tuple[Any, ...]:
     """What decides what a function traces to, apart from its arguments: part of the key of every
     cache of staged programs. (The rest of the context is only reported, or raises at once.)"""
     settings = config.current().traced
-    return ctx.axes, ctx.safe_zero, ctx.backward, ctx.apart, current.mesh, settings
+    return ctx.axes, ctx.safe_zero, ctx.backward, ctx.apart, ctx.checked, current.mesh, settings
 
 
 class Primitive:

@@ -1,3 +1,3 @@
 """What JAX keeps under `jax.experimental`."""
 
-from genesis_fn.experimental import ode as ode
+from genesis_fn.experimental import checkify as checkify, ode as ode

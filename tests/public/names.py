@@ -22,14 +22,14 @@ PACKAGES = [
 ]  # fmt: skip
 # Their own public parts, and JAX's import paths.
 PARTS = [
-    "custom_batching", "custom_derivatives", "dlpack", "experimental.ode", "extend.cpu",
-    "extend.cuda", "flatten_util", "lax.linalg", "models.decoder", "models.qwen",
-    "nn.initializers", "nn.lora", "numpy.fft", "numpy.linalg", "ops", "optim.assignment",
-    "optim.contrib", "optim.losses", "optim.microbatching", "optim.perturbations",
-    "optim.projections", "optim.schedules", "optim.second_order", "optim.transforms",
-    "optim.tree", "optim.tree_utils", "scipy.cluster", "scipy.cluster.vq", "scipy.fft",
-    "scipy.integrate", "scipy.interpolate", "scipy.linalg", "scipy.ndimage", "scipy.optimize",
-    "scipy.signal", "scipy.sparse", "scipy.sparse.linalg", "scipy.spatial",
+    "custom_batching", "custom_derivatives", "dlpack", "experimental.checkify",
+    "experimental.ode", "extend.cpu", "extend.cuda", "flatten_util", "lax.linalg",
+    "models.decoder", "models.qwen", "nn.initializers", "nn.lora", "numpy.fft", "numpy.linalg",
+    "ops", "optim.assignment", "optim.contrib", "optim.losses", "optim.microbatching",
+    "optim.perturbations", "optim.projections", "optim.schedules", "optim.second_order",
+    "optim.transforms", "optim.tree", "optim.tree_utils", "scipy.cluster", "scipy.cluster.vq",
+    "scipy.fft", "scipy.integrate", "scipy.interpolate", "scipy.linalg", "scipy.ndimage",
+    "scipy.optimize", "scipy.signal", "scipy.sparse", "scipy.sparse.linalg", "scipy.spatial",
     "scipy.spatial.transform", "scipy.special", "stages",
 ]  # fmt: skip
 DISTRIBUTIONS = [

@@ -111,7 +111,7 @@ def test_nondiff_and_static_arguments():
         return f(2, "ab", x) + g(x, 3)
 
     agree_under(program, V, stacks=("grad", "jit(grad)", "vmap(grad)"))
-    f = custom_vjp(lambda v, name: v * 2, static_argnames=("name",))
+    f = custom_vjp(lambda v, name: v * 2, nondiff_argnames=("name",))
     f.defvjp(lambda v, name: (v * 2, None), lambda name, res, ct: (ct * len(name),))
     np.testing.assert_allclose(
         np.asarray(grad(lambda v: f(v, name="abc").sum())(ours(V))), V * 0 + 3
@@ -313,7 +313,7 @@ _ok = lambda x, y: (x * y, None)
     (_jvp(lambda p, t: (p[0], (t[0],))), errors.TreeError, "structures"),
     (_jvp(lambda p, t: (p[0], t[0][:2])), errors.ShapeError, r"f64\[2\] where f64\[4\]"),
     (_jvp(lambda p, t: (t[0], t[0])), errors.NotDifferentiableError, "primal output from tangents"),
-    (lambda: custom_vjp(jnp.sin, static_argnames=("k",)), ValueError, "no argument 'k'"),
+    (lambda: custom_vjp(jnp.sin, nondiff_argnames=("k",)), ValueError, "no argument 'k'"),
 ])  # fmt: skip
 def test_refusals(call, kind, match):
     with pytest.raises(kind, match=match) as error:

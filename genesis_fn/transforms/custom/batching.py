@@ -14,7 +14,14 @@ from genesis_fn.primitives.factories import filled, instantiate, move_batch
 from genesis_fn.transforms.autodiff.linearize import jvp_flat, jvp_jaxpr
 from genesis_fn.transforms.control_flow.scanning import map_sequentially
 from genesis_fn.transforms.custom.custom_call import CustomCall, custom_call_p
-from genesis_fn.transforms.custom.derivative_rules import CustomFunction, F, P, R
+from genesis_fn.transforms.custom.derivative_rules import (
+    CustomFunction,
+    F,
+    P,
+    R,
+    by_position,
+    signature_of,
+)
 from genesis_fn.transforms.keys.key_uses import user_call
 from genesis_fn.transforms.sharding.varying import matched
 from genesis_fn.transforms.staging.api_util import FlatFunction, flatten_arrays, missing
@@ -131,7 +138,8 @@ class custom_vmap(CustomFunction[P, R]):
     is that of the function; JAX refuses it.)
 
     Args:
-        fun: function of pytrees of arrays, with positional arguments only.
+        fun: function of pytrees of arrays, without keyword-only arguments. The rule gets all of
+            them by position.
 
     >>> from genesis_fn.custom_batching import custom_vmap
     >>> @custom_vmap
@@ -152,7 +160,14 @@ class custom_vmap(CustomFunction[P, R]):
         self.rule = rule
         return rule
 
-    def __call__(self, *args: Any) -> R:
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        if kwargs:
+            what = f"{self.name} has a custom batching rule and"
+            given = by_position(signature_of(self.fun), args, kwargs, what)
+            return self._called(*given)
+        return self._called(*args)
+
+    def _called(self, *args: Any) -> R:
         if self.rule is None:
             raise ValueError(f"{self.name}: no batching rule was given by def_vmap")
         leaves, in_tree, weak = flatten_arrays(args, f"an argument of {self.name}: ")

@@ -390,9 +390,11 @@ def debug_callback(
 
 
 class Formatted:
-    """A callback that formats a message with values; two of equal formats are equal."""
+    """A callback that formats a message with values; two of equal formats are equal. `error` is
+    what a condition with this message raises."""
 
     __slots__ = ("format",)
+    error: type[errors.AssertionFailed] = errors.AssertionFailed
 
     def __init__(self, text: str) -> None:
         self.format = text

@@ -34,6 +34,7 @@ from genesis_fn.transforms.staging.api_util import (
     name_of,
 )
 from genesis_fn.transforms.staging.copies import Copied
+from genesis_fn.transforms.staging.stage_trace import StageTrace
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -84,6 +85,32 @@ def zero_from_primal(val: ArrayLike, symbolic_zeros: bool = False) -> Array | Sy
     """
     kind = typeof(as_array(val))
     return SymbolicZero(kind) if symbolic_zeros else zeros(kind)
+
+
+def custom_vjp_primal_tree_values(tree_: PyTree) -> PyTree:
+    """The values of the arguments that a fwd rule set with `symbolic_zeros=True` gets.
+
+    Args:
+        tree_: pytree of CustomVJPPrimals.
+
+    Returns:
+        The pytree with the `value` of each.
+
+    Raises:
+        TypeError: a leaf is something else.
+
+    >>> custom_vjp_primal_tree_values({"w": CustomVJPPrimal(2.0, True)})
+    {'w': 2.0}
+    """
+
+    def value(leaf: Any) -> Any:
+        if type(leaf) is not CustomVJPPrimal:
+            raise TypeError(
+                f"custom_vjp_primal_tree_values takes CustomVJPPrimals, got {type(leaf).__name__}"
+            )
+        return leaf.value
+
+    return tree.map(value, tree_)
 
 
 class _UserCall(CustomCall):
@@ -246,6 +273,34 @@ class CustomFunction(Copied, Generic[P, R]):
         return _rebuild, (type(self), self.fun, rules)
 
 
+def signature_of(fun: Callable[..., Any]) -> inspect.Signature | None:
+    """The signature of a function; None where Python does not know it."""
+    try:
+        return inspect.signature(fun)
+    except (TypeError, ValueError):
+        return None
+
+
+def by_position(
+    signature: inspect.Signature | None, args: tuple[Any, ...], kwargs: dict[str, Any], what: str
+) -> tuple[Any, ...]:
+    """The arguments of a call by position, with defaults filled in. Raises TypeError, of `what`,
+    for those that can only be named."""
+    if signature is None:
+        raise TypeError(
+            f"{what} takes positional arguments only, as its signature is not known: "
+            f"{sorted(kwargs)}\n  at {where().describe()}"
+        )
+    bound = signature.bind(*args, **kwargs)
+    bound.apply_defaults()
+    if bound.kwargs:
+        raise TypeError(
+            f"{what} takes no keyword-only arguments: {sorted(bound.kwargs)}\n"
+            f"  at {where().describe()}"
+        )
+    return bound.args
+
+
 def _rebuild(kind: type, fun: Callable[..., Any], rules: dict[str, Any]) -> Any:
     """Make a function with rules again, for a copy or unpickling."""
     copy = kind(fun)
@@ -266,20 +321,16 @@ class _Differentiated(CustomFunction[P, R]):
         self,
         fun: Callable[P, R],
         nondiff_argnums: Sequence[int] = (),
-        *,
-        static_argnames: Sequence[str] = (),
+        nondiff_argnames: Sequence[str] = (),
     ) -> None:
         super().__init__(fun)
-        try:
-            self.signature: inspect.Signature | None = inspect.signature(fun)
-        except (TypeError, ValueError):
-            self.signature = None
+        self.signature = signature_of(fun)
         self.names = list(self.signature.parameters) if self.signature else []
-        for n in static_argnames:
+        for n in nondiff_argnames:
             if n not in self.names:
-                raise ValueError(f"static_argnames: {self.name} has no argument {n!r}")
+                raise ValueError(f"nondiff_argnames: {self.name} has no argument {n!r}")
         positions = [p + len(self.names) if p < 0 else p for p in nondiff_argnums]
-        self.static = {*positions, *(self.names.index(n) for n in static_argnames)}
+        self.static = {*positions, *(self.names.index(n) for n in nondiff_argnames)}
         self.kept: dict[Any, Recording] = {}  # filled by `recorded.py`
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
@@ -289,15 +340,8 @@ class _Differentiated(CustomFunction[P, R]):
         """Return all arguments by position, with defaults filled in."""
         if not kwargs and self.signature is None:
             return args
-        assert self.signature is not None, f"{self.name} takes positional arguments only"
-        bound = self.signature.bind(*args, **kwargs)
-        bound.apply_defaults()
-        if bound.kwargs:
-            raise TypeError(
-                f"{self.name} has a custom derivative and takes no keyword-only arguments: "
-                f"{sorted(bound.kwargs)}"
-            )
-        return bound.args
+        what = f"{self.name} has a custom derivative and"
+        return by_position(self.signature, args, kwargs, what)
 
     def array_or_static(self, i: int, value: Any) -> Any:
         """Return an argument, as Static if it is declared so or holds anything but arrays. Raises
@@ -378,7 +422,7 @@ class custom_jvp(_Differentiated[P, R]):
         fun: function of pytrees of arrays, and of static arguments.
         nondiff_argnums: positions of static arguments, Python values that come first in the rule:
             rule(*static, primals, tangents). Negative ones count from the end.
-        static_argnames: names of further static arguments.
+        nondiff_argnames: names of further static arguments.
 
     >>> @gf.custom_jvp
     ... def log1pexp(x):
@@ -444,7 +488,7 @@ class custom_vjp(_Differentiated[P, R]):
         fun: function of pytrees of arrays, and of static arguments.
         nondiff_argnums: positions of static arguments, Python values that come first in `bwd`;
             negative ones count from the end.
-        static_argnames: names of further static arguments.
+        nondiff_argnames: names of further static arguments.
 
     >>> @gf.custom_vjp
     ... def clipped_gradient(x):
@@ -526,3 +570,50 @@ def custom_gradient(fun: Callable[P, tuple[R, Callable[..., PyTree]]]) -> custom
 
     wrapped.defvjp(fwd, bwd)
     return wrapped
+
+
+def linear_call(
+    fun: Callable[[PyTree, PyTree], PyTree],
+    fun_transpose: Callable[[PyTree, PyTree], PyTree],
+    residual_args: PyTree,
+    linear_args: PyTree,
+) -> PyTree:
+    """Call a linear function that has a transpose of its own.
+
+    Reverse mode runs `fun_transpose` on cotangents; forward mode runs `fun` on tangents.
+
+    Args:
+        fun: function (residuals, x), linear in x, that returns a pytree of arrays.
+        fun_transpose: function (residuals, ct), linear in ct, which has the structure of what `fun`
+            returns; it returns the structure of x.
+        residual_args: pytree of arrays, which is not differentiated.
+        linear_args: pytree of floating arrays, x.
+
+    Returns:
+        fun(residual_args, linear_args).
+
+    Raises:
+        NotDifferentiableError: a derivative by `residual_args` is asked for, or the jvp rule of a
+            `custom_jvp` calls it on tangents, which are transposed one operation at a time.
+
+    >>> from genesis_fn.custom_derivatives import linear_call
+    >>> halves = lambda x: linear_call(lambda r, x: x / r, lambda r, ct: ct * r, 2.0, x)
+    >>> halves(3.0), gf.grad(halves)(3.0)
+    (Array(1.5, dtype=float32), Array(2., dtype=float32))
+    """
+    name = f"linear_call of {name_of(fun)}"
+
+    # The residuals are closed over: a derivative by them is refused, as any function's with rules.
+    def call(xs: Any) -> Any:
+        if isinstance(ctx.trace, StageTrace) and ctx.trace.is_tape:
+            raise errors.NotDifferentiableError(
+                f"{name} on tangents in a jvp rule, which are transposed operation by operation\n"
+                f"  at {where().describe()}\n  give the function a custom_vjp instead"
+            )
+        return tree.map(as_array, fun(residual_args, xs))
+
+    call.__name__ = name
+    linear = custom_vjp(call)
+    linear.defvjp(lambda xs: (call(xs), None), lambda _, ct: (fun_transpose(residual_args, ct),))
+    linear.def_jvp(lambda primals, tangents: (call(*primals), call(*tangents)))
+    return linear(linear_args)

@@ -34,13 +34,22 @@ def failure(
     if pred.all():
         return None
     at = tuple(np.argwhere(~pred)[0])
+    text = function.called([v[at[:lead]] for v in values[1:]])
+    message: Any = function.f
+    return message.error(first_failure(text, at, lead, pred.shape, line))
+
+
+def first_failure(
+    text: str, at: Sequence[Any], lead: int, shape: tuple[int, ...], line: str
+) -> str:
+    """The message `text` with where a condition of this shape is false first: at element `at`, of
+    which the first `lead` positions say the example."""
     example, element = at[:lead], at[lead:]
-    text = function.called([v[example] for v in values[1:]])
     if element:
-        text += f" (first at element {tuple(map(int, element))} of {pred.shape[lead:]})"
+        text += f" (first at element {tuple(map(int, element))} of {shape[lead:]})"
     if example:
         text += f" (example {tuple(map(int, example))} of the batch)"
-    return errors.AssertionFailed(f"{text}\n  at {line}")
+    return f"{text}\n  at {line}"
 
 
 def _shape(pred: Aval, *avals: Any, **_: Any) -> list[Aval]:
