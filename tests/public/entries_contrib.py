@@ -39,8 +39,8 @@ CONTRIBUTED: dict[str, list[Entry]] = PRIVATE | {
     **each("mechanize split_real_and_imaginary", transformation(_sgd)),
 }  # fmt: skip
 # Those that `optim` has too, under the same names.
-CONTRIB = {name: OPTIM[name] for name in {*exported("optim.contrib")} & {*OPTIM}} | CONTRIBUTED
-TRANSFORMS = {name: OPTIM[name] for name in {*exported("optim.transforms")} & {*OPTIM}}
+CONTRIB = {n: OPTIM[n] for n in sorted({*exported("optim.contrib")} & {*OPTIM})} | CONTRIBUTED
+TRANSFORMS = {n: OPTIM[n] for n in sorted({*exported("optim.transforms")} & {*OPTIM})}
 TREE_UTILS: dict[str, list[Entry]] = {
     f"tree_{name}": entries for name, entries in (OPTIM_TREE | OPTIM_TREE_RANDOM).items()
 }  # fmt: skip

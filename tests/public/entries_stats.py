@@ -50,7 +50,7 @@ def entry(name: str, function: str) -> Entry:
 
 def table(name: str) -> dict[str, list[Entry]]:
     """The entries of a distribution."""
-    return {f: [entry(name, f)] for f in exported(f"scipy.stats.{name}")}
+    return {f: [entry(name, f)] for f in sorted(exported(f"scipy.stats.{name}"))}
 
 
 TABLES: list[tuple[str, str | None, dict[str, list[Entry]]]] = [
