@@ -42,6 +42,9 @@ NAMESPACES = [
     "tree",
     "profiler",
     "debug",
+    "ad_checkpoint",
+    "custom_derivatives",
+    "experimental.checkify",
     "cuda",
     "distributed",
     "parallel",
@@ -55,6 +58,7 @@ GLOBALS = {
     "parallel": gf.parallel,
     "random": random,
     "np": np,
+    "checkify": gf.experimental.checkify,
 }
 
 

@@ -18,6 +18,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 
 from genesis_fn import nn
 from tests.public.agree import Entry, agree
+from tests.public.entries_core import CORE_LAX
 from tests.public.entries_lax import LAX, LAX_LINALG
 from tests.public.entries_more import (
     IMAGE,
@@ -38,7 +39,7 @@ EXAMPLES = int(os.environ.get("PUBLIC_EXAMPLES", "2"))
 TABLES: list[tuple[str, str | None, dict[str, list[Entry]]]] = [
     ("numpy", "jax.numpy", NUMPY), ("numpy.linalg", "jax.numpy.linalg", LINALG),
     ("numpy.fft", "jax.numpy.fft", FFT),
-    ("lax", "jax.lax", LAX), ("lax.linalg", "jax.lax.linalg", LAX_LINALG),
+    ("lax", "jax.lax", LAX | CORE_LAX), ("lax.linalg", "jax.lax.linalg", LAX_LINALG),
     ("nn", "jax.nn", NN | LAYERS), ("nn.initializers", None, INITIALIZERS),
     ("scipy.special", "jax.scipy.special", SPECIAL), ("random", None, RANDOM),
     ("optim", "optax", OPTIM), ("optim.tree", "optax.tree", OPTIM_TREE),

@@ -19,6 +19,7 @@ from genesis_fn.core.convert import as_array, is_value
 from genesis_fn.core.diagnostics.source_info import SourceLocation, is_internal, where
 from genesis_fn.core.primitive import bind, ctx, typeof
 from genesis_fn.core.static import NotStatic, aux_key, fingerprint_of, is_array
+from genesis_fn.core.tree import map as tree_map
 from genesis_fn.core.types.annotations import Array, ArrayLike, PyTree
 from genesis_fn.primitives import elementwise as ops
 from genesis_fn.primitives.factories import instantiate, zeros
@@ -80,18 +81,18 @@ def zero_from_primal(val: ArrayLike, symbolic_zeros: bool = False) -> Array | Sy
     Returns:
         The zero, of the shape and dtype of `val`.
 
-    >>> zero_from_primal(jnp.ones(2))
+    >>> gf.custom_derivatives.zero_from_primal(jnp.ones(2))
     Array([0., 0.], dtype=float32)
     """
     kind = typeof(as_array(val))
     return SymbolicZero(kind) if symbolic_zeros else zeros(kind)
 
 
-def custom_vjp_primal_tree_values(tree_: PyTree) -> PyTree:
+def custom_vjp_primal_tree_values(tree: PyTree) -> PyTree:
     """The values of the arguments that a fwd rule set with `symbolic_zeros=True` gets.
 
     Args:
-        tree_: pytree of CustomVJPPrimals.
+        tree: pytree of CustomVJPPrimals.
 
     Returns:
         The pytree with the `value` of each.
@@ -99,6 +100,7 @@ def custom_vjp_primal_tree_values(tree_: PyTree) -> PyTree:
     Raises:
         TypeError: a leaf is something else.
 
+    >>> from genesis_fn.custom_derivatives import CustomVJPPrimal, custom_vjp_primal_tree_values
     >>> custom_vjp_primal_tree_values({"w": CustomVJPPrimal(2.0, True)})
     {'w': 2.0}
     """
@@ -110,7 +112,7 @@ def custom_vjp_primal_tree_values(tree_: PyTree) -> PyTree:
             )
         return leaf.value
 
-    return tree.map(value, tree_)
+    return tree_map(value, tree)
 
 
 class _UserCall(CustomCall):
