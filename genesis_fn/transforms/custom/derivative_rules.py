@@ -35,7 +35,6 @@ from genesis_fn.transforms.staging.api_util import (
     name_of,
 )
 from genesis_fn.transforms.staging.copies import Copied
-from genesis_fn.transforms.staging.stage_trace import StageTrace
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -582,7 +581,8 @@ def linear_call(
 ) -> PyTree:
     """Call a linear function that has a transpose of its own.
 
-    Reverse mode runs `fun_transpose` on cotangents; forward mode runs `fun` on tangents.
+    Reverse mode runs `fun_transpose` on cotangents; forward mode runs `fun` on tangents. Where the
+    jvp rule of a `custom_jvp` calls it on tangents, the operations of `fun` are transposed.
 
     Args:
         fun: function (residuals, x), linear in x, that returns a pytree of arrays.
@@ -595,8 +595,7 @@ def linear_call(
         fun(residual_args, linear_args).
 
     Raises:
-        NotDifferentiableError: a derivative by `residual_args` is asked for, or the jvp rule of a
-            `custom_jvp` calls it on tangents, which are transposed one operation at a time.
+        NotDifferentiableError: a derivative by `residual_args` is asked for.
 
     >>> from genesis_fn.custom_derivatives import linear_call
     >>> halves = lambda x: linear_call(lambda r, x: x / r, lambda r, ct: ct * r, 2.0, x)
@@ -607,11 +606,6 @@ def linear_call(
 
     # The residuals are closed over: a derivative by them is refused, as any function's with rules.
     def call(xs: Any) -> Any:
-        if isinstance(ctx.trace, StageTrace) and ctx.trace.is_tape:
-            raise errors.NotDifferentiableError(
-                f"{name} on tangents in a jvp rule, which are transposed operation by operation\n"
-                f"  at {where().describe()}\n  give the function a custom_vjp instead"
-            )
         return tree.map(as_array, fun(residual_args, xs))
 
     call.__name__ = name
