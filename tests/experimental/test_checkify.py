@@ -391,3 +391,11 @@ def test_sets_of_checks():
     assert checkify.float_checks == checkify.nan_checks | checkify.div_checks
     assert checkify.automatic_checks == checkify.float_checks | checkify.index_checks
     assert checkify.all_checks == {*checkify.ErrorCategory}
+
+
+def test_the_reason_for_tracing_again_names_checkify():
+    f = gf.jit(lambda x: jnp.sum(x))
+    f(jnp.ones(2))
+    f(jnp.ones(3))
+    with pytest.warns(gf.errors.RecompilationWarning, match="within checkify: False -> True"):
+        checkify.checkify(f)(jnp.ones(3))

@@ -89,5 +89,5 @@ def test_private_names_are_noticed() -> None:
     assert private_uses("import genesis_fn.core.tree", "") == ["genesis_fn.core.tree"]
     assert private_uses("from genesis_fn.nn import functions", "") == ["genesis_fn.nn.functions"]
     assert private_uses("from genesis_fn.nn.functions import relu", "nn") == []
-    assert private_uses("import genesis_fn as gf\ngf.core", "") == ["genesis_fn.core"]
+    assert private_uses("import genesis_fn as gf\ngf.compiler", "") == ["genesis_fn.compiler"]
     assert private_uses("import genesis_fn.numpy as jnp\njnp.linalg.qr, jnp.sin", "") == []
