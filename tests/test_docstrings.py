@@ -55,6 +55,9 @@ NAMESPACES = [
     "tree",
     "profiler",
     "debug",
+    "ad_checkpoint",
+    "custom_derivatives",
+    "experimental.checkify",
     "cuda",
     "distributed",
     "parallel",
@@ -81,6 +84,7 @@ GLOBALS = {
     "random": random,
     "scipy": gf.scipy,
     "np": np,
+    "checkify": gf.experimental.checkify,
 }
 
 

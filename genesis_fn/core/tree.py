@@ -351,7 +351,9 @@ def _one_level(tree: PyTree) -> tuple[list[Any], Any, Sequence[Any]]:
 
 def _hashable(static: Any) -> Any:
     """The static data of a container that Python has, with tuples for the lists of its keys."""
-    return tuple(map(_hashable, static)) if isinstance(static, (list, tuple)) else static
+    if isinstance(static, (list, tuple)):
+        return tuple([_hashable(x) for x in static])
+    return static
 
 
 def flatten_one_level(tree: PyTree) -> tuple[list[Any], Any]:

@@ -13,9 +13,9 @@ from genesis_fn.core import tree
 from genesis_fn.core.convert import as_array
 from genesis_fn.core.diagnostics.source_info import where
 from genesis_fn.core.errors import CheckFailed
-from genesis_fn.core.primitive import bind
+from genesis_fn.core.primitive import Tracer, bind
 from genesis_fn.primitives.elementwise import bitwise_not
-from genesis_fn.transforms.custom.callback import HostFunction, split_arrays
+from genesis_fn.transforms.custom.callback import Formatted, HostFunction, split_arrays
 from genesis_fn.transforms.debugging.assertions import assert_p, first_failure
 
 
@@ -108,7 +108,7 @@ class Error:
 
     def _message(self, code: int, example: tuple[int, ...]) -> str:
         site, slot = self.sites[code - 1]
-        return site.message([np.asarray(v)[example] for v in self.payloads[slot]])
+        return site.message([np.asarray(np.asarray(v)[example]) for v in self.payloads[slot]])
 
     def get_exception(self) -> CheckFailed | None:
         """The exception that `throw` raises; None if no check failed."""
@@ -121,7 +121,8 @@ class Error:
         check_error(self)
 
     def __repr__(self) -> str:
-        return f"Error({self.get()})"
+        traced = isinstance(self.code, Tracer)
+        return f"Error({self.code if traced else self.get()})"
 
 
 tree.register_node(
@@ -132,17 +133,18 @@ tree.register_node(
 init_error = Error()  # no check has failed, and there is none
 
 
-class _Rethrown:
-    """The message of an error value."""
+class _Rethrown(Formatted):
+    """The message of an error value of this structure."""
 
     __slots__ = ("structure",)
     error = CheckFailed
 
     def __init__(self, structure: Any) -> None:
+        super().__init__(str(structure))
         self.structure = structure
 
     def __eq__(self, other: Any) -> bool:
-        return type(other) is type(self) and self.structure == other.structure
+        return type(other) is _Rethrown and self.structure == other.structure
 
     def __hash__(self) -> int:
         return hash(self.structure)

@@ -26,6 +26,7 @@ from tests.public.entries_contrib import (
     TRANSFORMS,
     TREE_UTILS,
 )
+from tests.public.entries_core import CORE_LAX
 from tests.public.entries_lax import LAX, LAX_LINALG
 from tests.public.entries_linalg import LAX_LINALG_MORE, SCIPY_LINALG
 from tests.public.entries_more import (
@@ -67,7 +68,7 @@ EXAMPLES = int(os.environ.get("PUBLIC_EXAMPLES", "2"))
 TABLES: list[tuple[str, str | None, dict[str, list[Entry]]]] = [
     ("numpy", "jax.numpy", NUMPY | NUMPY_MORE), ("numpy.linalg", "jax.numpy.linalg", LINALG),
     ("numpy.fft", "jax.numpy.fft", FFT),
-    ("lax", "jax.lax", LAX | LAX_MORE),
+    ("lax", "jax.lax", LAX | LAX_MORE | CORE_LAX),
     ("lax.linalg", "jax.lax.linalg", LAX_LINALG | LAX_LINALG_MORE),
     ("scipy.linalg", "jax.scipy.linalg", SCIPY_LINALG),
     ("nn", "jax.nn", NN | LAYERS), ("nn.initializers", None, INITIALIZERS),

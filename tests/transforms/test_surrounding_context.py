@@ -172,7 +172,7 @@ def test_settings_that_only_report_do_not_trace_again(changes):
 
 
 def test_every_field_of_the_context_is_accounted_for():
-    in_the_key = {"axes", "safe_zero", "backward", "apart"}
+    in_the_key = {"axes", "safe_zero", "backward", "apart", "checked"}
     not_in_it = {
         "trace",  # a program that captured a tracer is not kept; others do not depend on it
         "scope",

@@ -31,7 +31,7 @@ def saved_residuals(
         Origins read "from the argument x", "from a constant", "output of tanh from file.py:12
         (f)", "named 'scores' from file.py:12 (f)".
 
-    >>> saved_residuals(lambda x, y: jnp.exp(x) * y, 1.0, 2.0)[0]
+    >>> gf.ad_checkpoint.saved_residuals(lambda x, y: jnp.exp(x) * y, 1.0, 2.0)[0]
     (f32[], 'from the argument y')
     """
     labels = labels_of(f, args, kwargs)

@@ -48,7 +48,10 @@ class HostFunction:
     ) -> None:
         self.f, self.in_tree, self.fixed, self.out_tree = f, in_tree, fixed, out_tree
         # By identity: a program calls the function object, whatever it computes by then.
-        owner = (f.__func__, Same(f.__self__)) if isinstance(f, MethodType) else Same(f)
+        if isinstance(f, Formatted):  # nothing changes what these do
+            owner: Any = f
+        else:
+            owner = (f.__func__, Same(f.__self__)) if isinstance(f, MethodType) else Same(f)
         try:
             self.key = (owner, in_tree, aux_key(fixed)[0], out_tree)
             hash(self.key)

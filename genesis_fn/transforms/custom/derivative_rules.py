@@ -19,6 +19,7 @@ from genesis_fn.core.convert import as_array, is_value
 from genesis_fn.core.diagnostics.source_info import SourceLocation, is_internal, where
 from genesis_fn.core.primitive import bind, ctx, typeof
 from genesis_fn.core.static import NotStatic, aux_key, fingerprint_of, is_array
+from genesis_fn.core.tree import map as tree_map
 from genesis_fn.core.types.annotations import Array, ArrayLike, PyTree
 from genesis_fn.primitives import elementwise as ops
 from genesis_fn.primitives.factories import instantiate, zeros
@@ -34,7 +35,6 @@ from genesis_fn.transforms.staging.api_util import (
     name_of,
 )
 from genesis_fn.transforms.staging.copies import Copied
-from genesis_fn.transforms.staging.stage_trace import StageTrace
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -80,18 +80,18 @@ def zero_from_primal(val: ArrayLike, symbolic_zeros: bool = False) -> Array | Sy
     Returns:
         The zero, of the shape and dtype of `val`.
 
-    >>> zero_from_primal(jnp.ones(2))
+    >>> gf.custom_derivatives.zero_from_primal(jnp.ones(2))
     Array([0., 0.], dtype=float32)
     """
     kind = typeof(as_array(val))
     return SymbolicZero(kind) if symbolic_zeros else zeros(kind)
 
 
-def custom_vjp_primal_tree_values(tree_: PyTree) -> PyTree:
+def custom_vjp_primal_tree_values(tree: PyTree) -> PyTree:
     """The values of the arguments that a fwd rule set with `symbolic_zeros=True` gets.
 
     Args:
-        tree_: pytree of CustomVJPPrimals.
+        tree: pytree of CustomVJPPrimals.
 
     Returns:
         The pytree with the `value` of each.
@@ -99,6 +99,7 @@ def custom_vjp_primal_tree_values(tree_: PyTree) -> PyTree:
     Raises:
         TypeError: a leaf is something else.
 
+    >>> from genesis_fn.custom_derivatives import CustomVJPPrimal, custom_vjp_primal_tree_values
     >>> custom_vjp_primal_tree_values({"w": CustomVJPPrimal(2.0, True)})
     {'w': 2.0}
     """
@@ -110,7 +111,7 @@ def custom_vjp_primal_tree_values(tree_: PyTree) -> PyTree:
             )
         return leaf.value
 
-    return tree.map(value, tree_)
+    return tree_map(value, tree)
 
 
 class _UserCall(CustomCall):
@@ -580,7 +581,8 @@ def linear_call(
 ) -> PyTree:
     """Call a linear function that has a transpose of its own.
 
-    Reverse mode runs `fun_transpose` on cotangents; forward mode runs `fun` on tangents.
+    Reverse mode runs `fun_transpose` on cotangents; forward mode runs `fun` on tangents. Where the
+    jvp rule of a `custom_jvp` calls it on tangents, the operations of `fun` are transposed.
 
     Args:
         fun: function (residuals, x), linear in x, that returns a pytree of arrays.
@@ -593,8 +595,7 @@ def linear_call(
         fun(residual_args, linear_args).
 
     Raises:
-        NotDifferentiableError: a derivative by `residual_args` is asked for, or the jvp rule of a
-            `custom_jvp` calls it on tangents, which are transposed one operation at a time.
+        NotDifferentiableError: a derivative by `residual_args` is asked for.
 
     >>> from genesis_fn.custom_derivatives import linear_call
     >>> halves = lambda x: linear_call(lambda r, x: x / r, lambda r, ct: ct * r, 2.0, x)
@@ -605,11 +606,6 @@ def linear_call(
 
     # The residuals are closed over: a derivative by them is refused, as any function's with rules.
     def call(xs: Any) -> Any:
-        if isinstance(ctx.trace, StageTrace) and ctx.trace.is_tape:
-            raise errors.NotDifferentiableError(
-                f"{name} on tangents in a jvp rule, which are transposed operation by operation\n"
-                f"  at {where().describe()}\n  give the function a custom_vjp instead"
-            )
         return tree.map(as_array, fun(residual_args, xs))
 
     call.__name__ = name

@@ -33,7 +33,14 @@ def show_key(key: Any) -> str:
 
 def _context_difference(before: tuple[Any, ...], now: tuple[Any, ...]) -> list[str]:
     """What differs between two values of `trace_context_key()`."""
-    names = ("named axes", "safe_zero", "within a backward pass", "within a jvp rule", "mesh")
+    names = (
+        "named axes",
+        "safe_zero",
+        "within a backward pass",
+        "within a jvp rule",
+        "within checkify",
+        "mesh",
+    )
     changes = [f"{n}: {a} -> {b}" for n, a, b in zip(names, before, now) if a != b]
     return changes + [
         f"setting {n}: {getattr(before[-1], n)} -> {getattr(now[-1], n)}"
