@@ -29,7 +29,8 @@ INDEX = np.array([[0, 2], [-1, 1], [3, -4]])
 @pytest.mark.parametrize("mode", ["clip", "fill", "one_hot"])
 @pytest.mark.parametrize("wrap", [None, True, False])
 def test_take_along_axis(mode: str, wrap: bool | None) -> None:
-    want = theirs.take_along_axis(X, INDEX, 1, mode, wrap_negative_indices=wrap)
+    # None wraps in these modes; JAX from 0.11 on does not.
+    want = theirs.take_along_axis(X, INDEX, 1, mode, wrap_negative_indices=wrap is not False)
     run = lambda x, i: jnp.take_along_axis(x, i, 1, mode, wrap_negative_indices=wrap)
     same(run(X, INDEX), want)
     same(gf.jit(run)(X, INDEX), want)

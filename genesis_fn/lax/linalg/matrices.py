@@ -6,6 +6,7 @@ from typing import Any
 
 from genesis_fn.core import dtypes, errors
 from genesis_fn.core.diagnostics.source_info import where
+from genesis_fn.core.primitive import default_device_of
 from genesis_fn.core.types.annotations import Array, ArrayLike
 from genesis_fn.lax.operands import array
 from genesis_fn.primitives import elementwise as ops, shape as shapes
@@ -82,8 +83,9 @@ def real(x: Array) -> Array:
 
 
 def positions(x: Array, axis: int) -> Array:
-    """The index of each element of `x` along `axis`, int32."""
-    return shapes.broadcasted_iota(dtypes.I32, x.aval.shape, axis % x.ndim)
+    """The index of each element of `x` along `axis`, int32, on the device of `x`."""
+    with default_device_of((x,)):
+        return shapes.broadcasted_iota(dtypes.I32, x.aval.shape, axis % x.ndim)
 
 
 def identity(x: Array) -> Array:
