@@ -29,6 +29,7 @@ POINTS: dict[str, tuple[float, ...]] = {
     **dict.fromkeys("log log10 log2 log1p sqrt rsqrt lgamma gammaln digamma gamma log1mexp entr "
                     "factorial".split(), POSITIVE),
     **dict.fromkeys("asin acos arcsin arccos atanh arctanh erf_inv erfinv".split(), INSIDE),
+    **dict.fromkeys("exp1 expi loggamma spence".split(), POSITIVE),
     **dict.fromkeys(("acosh", "arccosh"), ABOVE), **dict.fromkeys(("logit", "ndtri"), BETWEEN),
 }  # fmt: skip
 NAMES: dict[str, str] = {
@@ -41,17 +42,17 @@ NAMES: dict[str, str] = {
     "nn": "celu elu gelu hard_sigmoid hard_silu hard_swish hard_tanh identity leaky_relu log1mexp "
           "log_sigmoid mish relu relu6 selu sigmoid silu soft_sign softplus sparse_plus "
           "sparse_sigmoid squareplus swish tanh",
-    "special": "digamma entr erf erfc erfinv expit factorial gamma gammaln i0 i0e i1 i1e log_ndtr "
-               "logit ndtr ndtri",
+    "special": "dawsn digamma entr erf erfc erfcx erfinv exp1 expi expit factorial gamma gammaln "
+               "i0 i0e i1 i1e log_ndtr loggamma logit ndtr ndtri spence",
 }  # fmt: skip
 # JAX compiles higher ones for seconds.
 ORDERS: dict[str, int] = dict.fromkeys(
     ("ndtri", "i0", "i1", "i0e", "gamma", "factorial", "log_ndtr"), 3
-)
+) | {"exp1": 1}  # JAX has no second one of exp1 under jit
 # Constant, or the operand itself, wherever they have a derivative; zeta has none by its first
 # operand in JAX.
 FLAT = set("around ceil floor round rint trunc fix sign spacing imag isfinite stop_gradient "
-           "copy array from_dlpack asarray ascontiguousarray conj conjugate clip "
+           "gammasgn copy array from_dlpack asarray ascontiguousarray conj conjugate clip "
            "block squeeze transpose stage "
            "optimization_barrier empty_like ones_like zeros_like "
            "real_if_close zeta".split())  # fmt: skip

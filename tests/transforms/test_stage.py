@@ -9,7 +9,7 @@ import pytest
 
 import genesis_fn.numpy as jnp
 from genesis_fn.core import errors
-from genesis_fn.core.array import ArrayImpl, from_numpy
+from genesis_fn.core.array import Array, ArrayImpl, from_numpy
 from genesis_fn.core.aval import aval
 from genesis_fn.core.configuration import config
 from genesis_fn.core.device import default_device
@@ -170,8 +170,9 @@ def test_avals_and_arrays():
     x.aval.shape
 
 
-def test_array_methods_can_be_installed():
+def test_array_methods_can_be_installed(request: pytest.FixtureRequest):
     install_array_methods({"_test_twice": lambda self: self * 2})
+    request.addfinalizer(lambda: delattr(Array, "_test_twice"))
     np.testing.assert_allclose(np.asarray(ours(V)._test_twice()), 2 * V)
     assert isinstance(jit(lambda x: x._test_twice())(ours(V)), ArrayImpl)
     install_array_methods({"_test_name": lambda self: "tracer"}, tracer_only=True)

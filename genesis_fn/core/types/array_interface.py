@@ -393,8 +393,9 @@ class ArrayInterface(Described):
         order: None = None,
         stable: bool = True,
         descending: bool = False,
+        dtype: DTypeLike | None = None,
     ) -> Array:
-        """The indices that sort along `axis`."""
+        """The indices that sort along `axis`, int32 or of an integer `dtype`."""
         ...
 
     def partition(self, kth: int, axis: int = -1) -> Array:
