@@ -207,7 +207,7 @@ OF_OTHERS = {
     "lhs_transposed", "rhs_transposed",
     # For users: methods that JAX has, and torch.
     "on_device_size_in_bytes", "copy_to_host_async", "defjvps", "def_fwd", "def_bwd", "as_text",
-    "cost_analysis", "memory_analysis", "traces", "clear_cache", "everything_saveable",
+    "args_info", "cost_analysis", "memory_analysis", "traces", "clear_cache", "everything_saveable",
     "nothing_saveable", "save_only_these_names", "save_any_names_but_these",
     "save_anything_except_these_names", "save_from_both_policies",
     "committed", "is_fully_addressable", "addressable_data", "replica_id", "vma", "axis_sizes",
