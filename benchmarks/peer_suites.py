@@ -92,7 +92,9 @@ def suites(options: Any) -> dict[str, list[tuple[Path, Path, list[str]]]]:
             ("genesis_fn.optim as optax", ["--optim"]),
         ):
             folder = work / ("optim" if flag else "optax")
-            support = ["--jax", str(Path(options.jax).resolve())] if options.jax else []
+            support = ["--optax", str(checkout)]
+            if options.jax:
+                support += ["--jax", str(Path(options.jax).resolve())]
             found[suite] = [
                 (f, folder / f"{f.relative_to(checkout).with_suffix('').as_posix()}.jsonl",
                  [*support, *flag])

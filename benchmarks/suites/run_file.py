@@ -1,6 +1,6 @@
 """Runs one test file of a peer on this library, in this process, and writes a line a case.
 
-    python -m benchmarks.suites.run_file FILE --jax CHECKOUT --out cases.jsonl [--limit 60] [-k ...]
+    python -m benchmarks.suites.run_file FILE --jax CHECKOUT [--optax CHECKOUT] --out cases.jsonl [--limit 60] [-k ...]
 
 A line is {"case", "outcome", "error", "seconds"}; a case that takes longer than the limit fails.
 """
@@ -75,7 +75,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("file", type=Path)
     parser.add_argument("--jax", type=Path, help="a checkout of JAX, for its test support")
-    parser.add_argument("--optim", action="store_true", help="genesis_fn.optim is optax")
+    parser.add_argument("--optax", type=Path, help="a checkout of optax, which is imported")
+    parser.add_argument("--optim", action="store_true", help="... but genesis_fn.optim is optax")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--limit", type=int, default=60, help="seconds for a case")
     parser.add_argument("-k", default="", help="cases by pytest's expression")
@@ -86,10 +87,12 @@ def main() -> None:
 
     if options.jax:
         internals.install(options.jax)
+    if options.optax:
+        sys.path.insert(0, str(options.optax))
     if options.optim:
         from benchmarks.suites import as_optax
 
-        as_optax.install()
+        as_optax.install(options.optax)
     import pytest
 
     done = set()
@@ -97,7 +100,6 @@ def main() -> None:
         rows = [json.loads(line) for line in options.out.read_text().splitlines()]
         done = {r["case"] for r in rows}
     folder = options.file.resolve().parent
-    sys.path.insert(0, str(folder))
     arguments = [str(options.file), "-q", "-p", "no:cacheprovider", "--tb=short", "-p",
                  "no:hypothesispytest", f"--rootdir={folder}", "-c", os.devnull,
                  "--import-mode=importlib"]  # fmt: skip
