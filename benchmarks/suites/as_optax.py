@@ -3,18 +3,21 @@
 Optax's files name the modules that define things (`optax._src.alias`, `optax.losses._ranking`):
 each is found here, with the names of the library's public module that `PUBLIC` gives for it. What
 only serves tests, and the test files themselves, come from the checkout (`optax._src.test_utils`).
-A name with an underscore, or of a class of state that is not public, is one of optax's internals:
-it raises MissingError when it is used. Any other name that is not there is an AttributeError.
+A name that optax gives its users and that is not there is an AttributeError; any other one is of
+optax's internals, and raises MissingError when it is used.
 """
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.abc
 import importlib.machinery
 import importlib.util
+import re
 import sys
 import types
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -48,34 +51,42 @@ class OptaxModule(types.ModuleType):
         if name.startswith("__"):
             raise AttributeError(name)
         full = f"{self.__name__}.{name}"
-        if full in sys.modules:
-            return sys.modules[full]
-        if full in PUBLIC or name.startswith("_") and (CHECKOUT / _path(full)).exists():
-            return importlib.import_module(full)
-        for ours in self.__dict__["__ours__"]:
+        module = full in PUBLIC or _path(full) and (name[0] == "_" or self.__name__ == "optax._src")
+        if full in NAMES:
+            return NAMES[full]()
+        for ours in () if module else self.__dict__["__ours__"]:
             value = getattr(importlib.import_module(ours), name, None)
             if value is not None and not isinstance(value, types.ModuleType):
                 return value
-        if (CHECKOUT / _path(full)).exists():
+        if _path(full):
             return importlib.import_module(full)
-        if name.startswith("_") or name in INTERNAL:
-            return Missing(full)
-        raise AttributeError(f"genesis_fn.optim has nothing for {full}")
+        if name in _public():
+            raise AttributeError(f"genesis_fn.optim has nothing for {full}")
+        return Missing(full)
 
 
-# What the defining modules of optax have and optax itself does not give its users.
-INTERNAL = {
-    "FLAG_CURVATURE_COND_NOT_SATISFIED", "FLAG_INTERVAL_NOT_FOUND", "FLAG_INTERVAL_TOO_SMALL",
-    "FLAG_NOT_A_DESCENT_DIRECTION", "FLAG_NO_STEPSIZE_FOUND", "init_empty_state", "parse_version",
-}  # fmt: skip
+def _enable_x64() -> Any:
+    import jax
+
+    return jax.enable_x64
+
+
+# What optax's tests use of its insides, and where that is here.
+NAMES: dict[str, Callable[[], Any]] = {"optax._src.utils.x64_precision": _enable_x64}
 CHECKOUT = Path()
 
 
-def _path(name: str) -> Path:
-    """Where a module of this name is in a checkout; the path of a file."""
-    folder = Path(*name.split("."))
-    package = folder / "__init__.py"
-    return package if (CHECKOUT / package).exists() else folder.with_suffix(".py")
+@functools.cache
+def _public() -> frozenset[str]:
+    """The names that optax gives its users: those that an `__init__` of the checkout names."""
+    files = CHECKOUT.glob("optax/**/__init__.py")
+    return frozenset(re.findall(r"\w+", "\n".join(f.read_text() for f in files)))
+
+
+def _path(name: str) -> Path | None:
+    """The folder or the file of a module in the checkout."""
+    folder = CHECKOUT.joinpath(*name.split("."))
+    return next((p for p in (folder, folder.with_suffix(".py")) if p.exists()), None)
 
 
 class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
@@ -87,8 +98,8 @@ class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         """The spec of a module that the checkout has."""
         if fullname.partition(".")[0] != "optax":
             return None
-        file = CHECKOUT / _path(fullname)
-        if not file.exists():
+        file = _path(fullname)
+        if file is None:
             return None
         if fullname.endswith(FROM_CHECKOUT):
             return importlib.util.spec_from_file_location(fullname, file)

@@ -18,7 +18,7 @@ BY_SOURCE = {
     "text of programs": (
         r"as_text\(|compiler_ir|\.eqns\b|\.jaxpr\b|str\((\w*jaxpr|jax\.make_jaxpr|api\.make_jaxpr)"
         r"|pretty_print|\bhlo\b|lower\([^)]*\)\.|\.in_avals|\.out_avals|\.literals|\.invars"
-        r"|\.outvars|\.effects|pp_jaxpr|input_output_aliases|jaxpr_text|loc\(",
+        r"|\.outvars|\.effects\b|pp_jaxpr|input_output_aliases|jaxpr_text|loc\(",
         "the test reads the text or the equations of a jaxpr, or of XLA's programs",
     ),
     "counters": (
@@ -40,7 +40,11 @@ BY_SOURCE = {
 }
 # ... and by what it failed with.
 BY_ERROR = {
-    "internals": (r"MissingError: genesis_fn\.as_jax has no jax(lib)?\.?\S*_?", "internals"),
+    "internals": (
+        r"MissingError: genesis_fn\.as_jax has no "
+        r"(jaxlib|optax|jax\.(_src|interpreters|extend|core|lib)\b)",
+        "the test uses JAX's or optax's internals",
+    ),
     "text of errors": (
         r"AssertionError: (\"|').*(\"|') does not match ",
         "an error of the same type is raised, in words of the library's own",

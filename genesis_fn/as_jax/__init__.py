@@ -16,6 +16,7 @@ from __future__ import annotations
 import sys as _sys
 
 from genesis_fn.as_jax.finder import Finder as _Finder, PeerModule as _PeerModule
+from genesis_fn.as_jax.placement import types_have_shardings as _types_have_shardings
 from genesis_fn.core.configuration import config as _config
 
 
@@ -32,6 +33,7 @@ def _install() -> None:
             "`python -m genesis_fn.as_jax script.py`"
         )
     _sys.meta_path.insert(0, _Finder())
+    _types_have_shardings()
     _config.update("random_impl", "threefry2x32")
     _config.update("explain_cache_misses", False)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 
+from genesis_fn.as_jax.placement import AbstractMesh as AbstractMesh
 from genesis_fn.as_jax.stubs import stub
 
 AbstractDevice = stub("jax.sharding.AbstractDevice")
@@ -22,33 +23,6 @@ class AxisType(enum.Enum):
     Auto = enum.auto()
     Explicit = enum.auto()
     Manual = enum.auto()
-
-
-class AbstractMesh:
-    """A mesh without devices: the one without axes is what `get_abstract_mesh` returns."""
-
-    def __init__(self, axis_sizes: tuple[int, ...] = (), axis_names: tuple[str, ...] = ()) -> None:
-        self.axis_sizes, self.axis_names = tuple(axis_sizes), tuple(axis_names)
-
-    @property
-    def empty(self) -> bool:
-        """Whether it has no axes."""
-        return not self.axis_names
-
-    @property
-    def shape(self) -> dict[str, int]:
-        """{axis: size}."""
-        return dict(zip(self.axis_names, self.axis_sizes))
-
-    @property
-    def axis_types(self) -> tuple[AxisType, ...]:
-        """The type of each axis."""
-        return (AxisType.Auto,) * len(self.axis_names)
-
-    @property
-    def are_all_axes_explicit(self) -> bool:
-        """Whether programs say how values are placed: never here."""
-        return False
 
 
 def get_abstract_mesh() -> AbstractMesh:
