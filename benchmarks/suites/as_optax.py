@@ -36,6 +36,8 @@ PUBLIC = {
     )},
 }  # fmt: skip
 FROM_CHECKOUT = ("test_utils", "_test")
+# What pytest asks packages for.
+OF_PYTEST = ("__", "pytest", "setUp", "setup", "tearDown", "teardown")
 
 
 class OptaxModule(types.ModuleType):
@@ -48,7 +50,7 @@ class OptaxModule(types.ModuleType):
         self.__dict__["__ours__"] = PUBLIC[max(keys, key=len)]
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
+        if name.startswith(OF_PYTEST):
             raise AttributeError(name)
         full = f"{self.__name__}.{name}"
         module = full in PUBLIC or _path(full) and (name[0] == "_" or self.__name__ == "optax._src")
@@ -71,8 +73,17 @@ def _enable_x64() -> Any:
     return jax.enable_x64
 
 
+def _diagonal_normal() -> Any:
+    from genesis_fn.optim.transforms.distributions import MultiNormalDiagFromLogScale
+
+    return MultiNormalDiagFromLogScale
+
+
 # What optax's tests use of its insides, and where that is here.
-NAMES: dict[str, Callable[[], Any]] = {"optax._src.utils.x64_precision": _enable_x64}
+NAMES: dict[str, Callable[[], Any]] = {
+    "optax._src.utils.MultiNormalDiagFromLogScale": _diagonal_normal,
+    "optax._src.utils.x64_precision": _enable_x64,
+}
 CHECKOUT = Path()
 
 
@@ -103,7 +114,13 @@ class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
             return None
         if fullname.endswith(FROM_CHECKOUT):
             return importlib.util.spec_from_file_location(fullname, file)
-        return importlib.machinery.ModuleSpec(fullname, self, is_package=True)
+        # pytest imports the packages around a test file, and asks whose file a module is.
+        return importlib.machinery.ModuleSpec(
+            fullname,
+            self,
+            origin=str(file / "__init__.py" if file.is_dir() else file),
+            is_package=True,
+        )
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType:
         """An `OptaxModule`."""

@@ -18,6 +18,7 @@ from genesis_fn.optim import (
     tree_utils as tree_utils,
 )
 from genesis_fn.optim.annotations import (
+    ArrayTree as ArrayTree,
     MaskOrFn as MaskOrFn,
     OptState as OptState,
     Params as Params,

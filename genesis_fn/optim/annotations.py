@@ -11,6 +11,7 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 from genesis_fn import Array, ArrayLike, PyTree
 
+ArrayTree: TypeAlias = PyTree  # of arrays
 Params: TypeAlias = PyTree  # of arrays; None where a leaf is frozen
 Updates: TypeAlias = PyTree  # the parameters' structure
 OptState: TypeAlias = PyTree  # mostly a named tuple

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -74,6 +75,17 @@ def test_optimizer(case: tuple, dtype: np.dtype) -> None:
         gap(getattr(optim, name)(*args, **kwargs), getattr(optax, name)(*args, **kwargs), dtype)
         < limit
     )
+
+
+def test_adabelief_decays_as_a_chain_does() -> None:
+    def chain(lib: Any) -> Any:
+        return lib.chain(
+            lib.scale_by_belief(eps=1e-16, eps_root=1e-16),
+            lib.add_decayed_weights(0.1),
+            lib.scale_by_learning_rate(1e-2),
+        )
+
+    assert gap(optim.adabelief(1e-2, weight_decay=0.1), chain(optax), F64) < LIMIT[F64]
 
 
 def test_optimistic_adam() -> None:

@@ -128,7 +128,8 @@ def scale_by_backtracking_linesearch(
     ) -> tuple[Updates, ScaleByBacktrackingLinesearchState]:
         params = base.require_params(params, name)
         objective = of_parameters(value_fn, extra, name)
-        dtype = state.learning_rate.dtype
+        latest = as_array(state.learning_rate)  # a number, where someone has put it into the state
+        dtype = latest.dtype
         start = as_array(value).astype(dtype)
         slope = slope_along(updates, grad, dtype)
 
@@ -147,7 +148,7 @@ def scale_by_backtracking_linesearch(
             reached = as_array(objective(point_along(params, stepsize, updates))).astype(dtype)
             return stepsize, reached, lacking(stepsize, reached).astype(dtype), tried + 1
 
-        guess = jnp.minimum(increase_factor * state.learning_rate, max_learning_rate).astype(dtype)
+        guess = jnp.minimum(increase_factor * latest, max_learning_rate).astype(dtype)
         unknown = jnp.full((), float("inf"), dtype)
         found = while_loop(goes_on, attempt, (guess, start, unknown, zero_count()))
         stepsize, reached, error, tried = found

@@ -228,12 +228,13 @@ def scale_by_zoom_linesearch(
     ) -> tuple[Updates, ScaleByZoomLinesearchState]:
         params = base.require_params(params, name)
         value_and_gradient = value_and_grad(of_parameters(value_fn, extra, name))
-        dtype = state.learning_rate.dtype
+        latest = as_array(state.learning_rate)  # a number, where someone has put it into the state
+        dtype = latest.dtype
         start = _Point(
             jnp.zeros((), dtype), as_array(value).astype(dtype), slope_along(updates, grad, dtype)
         )
         conditions = _Conditions(start, slope_rtol, curv_rtol, approx_dec_rtol)
-        guess = jnp.ones((), dtype) if initial_guess_strategy == "one" else state.learning_rate
+        guess = jnp.ones((), dtype) if initial_guess_strategy == "one" else latest
 
         def iteration(search: _Search) -> _Search:
             larger, at_most = _larger_stepsize(

@@ -348,13 +348,15 @@ def adabelief(
     b2: Number = 0.999,
     eps: Number = 1e-16,
     eps_root: Number = 1e-16,
+    weight_decay: ScalarOrSchedule | None = None,
+    weight_decay_mask: Mask | None = None,
     *,
     nesterov: bool = False,
 ) -> GradientTransformationExtraArgs:
     """Adam dividing by the gradient's deviation from its moving mean, instead of its size.
 
         v <- b2 v + (1 - b2) |g - m|**2 + eps_root,
-        update = -lr m_hat / (sqrt(v_hat) + eps)
+        update = -lr (m_hat / (sqrt(v_hat) + eps) + weight_decay p)
 
     Source: Zhuang et al., "AdaBelief optimizer: adapting stepsizes by the belief in observed
     gradients", 2020.
@@ -364,10 +366,15 @@ def adabelief(
         b1, b2: decay rates of the first and second moments, in [0, 1).
         eps: positive number added to the denominator.
         eps_root: positive number added to the second moment at every step.
+        weight_decay: number >= 0, or a schedule: the share of the parameter added to the update
+            before the learning rate; None for none.
+        weight_decay_mask: which parameters decay: a tree of bools, or a function that gives it, of
+            (path, leaf) or of the parameters. None: all.
         nesterov: whether the first moment is taken one step ahead.
 
     Returns:
-        The transformation, whose states have the fields `belief`, `schedule`.
+        The transformation, whose states have the fields `belief`, `schedule`, and with weight
+        decay `decay`.
 
     >>> w, g = jnp.array([1.0, -2.0]), jnp.array([0.5, -3.0])
     >>> tx = optim.adabelief(0.1)
@@ -375,9 +382,13 @@ def adabelief(
     >>> updates.round(4)
     Array([-0.1111,  0.1111], dtype=float32)
     """
+    decay = {}
+    if weight_decay is not None:
+        decay["decay"] = add_decayed_weights(weight_decay, weight_decay_mask)
     return optimizer(
         "adabelief",
         belief=scale_by_belief(b1, b2, eps, eps_root, nesterov=nesterov),
+        **decay,
         schedule=scale_by_learning_rate(learning_rate),
     )
 
