@@ -144,9 +144,10 @@ def test_extra_arguments_reach_the_objective() -> None:
         )
         np.testing.assert_allclose(np.asarray(got), np.asarray(want), rtol=1e-5)
         tx, w_ = lib_search(optim), jnp.asarray(w)
-        put = optim.tree.set(tx.init(w_), learning_rate=0.25)  # a number in an array's place
+        latest = tx.init(w_)
+        put = (latest[0], latest[1]._replace(learning_rate=0.25))  # a number in an array's place
         took = tx.update(w_, put, w_, value=1.0, grad=w_, value_fn=f, x=x, y=y)[1]
-        assert optim.tree.get(took, "learning_rate").dtype == np.float32
+        assert took[1].learning_rate.dtype == np.float32
         with pytest.raises(ArgumentError, match="update got z, which value_fn does not take"):
             tx.update(w_, tx.init(w_), w_, value=1.0, grad=w_, value_fn=f, x=x, y=y, z=1)
         with pytest.raises(ArgumentError, match="needs the current parameters"):
