@@ -130,6 +130,14 @@ class NotDifferentiableError(GenesisError, TypeError):
     """No derivative is defined here, or not in this mode."""
 
 
+class MissingRuleError(NotDifferentiableError, ValueError, AttributeError):
+    """A function that takes rules of the user's was called before it had them."""
+
+
+class ClosedOverError(NotDifferentiableError, UnexpectedTracerError):
+    """A function with derivative rules closes over a value that is being differentiated."""
+
+
 class NanError(GenesisError, FloatingPointError):
     """A NaN or infinity appeared while `debug_nans` or `debug_infs` was on."""
 

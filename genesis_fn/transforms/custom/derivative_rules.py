@@ -169,6 +169,7 @@ class _UserCall(CustomCall):
         _, derivatives = self._arguments(self._zeros(tangents, self.in_avals))
         out, tangent = owner.pair(owner.jvp(*static, values, derivatives), "jvp", "tangent")
         outs, self.output_info = flatten_output(out, self.name)
+        zero = [type(t) is SymbolicZero for t in tree.leaves(tangent)]
         given, t_tree = flatten_output(tree.map(_dense, tangent), self.name)
         ts: list[Any] = [instantiate(t, typeof(o)) for t, o in zip(given, outs)]
         if t_tree != self.output_info:
@@ -181,6 +182,8 @@ class _UserCall(CustomCall):
             elif typeof(t) is not typeof(o):
                 what = f"returned {typeof(t)} where {typeof(o)} is expected"
                 raise owner.rule_error(errors.ShapeError, "jvp", what)
+            elif zero[i]:
+                ts[i] = None
         return outs, ts
 
     def fwd(
@@ -221,8 +224,11 @@ class _UserCall(CustomCall):
         result: list[Any] = []
         for i, ct, argument in zip(positions, cotangents, avals):
             name = f"argument {repr(owner.names[i]) if i < len(owner.names) else i}"
+            structure = tree.structure(argument)
+            if structure.num_leaves == 1 and (is_value(ct) or type(ct) is SymbolicZero):
+                ct = tree.unflatten(structure, [ct])  # what a box holds, without the box
             try:
-                flat = tree.leaves_or_none(ct, tree.structure(argument))
+                flat = tree.leaves_or_none(ct, structure)
             except errors.TreeError:
                 difference = tree.first_difference(argument, ct)
                 what = f"returned a cotangent of another structure for {name}: {difference}"
@@ -235,7 +241,11 @@ class _UserCall(CustomCall):
 
     def _cotangent(self, ct: Any, kind: Aval, argument: str) -> Any:
         """Check and convert the cotangent of one leaf of an argument."""
+        remedy = "a cotangent has the shape and dtype of its argument, or is None for zero"
         if ct is None or type(ct) is SymbolicZero:
+            if ct is not None and ct.aval.shape != kind.shape:
+                what = f"returned the zero of {ct.aval} for {argument}, which is {kind}"
+                raise self.owner.rule_error(errors.ShapeError, "bwd", what, f"\n  {remedy}")
             return zeros(kind)
         if not is_value(ct):
             what = f"returned {ct!r:.60} of type {type(ct).__name__} for {argument}"
@@ -247,7 +257,6 @@ class _UserCall(CustomCall):
         ct = instantiate(ct, kind)
         if typeof(ct) is not kind:
             what = f"returned {typeof(ct)} for {argument}, which is {kind}"
-            remedy = "a cotangent has the shape and dtype of its argument, or is None for zero"
             raise self.owner.rule_error(errors.ShapeError, "bwd", what, f"\n  {remedy}")
         return ct
 
@@ -293,10 +302,11 @@ def by_position(
             f"{sorted(kwargs)}\n  at {where().describe()}"
         )
     bound = signature.bind(*args, **kwargs)
+    named = sorted(bound.kwargs)  # those left out have defaults, which the function knows itself
     bound.apply_defaults()
-    if bound.kwargs:
+    if named:
         raise TypeError(
-            f"{what} takes no keyword-only arguments: {sorted(bound.kwargs)}\n"
+            f"{what} takes no keyword-only arguments: {named}\n"
             f"  at {where().describe()}"
         )
     return bound.args
@@ -372,7 +382,7 @@ class _Differentiated(CustomFunction[P, R]):
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         if problem := self.missing_rules():
             what = f"{self.name}: {problem}\n  at {where().describe()}"
-            raise errors.NotDifferentiableError(what)
+            raise errors.MissingRuleError(what)
         arguments: Any = self.positional(args, kwargs)
         if ctx.trace is None:  # nothing differentiates, batches or records: the rules do not matter
             return self.fun(*as_taken(arguments))
