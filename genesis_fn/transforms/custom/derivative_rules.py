@@ -17,12 +17,12 @@ from genesis_fn.core import dtypes, errors, tree
 from genesis_fn.core.aval import Aval, Described
 from genesis_fn.core.convert import as_array, is_value
 from genesis_fn.core.diagnostics.source_info import SourceLocation, is_internal, where
-from genesis_fn.core.primitive import bind, ctx, typeof
+from genesis_fn.core.primitive import Tracer, bind, ctx, typeof
 from genesis_fn.core.static import NotStatic, aux_key, fingerprint_of, is_array
 from genesis_fn.core.tree import map as tree_map
 from genesis_fn.core.types.annotations import Array, ArrayLike, PyTree
 from genesis_fn.primitives import elementwise as ops
-from genesis_fn.primitives.factories import instantiate, zeros
+from genesis_fn.primitives.factories import filled, instantiate, zeros
 from genesis_fn.transforms.batching.collectives import psum
 from genesis_fn.transforms.custom.custom_call import CustomCall, custom_call_p
 from genesis_fn.transforms.custom.recorded import Recording
@@ -115,10 +115,15 @@ def custom_vjp_primal_tree_values(tree: PyTree) -> PyTree:
 
 
 class _UserCall(CustomCall):
-    """A call of a user's function on flat arrays. `output_info` is the structure of its output."""
+    """A call of a user's function on flat arrays. `output_info` is the structure of its output.
+
+    `static` are the positions of arguments without derivatives, which the rules take first; those
+    of them that hold arrays are operands, `held`.
+    """
 
     __slots__ = (
         "owner",
+        "held",
         "name",
         "symbolic_zeros",
         "forward",
@@ -136,10 +141,11 @@ class _UserCall(CustomCall):
         static: Sequence[int],
         in_tree: Any,
         xs: Sequence[Any],
+        held: Sequence[int] = (),
     ) -> None:
         self.owner, self.name, self.symbolic_zeros = owner, owner.name, owner.symbolic_zeros
         self.forward, self.reverse = owner.jvp is not None, owner.fwd is not None
-        self.static, self.in_tree = static, in_tree
+        self.static, self.in_tree, self.held = static, in_tree, held
         self.in_avals = tuple([typeof(x) for x in xs])
         self.weak = tuple([x.weak for x in xs])
         self.output_info: Any = None
@@ -192,22 +198,28 @@ class _UserCall(CustomCall):
         inputs: Sequence[Any] = xs
         if self.symbolic_zeros:
             inputs = [
-                CustomVJPPrimal(x, n and dtypes.is_inexact(k.dtype))
-                for x, n, k in zip(xs, nonzero, self.in_avals, strict=True)
+                x if i in self.held else CustomVJPPrimal(x, n and dtypes.is_inexact(k.dtype))
+                for i, (x, n, k) in enumerate(zip(xs, nonzero, self.in_avals, strict=True))
             ]
         owner, args = self.owner, tree.unflatten(self.in_tree, inputs)
         out, saved = owner.pair(owner.fwd(*args), "fwd", "residuals")
         outs, out_tree = flatten_output(out, self.name)
         saved, saved_tree = flatten_output(saved, self.name)
         self.output_info, out_kinds = out_tree, [typeof(o) for o in outs]
+        count = len(saved)
+        saved = [*saved, *(xs[i] for i in self.held)]
 
         def pull(residuals: Sequence[Any], cts: Sequence[Any]) -> list[Any]:
-            static, avals = self._arguments(self.in_avals)
-            res = tree.unflatten(saved_tree, residuals)
+            operands: list[Any] = list(self.in_avals)
+            for i, x in zip(self.held, residuals[count:]):
+                operands[i] = x
+            static, avals = self._arguments(operands)
+            res = tree.unflatten(saved_tree, residuals[:count])
             ct = tree.unflatten(out_tree, self._zeros(cts, out_kinds))
             line, ctx.line = ctx.line, None  # operations of the rule have lines of their own
             try:
-                return self._cotangents(owner.bwd(*static, res, ct), avals)
+                back = self._cotangents(owner.bwd(*static, res, ct), avals)
+                return filled([i not in self.held for i in range(len(xs))], back)
             finally:
                 ctx.line = line
 
@@ -355,12 +367,19 @@ class _Differentiated(CustomFunction[P, R]):
         return by_position(self.signature, args, kwargs, what)
 
     def array_or_static(self, i: int, value: Any) -> Any:
-        """Return an argument, as Static if it is declared so or holds anything but arrays. Raises
-        TypeError for a static one that is not hashable."""
-        if i not in self.static and all(is_value(x) for x in tree.leaves(value)):
+        """Return an argument, as Static if it holds anything but arrays, or is declared so and
+        holds none. Raises TypeError for a static one that is not hashable."""
+        leaves = tree.leaves(value)
+        arrays = all(is_value(x) for x in leaves)
+        if i not in self.static and arrays:
             return value
+        if i in self.static:
+            if arrays and any(is_array(x) for x in leaves):
+                return self._without_derivative(i, value)
+            value = tree.map(lambda x: x, value)  # containers of its own, which nobody changes
         try:
-            if is_array(value) or isinstance(value, (list, dict, set, bytearray)):
+            changes = isinstance(value, (list, dict)) and i not in self.static
+            if changes or is_array(value) or isinstance(value, (set, bytearray)):
                 raise NotStatic(value, "neither arrays nor hashable")
             hash(aux_key(value)[0])
         except TypeError:
@@ -369,6 +388,27 @@ class _Differentiated(CustomFunction[P, R]):
                 f"  at {where().describe()}"
             ) from None
         return Static(value)
+
+    def _without_derivative(self, i: int, value: Any) -> Any:
+        """A static argument of arrays. Raises UnexpectedTracerError for traced ones where a reverse
+        rule would have to keep them."""
+        if self.fwd is not None and any(isinstance(x, Tracer) for x in tree.leaves(value)):
+            raise errors.UnexpectedTracerError(
+                f"{self.name} is a custom_vjp whose argument {i} is declared static, but got "
+                f"{value!r:.60}, which is traced\n  at {where().describe()}\n"
+                "  leave it out of nondiff_argnums, and return None as its cotangent"
+            )
+
+        def constant(x: Any) -> Any:
+            differentiable = is_array(x) and dtypes.is_inexact(typeof(as_array(x)).dtype)
+            return ops.stop_gradient(x) if differentiable else x
+
+        return tree.map(constant, value)
+
+    def _held(self, arguments: Sequence[Any]) -> list[int]:
+        """The positions of the leaves that belong to static arguments."""
+        owners = [i for i, a in enumerate(arguments) for _ in tree.leaves(a)]
+        return [k for k, i in enumerate(owners) if i in self.static]
 
     def set_rules(self, **rules: Any) -> None:
         """Set some of `jvp`, `fwd`, `bwd` and `symbolic_zeros`."""
@@ -388,8 +428,9 @@ class _Differentiated(CustomFunction[P, R]):
             return self.fun(*as_taken(arguments))
         arguments = tuple([self.array_or_static(i, a) for i, a in enumerate(arguments)])
         leaves, in_tree, _ = flatten_arrays(arguments, f"an argument of {self.name}: ")
-        static = [i for i, a in enumerate(arguments) if type(a) is Static]
-        call = _UserCall(self, static, in_tree, leaves)
+        static = [i for i, a in enumerate(arguments) if type(a) is Static or i in self.static]
+        held = self._held(arguments) if self.static else ()
+        call = _UserCall(self, static, in_tree, leaves, held)
         outs = bind(custom_call_p, *leaves, call=call, jaxpr=None)
         return tree.unflatten(call.output_info, outs)
 
