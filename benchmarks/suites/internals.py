@@ -212,6 +212,8 @@ def _canonicalize_dtype(dtype: Any, allow_extended_dtype: bool = False) -> Any:
     """The dtype that JAX gives arrays by default for one of NumPy's: 32 bits for 64."""
     import jax
 
+    if dtype == jax.dtypes.float0:
+        return dtype  # what has no derivative
     found = jax.dtypes.canonicalize_dtype(dtype, allow_extended_dtype)
     narrow = {"float64": "float32", "int64": "int32", "uint64": "uint32", "complex128": "complex64"}
     return np.dtype(narrow[found.name]) if found.name in narrow else found

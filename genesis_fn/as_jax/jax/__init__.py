@@ -7,6 +7,13 @@ from typing import Any
 import jax.version as version
 from jax._src.config import config as config, context
 
+from genesis_fn.as_jax.integer_tangents import (
+    grad as grad,
+    jvp as jvp,
+    linearize as linearize,
+    value_and_grad as value_and_grad,
+    vjp as vjp,
+)
 from genesis_fn.as_jax.stubs import stub
 from genesis_fn.core.sharding.layout import P as P
 
