@@ -31,6 +31,7 @@ from genesis_fn.core.errors import (
     TracerArrayConversionError as TracerArrayConversionError,
     TracerBoolConversionError as TracerBoolConversionError,
     TracerIntegerConversionError as TracerIntegerConversionError,
+    TracingError as TracingError,
     TransferError as TransferError,
     TreeError as TreeError,
     TypePromotionError as TypePromotionError,

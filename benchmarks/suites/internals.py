@@ -25,6 +25,7 @@ import numpy as np
 
 from genesis_fn.as_jax.finder import FOLDER
 from genesis_fn.as_jax.stubs import MissingError
+from genesis_fn.core.array import ArrayImpl
 
 CHECKOUT = (
     "jax._src.test_util", "jax._src.public_test_util", "jax._src.test_warning_util",
@@ -171,6 +172,8 @@ class Config:
     def __getattr__(self, name: str) -> Any:
         from jax import config
 
+        if name == "_read":
+            return config.read
         if name in ("update", "parse_flags_with_absl", "config_with_absl", "config", "read"):
             return config if name == "config" else getattr(config, name)
         if name.startswith("jax_"):
@@ -298,6 +301,7 @@ NAMES: dict[str, dict[str, Any]] = {
         "_custom_float_scalar_types": [], "custom_floats": [],
         "supports_inf": lambda dtype: bool(np.isinf(np.array(np.inf).astype(dtype))),
     },
+    "jax._src.array": {"ArrayImpl": ArrayImpl},
     "jax._src.core": {"reset_trace_state": lambda: True},
     "jax._src.xla_bridge": {
         "get_backend": _cached(lambda platform=None: _Backend()),

@@ -126,11 +126,15 @@ class DonatedError(JaxRuntimeError, ValueError):
     """An array was used after its memory had been donated to a jitted call."""
 
 
-class NotDifferentiableError(GenesisError, TypeError):
+class NotDifferentiableError(GenesisError, TypeError, ValueError):
     """No derivative is defined here, or not in this mode."""
 
 
-class MissingRuleError(NotDifferentiableError, ValueError, AttributeError):
+class TracingError(GenesisError, RuntimeError):
+    """A function would have to be traced, or a program run, where a setting forbids it."""
+
+
+class MissingRuleError(NotDifferentiableError, AttributeError):
     """A function that takes rules of the user's was called before it had them."""
 
 

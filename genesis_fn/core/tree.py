@@ -501,9 +501,22 @@ def transpose(
     {'w': [1, 3], 'b': [2, 4]}
     """
     outer, inner = outer_treedef, inner_treedef
-    columns = outer.flatten_up_to(pytree_to_transpose)
-    inner = structure(columns[0]) if inner is None else inner
-    rows = [inner.flatten_up_to(c) for c in columns]
+    try:
+        columns = outer.flatten_up_to(pytree_to_transpose)
+        inner = structure(columns[0]) if inner is None else inner
+        rows = [inner.flatten_up_to(c) for c in columns]
+    except ValueError as error:
+        found = leaves(pytree_to_transpose)
+        count = inner.num_leaves if inner is not None else len(found) // max(outer.num_leaves, 1)
+        # Static data of a node may tell of what is below it: then the order of the leaves counts.
+        if "custom node data" not in str(error) or len(found) != outer.num_leaves * count:
+            raise TreeError(
+                f"transpose: the tree has structure {structure(pytree_to_transpose)}, which is not "
+                f"{outer} of {inner}"
+            ) from None
+        rows = [found[i : i + count] for i in builtins.range(0, len(found), count)]
+        if inner is None:
+            raise
     return unflatten(inner, [unflatten(outer, list(r)) for r in zip(*rows, strict=True)])
 
 
@@ -667,7 +680,7 @@ def register_dataclass(
     meta_fields: Sequence[str] | None = None,
     drop_fields: Sequence[str] = (),
 ) -> type[T]:
-    """Make a dataclass a type of pytree nodes.
+    """Make a dataclass a type of pytree nodes, or another class whose fields are named.
 
     Each field that `__init__` takes is a child or static, but for those of `drop_fields`.
     `unflatten` and transforms make objects without `__init__`.
@@ -683,8 +696,9 @@ def register_dataclass(
         `nodetype`.
 
     Raises:
-        TreeError: `data_fields` and `meta_fields` lack a field, or name what is none.
-        TypeError: `nodetype` is no dataclass.
+        TreeError: `data_fields` and `meta_fields` lack a field, name one twice, or what is none; a
+            field that `__init__` does not take is neither named nor dropped.
+        TypeError: `nodetype` is no dataclass, and its fields are not named.
         ValueError: it is registered.
 
     >>> import dataclasses
@@ -696,7 +710,21 @@ def register_dataclass(
     >>> gf.tree.map(lambda x: x + 1, Scaled(1, 10))
     Scaled(w=2, factor=10)
     """
-    fields = [f for f in dataclasses.fields(nodetype) if f.init and f.name not in drop_fields]  # pyright: ignore[reportArgumentType]
+    plain = not dataclasses.is_dataclass(nodetype)
+    if plain and (data_fields is None or meta_fields is None):
+        raise TypeError(
+            f"register_dataclass: {nodetype.__name__} is no dataclass: name its data_fields and "
+            "meta_fields"
+        )
+    known = () if plain else dataclasses.fields(nodetype)  # pyright: ignore[reportArgumentType]
+    kept = [f for f in known if f.name not in drop_fields]
+    unset = [f.name for f in kept if not f.init]
+    if unset and data_fields is None and meta_fields is None:
+        raise TreeError(
+            f"{nodetype.__name__}: {unset} are not arguments of __init__; name them in "
+            "drop_fields, or list data_fields and meta_fields"
+        )
+    fields = [f for f in kept if f.init]
     if meta_fields is None:
         meta_fields = [f.name for f in fields if f.metadata.get("static")]
         if data_fields is not None:
@@ -704,7 +732,12 @@ def register_dataclass(
     if data_fields is None:
         data_fields = [f.name for f in fields if f.name not in meta_fields]
     names, given = {f.name for f in fields}, {*data_fields, *meta_fields}
-    if names != given:
+    if both := {*data_fields} & {*meta_fields}:
+        raise TreeError(
+            f"{nodetype.__name__}: data_fields and meta_fields must not overlap, both name "
+            f"{sorted(both)}"
+        )
+    if names != given and not plain:
         raise TreeError(
             f"{nodetype.__name__}: data_fields and meta_fields must name each field once; "
             f"left out {sorted(names - given)}, unknown {sorted(given - names)}"

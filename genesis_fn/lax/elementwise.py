@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from genesis_fn.core import dtypes, errors
-from genesis_fn.core.convert import as_array
+from genesis_fn.core.convert import as_array, is_value
 from genesis_fn.core.dtypes import DType
 from genesis_fn.core.primitive import SCALARS
 from genesis_fn.core.types.annotations import Array, ArrayLike, DTypeLike, PyTree, ShapeLike

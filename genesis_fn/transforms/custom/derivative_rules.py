@@ -267,6 +267,8 @@ class _UserCall(CustomCall):
         if shares := typeof(ct).varying - kind.varying:
             ct = psum(ct, sorted(shares, key=str))
         ct = instantiate(ct, kind)
+        if dtypes.is_float(ct.dtype) and dtypes.is_float(kind.dtype) and ct.dtype != kind.dtype:
+            ct = ops.convert(ct, kind.dtype)  # a rule that computes in another precision
         if typeof(ct) is not kind:
             what = f"returned {typeof(ct)} for {argument}, which is {kind}"
             raise self.owner.rule_error(errors.ShapeError, "bwd", what, f"\n  {remedy}")
@@ -285,6 +287,13 @@ class CustomFunction(Copied, Generic[P, R]):
 
     rules: tuple[str, ...]
     fun: Callable[..., Any]
+
+    def __getattr__(self, name: str) -> Any:
+        # What sets rules of another kind is that of the function with rules inside.
+        inner = vars(self).get("fun")
+        if name.startswith("def") and isinstance(inner, CustomFunction):
+            return getattr(inner, name)
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def __init__(self, fun: Callable[P, R]) -> None:
         functools.update_wrapper(self, fun)  # pyright: ignore[reportArgumentType]

@@ -270,14 +270,15 @@ def _recorded(key: tuple[Any, ...], call: CustomCall, xs: Sequence[Any]) -> Reco
     first = stage(primal, avals, name=call.name, weak=weak)
     recorded = Recorded(call, avals, weak, first[0].out_avals, out_weak)
     with _StagingRules(key) as staging:
+        rules = []
         try:
-            rules = recorded.staged(call)
-        except Exception:
-            # A rule that tells zeros apart may refuse that nothing is zero: what it raises is left
-            # until a derivative asks for it.
-            if not call.symbolic_zeros:
+            if any(dtypes.is_inexact(a.dtype) for a in avals):
+                rules = recorded.staged(call)
+        except Exception as error:
+            # A rule that tells zeros apart may refuse that nothing is zero, and one that cannot be
+            # used here may not be needed: what they raise is left until a derivative asks for it.
+            if not (call.symbolic_zeros or isinstance(error, errors.NotDifferentiableError)):
                 raise
-            rules = []
         (jaxpr, *programs), consts = share_captures([first, *rules])
     recorded.consts, recording = len(consts), (jaxpr, recorded, consts)
 
@@ -287,7 +288,7 @@ def _recorded(key: tuple[Any, ...], call: CustomCall, xs: Sequence[Any]) -> Reco
 
     if programs:
         recorded.programs_by_mask[None, None] = restage() if staging.called else programs
-    if call.symbolic_zeros:
+    if call.symbolic_zeros or not programs:
         recorded.stage_again = restage
     # Taken after the tracing: rules may have changed what they read, a cache or a counter.
     fingerprint, kept = call.owner.fingerprint(), call.owner.kept
