@@ -4,6 +4,7 @@ from genesis_fn.core.errors import (
     ArgumentError as ArgumentError,
     AssertionFailed as AssertionFailed,
     BackendError as BackendError,
+    CallbackResultError as CallbackResultError,
     CheckFailed as CheckFailed,
     ClosedOverError as ClosedOverError,
     ConcretizationTypeError as ConcretizationTypeError,

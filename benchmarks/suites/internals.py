@@ -322,7 +322,11 @@ NAMES: dict[str, dict[str, Any]] = {
             _dedup_consts=_Counted(), _pad_constvars=_Counted(),
             _initial_style_open_jaxpr=_Counted(), _initial_style_jaxpr=_Counted()),
     },
-    "jax._src.dispatch": {"xla_primitive_callable": _Counted()},
+    "jax._src.dispatch": {
+        "xla_primitive_callable": _Counted(),
+        "runtime_tokens": types.SimpleNamespace(
+            clear=lambda: None, block_until_ready=lambda: None),
+    },
     "jax._src.deprecations": {"is_accelerated": lambda name: False},
     "jax._src.literals": {
         "TypedInt": _typed(int), "TypedFloat": _typed(float), "TypedComplex": _typed(complex),

@@ -94,7 +94,7 @@ class TransferError(JaxRuntimeError):
     """A copy between host and device, or two devices, that `transfer_guard` forbids."""
 
 
-class TreeError(WithLine, ValueError, TypeError):
+class TreeError(WithLine, TypeError, ValueError):
     """A pytree has another structure than the one expected."""
 
 
@@ -124,6 +124,10 @@ class UnexpectedTracerError(JAXTypeError, RuntimeError):
 
 class DonatedError(JaxRuntimeError, ValueError):
     """An array was used after its memory had been donated to a jitted call."""
+
+
+class CallbackResultError(TreeError, ShapeError, DTypeError, RuntimeError):
+    """A function that runs on the host returned something else than it was declared to."""
 
 
 class NotDifferentiableError(GenesisError, TypeError, ValueError):

@@ -244,8 +244,8 @@ def _transpose_as_written(
     cts: Sequence[Any], operands: Sequence[Any], *, jaxpr: Jaxpr, consts: int, **options: Any
 ) -> list[Any]:
     """Transpose a scan that a derivative rule or a linear function wrote itself: which operands it
-    is not linear in (matrices, positions, a counter) is not told by `residuals`. Being linear in the
-    others, it is its own derivative at zero, of which the transpose is known."""
+    is not linear in (matrices, positions, a counter) is not told by `residuals`. Being linear in
+    the others, it is its own derivative at zero, of which the transpose is known."""
     carry = options["carry"]
     at = slice(consts, consts + carry)
 

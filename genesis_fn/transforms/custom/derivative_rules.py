@@ -327,8 +327,7 @@ def by_position(
     bound.apply_defaults()
     if named:
         raise TypeError(
-            f"{what} takes no keyword-only arguments: {named}\n"
-            f"  at {where().describe()}"
+            f"{what} takes no keyword-only arguments: {named}\n  at {where().describe()}"
         )
     return bound.args
 

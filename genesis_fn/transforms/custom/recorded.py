@@ -47,8 +47,8 @@ class Recorded(CustomCall):
     [outputs, residuals], and [residuals, cotangents] -> cotangents of floating operands. Rules that
     distinguish zeros have programs for each mask of what is nonzero, which `stage_again` makes when
     they are needed; the mask of cotangents is known on the way back alone, so that there is no
-    backward program without one. A rule may call the very function that it belongs to, so its programs may refer
-    to this object.
+    backward program without one. A rule may call the very function that it belongs to, so its
+    programs may refer to this object.
     """
 
     __slots__ = (

@@ -55,6 +55,16 @@ class ShapeDtypeStruct(Described):
             given.shard_shape(self.aval.shape)  # raises where the mesh does not divide it
             self.sharding = given
 
+    @classmethod
+    def like(cls, x: Any) -> ShapeDtypeStruct:
+        """The struct of an array or number, or of anything that has a shape and a dtype.
+
+        >>> gf.ShapeDtypeStruct.like(jnp.ones((2, 3)))
+        ShapeDtypeStruct(shape=(2, 3), dtype=float32)
+        """
+        x = x if hasattr(x, "shape") and hasattr(x, "dtype") else as_array(x)
+        return cls(x.shape, x.dtype, weak_type=bool(getattr(x, "weak_type", False)))
+
     @property
     def weak_type(self) -> bool:
         """Whether the dtype yields to that of arrays, as that of a Python number does."""
