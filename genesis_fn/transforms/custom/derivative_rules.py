@@ -22,7 +22,7 @@ from genesis_fn.core.static import NotStatic, aux_key, fingerprint_of, is_array
 from genesis_fn.core.tree import map as tree_map
 from genesis_fn.core.types.annotations import Array, ArrayLike, PyTree
 from genesis_fn.primitives import elementwise as ops
-from genesis_fn.primitives.factories import filled, instantiate, zeros
+from genesis_fn.primitives.factories import instantiate, zeros
 from genesis_fn.transforms.batching.collectives import psum
 from genesis_fn.transforms.custom.custom_call import CustomCall, custom_call_p
 from genesis_fn.transforms.custom.recorded import Recording
@@ -118,12 +118,11 @@ class _UserCall(CustomCall):
     """A call of a user's function on flat arrays. `output_info` is the structure of its output.
 
     `static` are the positions of arguments without derivatives, which the rules take first; those
-    of them that hold arrays are operands, `held`.
+    of a `custom_jvp` that hold arrays are operands all the same.
     """
 
     __slots__ = (
         "owner",
-        "held",
         "name",
         "symbolic_zeros",
         "forward",
@@ -141,11 +140,10 @@ class _UserCall(CustomCall):
         static: Sequence[int],
         in_tree: Any,
         xs: Sequence[Any],
-        held: Sequence[int] = (),
     ) -> None:
         self.owner, self.name, self.symbolic_zeros = owner, owner.name, owner.symbolic_zeros
         self.forward, self.reverse = owner.jvp is not None, owner.fwd is not None
-        self.static, self.in_tree, self.held = static, in_tree, held
+        self.static, self.in_tree = static, in_tree
         self.in_avals = tuple([typeof(x) for x in xs])
         self.weak = tuple([x.weak for x in xs])
         self.output_info: Any = None
@@ -198,28 +196,22 @@ class _UserCall(CustomCall):
         inputs: Sequence[Any] = xs
         if self.symbolic_zeros:
             inputs = [
-                x if i in self.held else CustomVJPPrimal(x, n and dtypes.is_inexact(k.dtype))
-                for i, (x, n, k) in enumerate(zip(xs, nonzero, self.in_avals, strict=True))
+                CustomVJPPrimal(x, n and dtypes.is_inexact(k.dtype))
+                for x, n, k in zip(xs, nonzero, self.in_avals, strict=True)
             ]
         owner, args = self.owner, tree.unflatten(self.in_tree, inputs)
         out, saved = owner.pair(owner.fwd(*args), "fwd", "residuals")
         outs, out_tree = flatten_output(out, self.name)
         saved, saved_tree = flatten_output(saved, self.name)
         self.output_info, out_kinds = out_tree, [typeof(o) for o in outs]
-        count = len(saved)
-        saved = [*saved, *(xs[i] for i in self.held)]
 
         def pull(residuals: Sequence[Any], cts: Sequence[Any]) -> list[Any]:
-            operands: list[Any] = list(self.in_avals)
-            for i, x in zip(self.held, residuals[count:]):
-                operands[i] = x
-            static, avals = self._arguments(operands)
-            res = tree.unflatten(saved_tree, residuals[:count])
+            static, avals = self._arguments(self.in_avals)
+            res = tree.unflatten(saved_tree, residuals)
             ct = tree.unflatten(out_tree, self._zeros(cts, out_kinds))
             line, ctx.line = ctx.line, None  # operations of the rule have lines of their own
             try:
-                back = self._cotangents(owner.bwd(*static, res, ct), avals)
-                return filled([i not in self.held for i in range(len(xs))], back)
+                return self._cotangents(owner.bwd(*static, res, ct), avals)
             finally:
                 ctx.line = line
 
@@ -407,16 +399,11 @@ class _Differentiated(CustomFunction[P, R]):
                 "  leave it out of nondiff_argnums, and return None as its cotangent"
             )
 
-        def constant(x: Any) -> Any:
-            differentiable = is_array(x) and dtypes.is_inexact(typeof(as_array(x)).dtype)
-            return ops.stop_gradient(x) if differentiable else x
-
-        return tree.map(constant, value)
-
-    def _held(self, arguments: Sequence[Any]) -> list[int]:
-        """The positions of the leaves that belong to static arguments."""
-        owners = [i for i, a in enumerate(arguments) for _ in tree.leaves(a)]
-        return [k for k, i in enumerate(owners) if i in self.static]
+        value = tree.map(lambda x: as_array(x) if is_array(x) else x, value)
+        if self.fwd is not None:  # as it is, even where the forward rule is staged
+            return Static(value)
+        constant = lambda x: is_array(x) and dtypes.is_inexact(typeof(x).dtype)
+        return tree.map(lambda x: ops.stop_gradient(x) if constant(x) else x, value)
 
     def set_rules(self, **rules: Any) -> None:
         """Set some of `jvp`, `fwd`, `bwd` and `symbolic_zeros`."""
@@ -437,8 +424,7 @@ class _Differentiated(CustomFunction[P, R]):
         arguments = tuple([self.array_or_static(i, a) for i, a in enumerate(arguments)])
         leaves, in_tree, _ = flatten_arrays(arguments, f"an argument of {self.name}: ")
         static = [i for i, a in enumerate(arguments) if type(a) is Static or i in self.static]
-        held = self._held(arguments) if self.static else ()
-        call = _UserCall(self, static, in_tree, leaves, held)
+        call = _UserCall(self, static, in_tree, leaves)
         outs = bind(custom_call_p, *leaves, call=call, jaxpr=None)
         return tree.unflatten(call.output_info, outs)
 
