@@ -124,7 +124,7 @@ class Partial(functools.partial[Any]):
     The arguments that a `functools.partial` given as `func` has are part of the function.
     """
 
-    def __new__(cls, func: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Partial:
+    def __new__(cls, func: Callable[..., Any], *args: Any, **kwargs: Any) -> Partial:
         whole = _Whole(func) if isinstance(func, functools.partial) else func
         return super().__new__(cls, whole, *args, **kwargs)
 

@@ -18,6 +18,7 @@ import optree
 from genesis_fn.core.diagnostics.source_info import where
 from genesis_fn.core.errors import TreeError
 from genesis_fn.core.static import Aux
+from genesis_fn.core.trees.fields import fields_of
 from genesis_fn.core.trees.keys import key_of, keystr
 from genesis_fn.core.types.annotations import PyTree
 
@@ -710,39 +711,7 @@ def register_dataclass(
     >>> gf.tree.map(lambda x: x + 1, Scaled(1, 10))
     Scaled(w=2, factor=10)
     """
-    plain = not dataclasses.is_dataclass(nodetype)
-    if plain and (data_fields is None or meta_fields is None):
-        raise TypeError(
-            f"register_dataclass: {nodetype.__name__} is no dataclass: name its data_fields and "
-            "meta_fields"
-        )
-    known = () if plain else dataclasses.fields(nodetype)  # pyright: ignore[reportArgumentType]
-    kept = [f for f in known if f.name not in drop_fields]
-    unset = [f.name for f in kept if not f.init]
-    if unset and data_fields is None and meta_fields is None:
-        raise TreeError(
-            f"{nodetype.__name__}: {unset} are not arguments of __init__; name them in "
-            "drop_fields, or list data_fields and meta_fields"
-        )
-    fields = [f for f in kept if f.init]
-    if meta_fields is None:
-        meta_fields = [f.name for f in fields if f.metadata.get("static")]
-        if data_fields is not None:
-            meta_fields = [f.name for f in fields if f.name not in data_fields]
-    if data_fields is None:
-        data_fields = [f.name for f in fields if f.name not in meta_fields]
-    names, given = {f.name for f in fields}, {*data_fields, *meta_fields}
-    if both := {*data_fields} & {*meta_fields}:
-        raise TreeError(
-            f"{nodetype.__name__}: data_fields and meta_fields must not overlap, both name "
-            f"{sorted(both)}"
-        )
-    if names != given and not plain:
-        raise TreeError(
-            f"{nodetype.__name__}: data_fields and meta_fields must name each field once; "
-            f"left out {sorted(names - given)}, unknown {sorted(given - names)}"
-        )
-    data, meta = tuple(data_fields), tuple(meta_fields)
+    data, meta = fields_of(nodetype, data_fields, meta_fields, drop_fields)
 
     def flat(x: T) -> tuple[Any, ...]:
         kids = tuple([getattr(x, n) for n in data])
