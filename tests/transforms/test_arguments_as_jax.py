@@ -5,6 +5,7 @@ import dataclasses
 import functools
 
 import jax
+import jax.flatten_util
 import numpy as np
 import pytest
 
@@ -28,7 +29,6 @@ def generator(x):
         (lambda L: L.jit(staticmethod(lambda x: x)), TypeError),
         (lambda L: L.jit(lambda x: x)(np.ma.array([1, 2], mask=[True, False])), ValueError),
         (lambda L: L.vmap(lambda x: x, in_axes=False)(np.ones(3)), TypeError),
-        (lambda L: L.ShapeDtypeStruct((None, 2), "float32"), ValueError),
         (lambda L: L.ShapeDtypeStruct((2,), None), ValueError),
         (lambda L: L.lax.stop_gradient(lambda x: x), TypeError),
         (lambda L: L.grad(lambda x: L.lax.while_loop(lambda i: i < 5, lambda i: i + x, x))(1.0),
@@ -71,6 +71,8 @@ def test_the_length_of_a_struct(L):
         len(L.ShapeDtypeStruct((), "float32"))
     assert gf.ShapeDtypeStruct.like(np.ones((2, 3), "int8")).shape == (2, 3)
     assert bool(gf.ShapeDtypeStruct((0,), "int8"))
+    with pytest.raises(ValueError, match="shape and dtype are known"):
+        gf.ShapeDtypeStruct((None, 2), "float32")
 
 
 def test_static_arguments_of_a_checkpoint_by_name():
@@ -176,12 +178,11 @@ def test_registering_dataclasses(L):
         register(Late, drop_fields=["z"])
 
     class Plain:
-        pass
+        def __init__(self, x):
+            self.x = x
 
     register(Plain, data_fields=["x"], meta_fields=[])
-    p = Plain()
-    p.x = 1
-    assert L.tree_util.tree_map(lambda v: v + 1, p).x == 2
+    assert L.tree_util.tree_map(lambda v: v + 1, Plain(1)).x == 2
     with pytest.raises(TypeError):
         register(type("Other", (), {}))
 
@@ -217,3 +218,18 @@ def test_float0_leaves_cross_jit():
     for _ in range(3):
         got = out(1.0)["none"]
         assert got.dtype == gf.float0 and got.shape == (2,)
+
+
+@LIBRARIES
+def test_a_while_loop_without_jit_leaves_an_ndarray_as_it_is(L):
+    x = np.array(1.0, "float32")
+
+    def body(c):
+        i, total = c
+        i += 1
+        return i, total + i
+
+    loop = lambda: L.lax.while_loop(lambda c: c[0] < 10, body, (x, x))[1]
+    with L.disable_jit():
+        without = float(loop())
+    assert without == float(loop()) and x == 1

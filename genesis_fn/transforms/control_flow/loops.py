@@ -267,7 +267,8 @@ def _while(
     leaves, treedef, weak = flatten_arrays(init_val, "while_loop's init_val")
     # Values under vmap, say, are not concrete: then the loop is staged all the same.
     if config.current().disable_jit and all(_concrete(x) for x in leaves):
-        value = init_val
+        # Arrays, as with jit: an ndarray would be changed in place by a body that writes `x += 1`.
+        value = tree.unflatten(treedef, leaves)
         while bool(cond_fun(value)):
             value = body_fun(value)
         return value
