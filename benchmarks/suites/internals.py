@@ -173,7 +173,7 @@ class Config:
         from jax import config
 
         if name == "_read":
-            return config.read
+            return lambda setting: getattr(config, setting, False)
         if name in ("update", "parse_flags_with_absl", "config_with_absl", "config", "read"):
             return config if name == "config" else getattr(config, name)
         if name.startswith("jax_"):

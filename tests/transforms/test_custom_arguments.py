@@ -190,10 +190,3 @@ def test_a_zero_of_another_shape_is_refused():
     )
     with pytest.raises(gf.errors.ShapeError, match="returned the zero of f32"):
         gf.grad(lambda x, y: f(x, y)[0].sum(), (0, 1))(gf.numpy.ones(1), gf.numpy.ones(2))
-
-
-def test_cotangents_in_another_precision():
-    f = gf.custom_vjp(lambda x: x.astype("float32").sum())
-    f.defvjp(lambda x: (f(x), None), lambda _, ct: (gf.numpy.full(3, ct, "float32"),))
-    got = gf.grad(f)(gf.numpy.ones(3, "bfloat16"))
-    assert got.dtype == "bfloat16" and got.tolist() == [1, 1, 1]

@@ -259,8 +259,6 @@ class _UserCall(CustomCall):
         if shares := typeof(ct).varying - kind.varying:
             ct = psum(ct, sorted(shares, key=str))
         ct = instantiate(ct, kind)
-        if dtypes.is_float(ct.dtype) and dtypes.is_float(kind.dtype) and ct.dtype != kind.dtype:
-            ct = ops.convert(ct, kind.dtype)  # a rule that computes in another precision
         if typeof(ct) is not kind:
             what = f"returned {typeof(ct)} for {argument}, which is {kind}"
             raise self.owner.rule_error(errors.ShapeError, "bwd", what, f"\n  {remedy}")
