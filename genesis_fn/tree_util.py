@@ -97,8 +97,36 @@ def register_static(cls: _Class) -> _Class:
     return cls
 
 
+class _Whole:
+    """A `functools.partial` as a function like any other, which another one does not merge with."""
+
+    __slots__ = ("function",)
+
+    def __init__(self, function: functools.partial[Any]) -> None:
+        self.function = function
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.function(*args, **kwargs)
+
+    def __eq__(self, other: object) -> bool:
+        return self.function == (other.function if type(other) is _Whole else other)
+
+    def __hash__(self) -> int:
+        return hash(self.function)
+
+    def __repr__(self) -> str:
+        return repr(self.function)
+
+
 class Partial(functools.partial[Any]):
-    """A `functools.partial` whose arguments are children, so that it may cross `jit` and `scan`."""
+    """A `functools.partial` whose arguments are children, so that it may cross `jit` and `scan`.
+
+    The arguments that a `functools.partial` given as `func` has are part of the function.
+    """
+
+    def __new__(cls, func: Callable[..., Any], *args: Any, **kwargs: Any) -> Partial:
+        whole = _Whole(func) if isinstance(func, functools.partial) else func
+        return super().__new__(cls, whole, *args, **kwargs)
 
 
 register_node(

@@ -25,6 +25,7 @@ import numpy as np
 
 from genesis_fn.as_jax.finder import FOLDER
 from genesis_fn.as_jax.stubs import MissingError
+from genesis_fn.core.array import ArrayImpl
 
 CHECKOUT = (
     "jax._src.test_util", "jax._src.public_test_util", "jax._src.test_warning_util",
@@ -171,6 +172,8 @@ class Config:
     def __getattr__(self, name: str) -> Any:
         from jax import config
 
+        if name == "_read":
+            return lambda setting: getattr(config, setting, False)
         if name in ("update", "parse_flags_with_absl", "config_with_absl", "config", "read"):
             return config if name == "config" else getattr(config, name)
         if name.startswith("jax_"):
@@ -212,6 +215,8 @@ def _canonicalize_dtype(dtype: Any, allow_extended_dtype: bool = False) -> Any:
     """The dtype that JAX gives arrays by default for one of NumPy's: 32 bits for 64."""
     import jax
 
+    if dtype == jax.dtypes.float0:
+        return dtype  # what has no derivative
     found = jax.dtypes.canonicalize_dtype(dtype, allow_extended_dtype)
     narrow = {"float64": "float32", "int64": "int32", "uint64": "uint32", "complex128": "complex64"}
     return np.dtype(narrow[found.name]) if found.name in narrow else found
@@ -296,6 +301,7 @@ NAMES: dict[str, dict[str, Any]] = {
         "_custom_float_scalar_types": [], "custom_floats": [],
         "supports_inf": lambda dtype: bool(np.isinf(np.array(np.inf).astype(dtype))),
     },
+    "jax._src.array": {"ArrayImpl": ArrayImpl},
     "jax._src.core": {"reset_trace_state": lambda: True},
     "jax._src.xla_bridge": {
         "get_backend": _cached(lambda platform=None: _Backend()),
@@ -318,7 +324,8 @@ NAMES: dict[str, dict[str, Any]] = {
     },
     "jax._src.dispatch": {
         "xla_primitive_callable": _Counted(),
-        "runtime_tokens": types.SimpleNamespace(clear=lambda: None),
+        "runtime_tokens": types.SimpleNamespace(
+            clear=lambda: None, block_until_ready=lambda: None),
     },
     "jax._src.deprecations": {"is_accelerated": lambda name: False},
     "jax._src.literals": {

@@ -52,7 +52,7 @@ def as_array(x: Any, dtype: DType | None = None, device: Device | None = None) -
             )
         target = dtype or dtypes.NARROWED.get(x.dtype, x.dtype)
         if isinstance(x, np.ma.MaskedArray):
-            raise TypeError(
+            raise errors.ArgumentError(
                 f"a masked array cannot become an array: there are no masks here\n"
                 f"  at {where().describe()}\n  pass x.filled(value), or x.data and x.mask apart"
             )

@@ -94,7 +94,7 @@ class TransferError(JaxRuntimeError):
     """A copy between host and device, or two devices, that `transfer_guard` forbids."""
 
 
-class TreeError(WithLine, ValueError, TypeError):
+class TreeError(WithLine, TypeError, ValueError):
     """A pytree has another structure than the one expected."""
 
 
@@ -126,8 +126,24 @@ class DonatedError(JaxRuntimeError, ValueError):
     """An array was used after its memory had been donated to a jitted call."""
 
 
-class NotDifferentiableError(GenesisError, TypeError):
+class CallbackResultError(TreeError, ShapeError, DTypeError, RuntimeError):
+    """A function that runs on the host returned something else than it was declared to."""
+
+
+class NotDifferentiableError(GenesisError, TypeError, ValueError):
     """No derivative is defined here, or not in this mode."""
+
+
+class TracingError(GenesisError, RuntimeError):
+    """A function would have to be traced, or a program run, where a setting forbids it."""
+
+
+class MissingRuleError(NotDifferentiableError, AttributeError):
+    """A function that takes rules of the user's was called before it had them."""
+
+
+class ClosedOverError(NotDifferentiableError, UnexpectedTracerError):
+    """A function with derivative rules closes over a value that is being differentiated."""
 
 
 class NanError(GenesisError, FloatingPointError):

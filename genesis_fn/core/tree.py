@@ -18,6 +18,7 @@ import optree
 from genesis_fn.core.diagnostics.source_info import where
 from genesis_fn.core.errors import TreeError
 from genesis_fn.core.static import Aux
+from genesis_fn.core.trees.fields import fields_of
 from genesis_fn.core.trees.keys import key_of, keystr
 from genesis_fn.core.types.annotations import PyTree
 
@@ -501,9 +502,22 @@ def transpose(
     {'w': [1, 3], 'b': [2, 4]}
     """
     outer, inner = outer_treedef, inner_treedef
-    columns = outer.flatten_up_to(pytree_to_transpose)
-    inner = structure(columns[0]) if inner is None else inner
-    rows = [inner.flatten_up_to(c) for c in columns]
+    try:
+        columns = outer.flatten_up_to(pytree_to_transpose)
+        inner = structure(columns[0]) if inner is None else inner
+        rows = [inner.flatten_up_to(c) for c in columns]
+    except ValueError as error:
+        found = leaves(pytree_to_transpose)
+        count = inner.num_leaves if inner is not None else len(found) // max(outer.num_leaves, 1)
+        # Static data of a node may tell of what is below it: then the order of the leaves counts.
+        if "custom node data" not in str(error) or len(found) != outer.num_leaves * count:
+            raise TreeError(
+                f"transpose: the tree has structure {structure(pytree_to_transpose)}, which is not "
+                f"{outer} of {inner}"
+            ) from None
+        rows = [found[i : i + count] for i in builtins.range(0, len(found), count)]
+        if inner is None:
+            raise
     return unflatten(inner, [unflatten(outer, list(r)) for r in zip(*rows, strict=True)])
 
 
@@ -667,7 +681,7 @@ def register_dataclass(
     meta_fields: Sequence[str] | None = None,
     drop_fields: Sequence[str] = (),
 ) -> type[T]:
-    """Make a dataclass a type of pytree nodes.
+    """Make a dataclass a type of pytree nodes, or another class whose fields are named.
 
     Each field that `__init__` takes is a child or static, but for those of `drop_fields`.
     `unflatten` and transforms make objects without `__init__`.
@@ -683,8 +697,9 @@ def register_dataclass(
         `nodetype`.
 
     Raises:
-        TreeError: `data_fields` and `meta_fields` lack a field, or name what is none.
-        TypeError: `nodetype` is no dataclass.
+        TreeError: `data_fields` and `meta_fields` lack a field, name one twice, or what is none; a
+            field that `__init__` does not take is neither named nor dropped.
+        TypeError: `nodetype` is no dataclass, and its fields are not named.
         ValueError: it is registered.
 
     >>> import dataclasses
@@ -696,20 +711,7 @@ def register_dataclass(
     >>> gf.tree.map(lambda x: x + 1, Scaled(1, 10))
     Scaled(w=2, factor=10)
     """
-    fields = [f for f in dataclasses.fields(nodetype) if f.init and f.name not in drop_fields]  # pyright: ignore[reportArgumentType]
-    if meta_fields is None:
-        meta_fields = [f.name for f in fields if f.metadata.get("static")]
-        if data_fields is not None:
-            meta_fields = [f.name for f in fields if f.name not in data_fields]
-    if data_fields is None:
-        data_fields = [f.name for f in fields if f.name not in meta_fields]
-    names, given = {f.name for f in fields}, {*data_fields, *meta_fields}
-    if names != given:
-        raise TreeError(
-            f"{nodetype.__name__}: data_fields and meta_fields must name each field once; "
-            f"left out {sorted(names - given)}, unknown {sorted(given - names)}"
-        )
-    data, meta = tuple(data_fields), tuple(meta_fields)
+    data, meta = fields_of(nodetype, data_fields, meta_fields, drop_fields)
 
     def flat(x: T) -> tuple[Any, ...]:
         kids = tuple([getattr(x, n) for n in data])

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from genesis_fn.core import dtypes, errors
-from genesis_fn.core.convert import as_array
+from genesis_fn.core.convert import as_array, is_value
 from genesis_fn.core.dtypes import DType
 from genesis_fn.core.primitive import SCALARS
 from genesis_fn.core.types.annotations import Array, ArrayLike, DTypeLike, PyTree, ShapeLike
@@ -292,6 +292,8 @@ def stop_gradient(x: PyTree) -> PyTree:
     from genesis_fn.core import tree
 
     def leaf(v: Any) -> Any:
+        if not is_value(v):
+            raise TypeError(f"stop_gradient takes arrays and numbers, got {v!r:.60}")
         if type(v) in SCALARS or not hasattr(v, "aval"):
             return v
         return p.stop_gradient(v) if dtypes.is_inexact(v.aval.dtype) else v

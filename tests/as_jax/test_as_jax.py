@@ -134,3 +134,29 @@ def test_a_stub_can_be_named_and_refuses_to_be_used() -> None:
     )
     said = "genesis_fn.as_jax has no jax.interpreters.x.Thing: use another thing\n"
     assert (done.returncode, done.stdout) == (0, 4 * said), done.stderr
+
+
+INTEGERS = """
+import jax, jax.numpy as jnp, numpy as np
+from jax import float0
+
+def kind(x):
+    return np.asarray(x).dtype == float0 and np.shape(x)
+
+f = lambda x, i: jnp.sum(x[i] * 2.0)
+x, i = np.ones(3, "float32"), np.array([0, 2])
+print(jax.grad(f, (0, 1), allow_int=True)(x, i)[0].tolist())
+by = jax.grad(f, 1, allow_int=True)
+print(kind(by(x, i)), kind(jax.jit(by)(x, i)))
+print(kind(jax.value_and_grad(f, 1, allow_int=True)(x, i)[1]), kind(jax.vjp(f, x, i)[1](1.0)[1]))
+print(kind(jax.jvp(lambda i: i + 1, (i,), (np.zeros(2, float0),))[1]))
+print(kind(jax.linearize(lambda x: (x, i), x)[1](x)[1]), kind(jnp.zeros((3,), float0)))
+print([kind(jax.jit(lambda x: jax.vjp(f, x, i)[1](1.0))(x)[1]) for _ in range(3)])
+"""
+
+
+def test_derivatives_by_integers_are_of_float0() -> None:
+    theirs, ours = run(INTEGERS, "-"), run("import genesis_fn.as_jax\n" + INTEGERS, "-")
+    assert theirs.returncode == 0, theirs.stderr
+    assert ours.returncode == 0, ours.stderr
+    assert ours.stdout == theirs.stdout

@@ -197,8 +197,8 @@ def test_bounds_and_batches_that_are_no_counts():
     for bounds in ((0, 2.5), (0, jnp.float32(2.5)), (0, jnp.arange(2))):
         with pytest.raises(TypeError, match="bounds are integers"):
             fori_loop(*bounds, lambda i, x: x + i, 0)
-    with pytest.raises(ValueError, match="batch_size must be 1 or more"):
-        map_(jnp.sin, jnp.ones(3), batch_size=0)
+    with pytest.raises(ValueError, match="batch_size must not be negative"):
+        map_(jnp.sin, jnp.ones(3), batch_size=-1)
 
 
 def test_bounds_that_eager_derivatives_know_make_a_scan() -> None:

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import enum
 from typing import Any
 
 import jax.version as version
 from jax._src.config import config as config, context
 
+from genesis_fn.as_jax.integer_tangents import (
+    grad as grad,
+    jvp as jvp,
+    linearize as linearize,
+    value_and_grad as value_and_grad,
+    vjp as vjp,
+)
 from genesis_fn.as_jax.stubs import stub
+from genesis_fn.core import tree as _tree
 from genesis_fn.core.sharding.layout import P as P
 
 __version__ = version.__version__
@@ -34,6 +43,21 @@ class ds:
 
     def __init__(self, start: Any, size: int) -> None:
         self.start, self.size = start, size
+
+
+class CompilerEffortLevel(enum.Enum):
+    """How hard XLA tries; there is one level here."""
+
+    UNKNOWN, O0, O1, O2, O3 = -1, 0, 1, 2, 3
+
+
+def copy_to_host_async(x: Any) -> Any:
+    """Start the copies of arrays that have one to start, and return `x`."""
+    for leaf in _tree.leaves(x):
+        start = getattr(leaf, "copy_to_host_async", None)
+        if start is not None:
+            start()
+    return x
 
 
 def pmap(fun: Any, *args: Any, **kwargs: Any) -> Any:

@@ -171,7 +171,7 @@ class _Loop:
                 "jaxpr": body,
                 "consts": len(self.consts),
                 "carry": len(self.carry),
-                "residuals": (0, 0),
+                "residuals": None,
             }
             operands = [x for x, _ in self.consts] + [c[1] for c in self.carry]
             operands += [x for x, _ in self.xs]
@@ -241,7 +241,7 @@ def _trim_scan(e: Eqn, live: set[Any]) -> Eqn:
         "jaxpr": inner,
         "consts": sum(kept[:consts]),
         "carry": sum(keep[:carry]),
-        "residuals": (0, 0),
+        "residuals": None,
     }
     return e.replace(
         ins=[i for i, k in zip(e.ins, kept) if k],

@@ -82,7 +82,10 @@ def key_of(e: Any) -> Any:
         return GetAttrKey(e.name)
     if isinstance(e, optree.SequenceEntry):
         return SequenceKey(e.entry)
-    return DictKey(e.entry) if isinstance(e, optree.MappingEntry) else FlattenedIndexKey(e.entry)
+    if isinstance(e, optree.MappingEntry):
+        return DictKey(e.entry)
+    # A position; anything else is a key that the node's own function gave.
+    return FlattenedIndexKey(e.entry) if isinstance(e.entry, int) else e.entry
 
 
 def keystr(keys: Sequence[Any], *, simple: bool = False, separator: str = "") -> str:
@@ -102,4 +105,4 @@ def keystr(keys: Sequence[Any], *, simple: bool = False, separator: str = "") ->
     """
     if simple:
         return separator.join(str(getattr(e, "entry", e)) for e in keys)
-    return separator.join(str(e) if isinstance(e, _KEYS) else f"[{e!r}]" for e in keys)
+    return separator.join(map(str, keys))

@@ -172,6 +172,17 @@ def _forward_mode(jaxpr: Jaxpr, saved: tuple[Var, ...], nonzero: tuple[bool, ...
         return None
 
 
+def _reverse_mode(
+    jaxpr: Jaxpr, saved: tuple[Var, ...], nonzero: tuple[bool, ...]
+) -> Jaxpr | errors.NotDifferentiableError:
+    """The backward program; for a program without one, as of a while loop, the error that says why,
+    since forward mode works without."""
+    try:
+        return _backward(jaxpr, saved, nonzero)
+    except errors.NotDifferentiableError as error:
+        return error
+
+
 def _linearize(
     nonzero: Sequence[bool], *xs: Any, jaxpr: Jaxpr, policy: Callable[..., Any] | None
 ) -> Any:
@@ -187,7 +198,7 @@ def _linearize(
             [*xs, *kept],
             [t for t in ts if t is not None],
             forward=_forward_mode(jaxpr, saved, mask),
-            backward=_backward(jaxpr, saved, mask),
+            backward=_reverse_mode(jaxpr, saved, mask),
             out_avals=out_avals,
             name=jaxpr.name,
         )
@@ -230,6 +241,7 @@ def checkpoint(
     policy: Callable[..., bool] | None = None,
     prevent_cse: bool = True,
     static_argnums: int | Sequence[int] = (),
+    static_argnames: str | Sequence[str] = (),
 ) -> Callable[P, R]: ...
 @overload
 def checkpoint(
@@ -238,6 +250,7 @@ def checkpoint(
     policy: Callable[..., bool] | None = None,
     prevent_cse: bool = True,
     static_argnums: int | Sequence[int] = (),
+    static_argnames: str | Sequence[str] = (),
 ) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
 def checkpoint(
     fun: Callable[..., Any] | None = None,
@@ -245,6 +258,7 @@ def checkpoint(
     policy: Callable[..., bool] | None = None,
     prevent_cse: bool = True,
     static_argnums: int | Sequence[int] = (),
+    static_argnames: str | Sequence[str] = (),
 ) -> Callable[..., Any]:
     """Recompute the intermediate values of a function in the backward pass instead of saving them.
 
@@ -263,6 +277,7 @@ def checkpoint(
             first computation.
         static_argnums: positions of arguments that stay Python values; negative ones count from
             the end. Leaves that are no arrays, at the top of an argument, do so anyway.
+        static_argnames: names of further ones, where a call passes them by name.
 
     Returns:
         A function with the signature of `fun`, or a decorator that makes one.
@@ -277,8 +292,13 @@ def checkpoint(
     """
     if fun is None:
         return functools.partial(
-            checkpoint, policy=policy, prevent_cse=prevent_cse, static_argnums=static_argnums
+            checkpoint,
+            policy=policy,
+            prevent_cse=prevent_cse,
+            static_argnums=static_argnums,
+            static_argnames=static_argnames,
         )
+    names = {static_argnames} if isinstance(static_argnames, str) else {*static_argnames}
     positions = (static_argnums,) if isinstance(static_argnums, int) else tuple(static_argnums)
 
     @boundary(fun)
@@ -294,6 +314,7 @@ def checkpoint(
                 for i, a in enumerate(args)
             ]
         )
+        kwargs = {k: Static(v) if k in names else v for k, v in kwargs.items()}
         labels = functools.partial(labels_of, fun, args, kwargs)
         leaves, in_tree, weak = flatten_arrays(
             (args, kwargs), f"an argument of {name_of(fun)}: ", labels

@@ -235,7 +235,7 @@ class LinearizeTrace(Trace):
         """The error for a leaked tracer, or for one that the rule that runs now closes over."""
         if not self.calling and not ctx.backward:
             return super().leaked(tracer)
-        return errors.NotDifferentiableError(
+        return errors.ClosedOverError(
             f"{self.calling or 'a derivative rule'} closes over a value that is being "
             f"differentiated; its derivative rule cannot know of it\n  at {where().describe()}\n"
             "  pass the value as an argument, or wrap it in stop_gradient"

@@ -56,7 +56,7 @@ def vmap(
     Array([[1., 2.],
            [3., 4.]], dtype=float32)
     """
-    if not isinstance(in_axes, (int, tuple, list, type(None))):
+    if isinstance(in_axes, bool) or not isinstance(in_axes, (int, tuple, list, type(None))):
         raise TypeError(
             f"vmap: in_axes must be an int, None, or a tuple per argument, got {in_axes!r}"
         )

@@ -131,7 +131,7 @@ def _guarded_eqn(e: Eqn, active: Var) -> list[Eqn]:
         return [e.replace(params=_without_checks(e))]
     new = {k: v + 1 if k in _COUNTS else _guarded_param(v) for k, v in params.items()}
     ins = prim.guard(e.ins, active, **params) if prim.guard is not None else [active, *e.ins]
-    if prim is scan_p:
+    if prim is scan_p and params["residuals"] is not None:
         fixed, moving = params["residuals"]
         new["residuals"] = (fixed + 1, moving)
     elif prim is custom_call_p:

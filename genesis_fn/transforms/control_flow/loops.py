@@ -267,7 +267,8 @@ def _while(
     leaves, treedef, weak = flatten_arrays(init_val, "while_loop's init_val")
     # Values under vmap, say, are not concrete: then the loop is staged all the same.
     if config.current().disable_jit and all(_concrete(x) for x in leaves):
-        value = init_val
+        # Arrays, as with jit: an ndarray would be changed in place by a body that writes `x += 1`.
+        value = tree.unflatten(treedef, leaves)
         while bool(cond_fun(value)):
             value = body_fun(value)
         return value
@@ -460,20 +461,20 @@ def map(f: Callable[[PyTree], T], xs: PyTree, *, batch_size: int | None = None) 
     Args:
         f: function of one slice of `xs`.
         xs: pytree of arrays [n, ...].
-        batch_size: how many slices are mapped at a time, by `vmap`; None: one, without `vmap`.
+        batch_size: how many slices are mapped at a time, by `vmap`; None or 0: one, without `vmap`.
 
     Returns:
         The results stacked, a pytree of arrays [n, ...].
 
     Raises:
-        ValueError: `batch_size` is below 1, or the leading axes differ.
+        ValueError: `batch_size` is negative, or the leading axes differ.
 
     >>> lax.map(lambda x: x ** 2, jnp.arange(4))
     Array([0, 1, 4, 9], dtype=int32)
     """
-    if batch_size is not None and batch_size < 1:
-        raise ValueError(f"map: batch_size must be 1 or more, got {batch_size}")
-    if batch_size is None:
+    if batch_size is not None and batch_size < 0:
+        raise ValueError(f"map: batch_size must not be negative, got {batch_size}")
+    if not batch_size:
         return scan(lambda _, x: (None, f(x)), None, xs)[1]
     # A scan over chunks [n // batch_size, batch_size, ...], and one vmap of the remainder.
     from genesis_fn.primitives.shape import concatenate, reshape, slice_in_dim
@@ -582,7 +583,7 @@ def associative_scan(
     def _interleave(a: Any, b: Any, axis: int, n: int) -> Any:
         def spread(x: Any, low: int) -> Any:
             size = typeof(x).shape[axis]
-            config = [(0, 0, 0)] * ndim
+            config = [(0, 0, 0)] * typeof(x).ndim
             config[axis] = (low, n - low - (2 * size - 1), 1)
             # Padded with zeros and added: both halves stay dense slices, with no gather or scatter.
             zero = as_array(False if typeof(x).dtype == dtypes.BOOL else 0, typeof(x).dtype)

@@ -3,7 +3,8 @@
 The body program takes [constants, carry, slices of xs] and returns [carry, ys]; the equation's
 operands are [constants, carry, xs]. A scan on a tape is linear, except in the residuals of the
 forward pass: `residuals = (a, b)` says that these are the first a constants (loop-invariant ones)
-and the last b xs (stacked ones).
+and the last b xs (stacked ones). It is None for a scan of which that is not known, as users write
+them.
 
 Read `scan` and `_body` at the end for what is staged, then `_linearize` and `_transpose` for
 reverse mode.
@@ -132,7 +133,7 @@ def _linearize(
     length: int,
     reverse: bool,
     unroll: int,
-    residuals: tuple[Any, ...],
+    residuals: tuple[Any, ...] | None,
 ) -> Any:
     count = len(jaxpr.outs)
     at = slice(consts, consts + carry)
@@ -145,7 +146,7 @@ def _linearize(
     pre, body, sources = _split_invariant(forward, consts, carry, count)
     once = bind(jit_p, *xs[:consts], jaxpr=pre) if pre.outs else []
     options = {"carry": carry, "length": length, "reverse": reverse, "unroll": unroll}
-    outs = bind(scan_p, *xs, jaxpr=body, consts=consts, residuals=(0, 0), **options)
+    outs = bind(scan_p, *xs, jaxpr=body, consts=consts, residuals=None, **options)
     primals, steps = outs[:count], outs[count:]
 
     invariant = [i for i, (kind, _) in enumerate(sources) if kind == "once"]
@@ -196,17 +197,17 @@ def _transpose(
     length: int,
     reverse: bool,
     unroll: int,
-    residuals: tuple[int, int],
+    residuals: tuple[int, int] | None,
 ) -> list[Any]:
     """Transpose a linear scan: another scan, which runs the other way.
 
     What is linear is told by position, by `residuals`, since a linear operand may be a concrete
     array of zeros.
     """
-    if residuals == (0, 0) and not all(map(is_linear, operands)):
+    if residuals is None and not all(map(is_linear, operands)):
         options = {"carry": carry, "length": length, "reverse": reverse, "unroll": unroll}
         return _transpose_as_written(cts, operands, jaxpr=jaxpr, consts=consts, **options)
-    a, b = residuals
+    a, b = residuals or (0, 0)
     end = len(operands) - b
     invariant, moving = operands[:a], operands[end:]
     linear = operands[a:end]
@@ -233,7 +234,7 @@ def _transpose(
         length=length,
         reverse=not reverse,  # the steps are transposed in the opposite order
         unroll=unroll,
-        residuals=(0, 0),
+        residuals=None,
     )
     back = [convert(o, k.dtype) for o, k in zip(outs[:n_consts], avals)] + outs[n_consts:]
     return [None] * a + [o if is_linear(x) else None for o, x in zip(back, linear)] + [None] * b
@@ -243,8 +244,8 @@ def _transpose_as_written(
     cts: Sequence[Any], operands: Sequence[Any], *, jaxpr: Jaxpr, consts: int, **options: Any
 ) -> list[Any]:
     """Transpose a scan that a derivative rule or a linear function wrote itself: which operands it
-    is not linear in (matrices, positions, a counter) is told by no residuals. Being linear in the
-    others, it is its own derivative at zero, of which the transpose is known."""
+    is not linear in (matrices, positions, a counter) is not told by `residuals`. Being linear in
+    the others, it is its own derivative at zero, of which the transpose is known."""
     carry = options["carry"]
     at = slice(consts, consts + carry)
 
@@ -254,7 +255,7 @@ def _transpose_as_written(
 
     _, mask = fixed_point(step, tuple(map(is_linear, operands)), at)
     primals = [zeros(x.aval) if is_linear(x) else x for x in operands]
-    _, apply = _linearize(mask, *primals, jaxpr=jaxpr, consts=consts, residuals=(0, 0), **options)
+    _, apply = _linearize(mask, *primals, jaxpr=jaxpr, consts=consts, residuals=None, **options)
     avals = [typeof(x) for x, m in zip(primals, mask) if m]
     ys = [stacked(k, options["length"]) for k in jaxpr.out_avals[carry:]]
     outs = [*jaxpr.out_avals[:carry], *ys]
@@ -305,7 +306,7 @@ def _jvp(
     jaxpr: Jaxpr,
     consts: int,
     carry: int,
-    residuals: tuple[Any, ...],
+    residuals: tuple[Any, ...] | None,
     **options: Any,
 ) -> Any:
     count, at = len(jaxpr.outs), slice(consts, consts + carry)
@@ -335,7 +336,7 @@ def _jvp(
         jaxpr=body,
         consts=consts + sum(mask[:consts]),
         carry=n_carry,
-        residuals=(0, 0),
+        residuals=None,
         **options,
     )
     in_order = dict(zip(order.outs(carry, count, nonzero_outs), outs))
@@ -492,7 +493,7 @@ def named_scan(
             length=length,
             reverse=reverse,
             unroll=int(unroll),
-            residuals=(0, 0),
+            residuals=None,
         )
     outs = with_weak_types(outs, weak)
     return tree.unflatten(carry_tree, outs[:count]), tree.unflatten(y_tree, outs[count:])

@@ -8,6 +8,7 @@ from typing import Any, cast
 
 from genesis_fn.core import errors, tree
 from genesis_fn.core.convert import as_array
+from genesis_fn.core.diagnostics.source_info import where
 from genesis_fn.core.jaxpr import Jaxpr
 from genesis_fn.core.primitive import bind, ctx, typeof
 from genesis_fn.primitives.factories import filled, instantiate, move_batch
@@ -169,7 +170,9 @@ class custom_vmap(CustomFunction[P, R]):
 
     def _called(self, *args: Any) -> R:
         if self.rule is None:
-            raise ValueError(f"{self.name}: no batching rule was given by def_vmap")
+            raise errors.MissingRuleError(
+                f"{self.name}: no batching rule was given by def_vmap\n  at {where().describe()}"
+            )
         leaves, in_tree, weak = flatten_arrays(args, f"an argument of {self.name}: ")
         if ctx.match is not None:
             leaves = matched(leaves)

@@ -81,13 +81,13 @@ class HostFunction:
 
     def run(self, values: Sequence[np.ndarray], out_avals: Sequence[Aval]) -> list[np.ndarray]:
         """Call the function, and return its outputs as NumPy arrays of `out_avals`. Raises
-        TreeError, ShapeError or DTypeError where the function returns something else."""
+        CallbackResultError where the function returns something else."""
         out = self.called(values)
         if self.out_tree is None:
             return []
         flat, structure = tree.flatten(out)
         if structure != self.out_tree:
-            raise errors.TreeError(
+            raise errors.CallbackResultError(
                 f"the host callback {name_of(self.f)} returned structure {structure}, it was "
                 f"declared to return {self.out_tree}"
             )
@@ -97,14 +97,14 @@ class HostFunction:
         weak = type(x) in SCALARS
         x = np.asarray(x)
         if x.shape != declared.shape:
-            raise errors.ShapeError(
+            raise errors.CallbackResultError(
                 f"the host callback {name_of(self.f)} returned shape {x.shape}, it was declared to "
                 f"return {declared}"
             )
         if x.dtype != declared.dtype:
             wide = {dtypes.F64: dtypes.F32, dtypes.I64: dtypes.I32, dtypes.C128: dtypes.C64}
             if not weak and wide.get(x.dtype) != declared.dtype:
-                raise errors.DTypeError(
+                raise errors.CallbackResultError(
                     f"the host callback {name_of(self.f)} returned {x.dtype.name}, it was declared "
                     f"to return {declared}"
                 )

@@ -126,7 +126,7 @@ def linear_call(
     tangents: Sequence[Any],
     *,
     forward: Jaxpr | None,
-    backward: Jaxpr,
+    backward: Jaxpr | errors.NotDifferentiableError,
     out_avals: Sequence[Aval],
     name: str,
 ) -> list[Any]:
@@ -134,16 +134,19 @@ def linear_call(
 
     `forward` is the program of the map, [residuals, tangents] -> outputs, or None where only
     reverse mode is defined; `backward` that of its transpose, [residuals, output cotangents] ->
-    cotangents of the tangents.
+    cotangents of the tangents, or the error to raise where it is asked for.
     """
 
     def pull(residuals: Sequence[Any], cts: Sequence[Any]) -> list[Any]:
+        if isinstance(backward, Exception):
+            raise backward.with_traceback(None)
         cts = [instantiate(ct, a) for ct, a in zip(cts, out_avals, strict=True)]
         return bind(jit_p, *residuals, *cts, jaxpr=backward)
 
     if forward is None and not (isinstance(ctx.trace, StageTrace) and ctx.trace.is_tape):
         raise no_forward_mode(name)
-    call = LinearCall(name, len(residuals), out_avals, None, pull, [backward])
+    programs = [] if isinstance(backward, Exception) else [backward]
+    call = LinearCall(name, len(residuals), out_avals, None, pull, programs)
     return call.apply([*residuals, *tangents], forward)
 
 

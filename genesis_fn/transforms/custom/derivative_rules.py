@@ -17,7 +17,7 @@ from genesis_fn.core import dtypes, errors, tree
 from genesis_fn.core.aval import Aval, Described
 from genesis_fn.core.convert import as_array, is_value
 from genesis_fn.core.diagnostics.source_info import SourceLocation, is_internal, where
-from genesis_fn.core.primitive import bind, ctx, typeof
+from genesis_fn.core.primitive import Tracer, bind, ctx, typeof
 from genesis_fn.core.static import NotStatic, aux_key, fingerprint_of, is_array
 from genesis_fn.core.tree import map as tree_map
 from genesis_fn.core.types.annotations import Array, ArrayLike, PyTree
@@ -115,7 +115,11 @@ def custom_vjp_primal_tree_values(tree: PyTree) -> PyTree:
 
 
 class _UserCall(CustomCall):
-    """A call of a user's function on flat arrays. `output_info` is the structure of its output."""
+    """A call of a user's function on flat arrays. `output_info` is the structure of its output.
+
+    `static` are the positions of arguments without derivatives, which the rules take first; those
+    of a `custom_jvp` that hold arrays are operands all the same.
+    """
 
     __slots__ = (
         "owner",
@@ -169,6 +173,7 @@ class _UserCall(CustomCall):
         _, derivatives = self._arguments(self._zeros(tangents, self.in_avals))
         out, tangent = owner.pair(owner.jvp(*static, values, derivatives), "jvp", "tangent")
         outs, self.output_info = flatten_output(out, self.name)
+        zero = [type(t) is SymbolicZero for t in tree.leaves(tangent)]
         given, t_tree = flatten_output(tree.map(_dense, tangent), self.name)
         ts: list[Any] = [instantiate(t, typeof(o)) for t, o in zip(given, outs)]
         if t_tree != self.output_info:
@@ -181,6 +186,8 @@ class _UserCall(CustomCall):
             elif typeof(t) is not typeof(o):
                 what = f"returned {typeof(t)} where {typeof(o)} is expected"
                 raise owner.rule_error(errors.ShapeError, "jvp", what)
+            elif zero[i]:
+                ts[i] = None
         return outs, ts
 
     def fwd(
@@ -221,8 +228,11 @@ class _UserCall(CustomCall):
         result: list[Any] = []
         for i, ct, argument in zip(positions, cotangents, avals):
             name = f"argument {repr(owner.names[i]) if i < len(owner.names) else i}"
+            structure = tree.structure(argument)
+            if structure.num_leaves == 1 and (is_value(ct) or type(ct) is SymbolicZero):
+                ct = tree.unflatten(structure, [ct])  # what a box holds, without the box
             try:
-                flat = tree.leaves_or_none(ct, tree.structure(argument))
+                flat = tree.leaves_or_none(ct, structure)
             except errors.TreeError:
                 difference = tree.first_difference(argument, ct)
                 what = f"returned a cotangent of another structure for {name}: {difference}"
@@ -235,7 +245,11 @@ class _UserCall(CustomCall):
 
     def _cotangent(self, ct: Any, kind: Aval, argument: str) -> Any:
         """Check and convert the cotangent of one leaf of an argument."""
+        remedy = "a cotangent has the shape and dtype of its argument, or is None for zero"
         if ct is None or type(ct) is SymbolicZero:
+            if ct is not None and ct.aval.shape != kind.shape:
+                what = f"returned the zero of {ct.aval} for {argument}, which is {kind}"
+                raise self.owner.rule_error(errors.ShapeError, "bwd", what, f"\n  {remedy}")
             return zeros(kind)
         if not is_value(ct):
             what = f"returned {ct!r:.60} of type {type(ct).__name__} for {argument}"
@@ -247,7 +261,6 @@ class _UserCall(CustomCall):
         ct = instantiate(ct, kind)
         if typeof(ct) is not kind:
             what = f"returned {typeof(ct)} for {argument}, which is {kind}"
-            remedy = "a cotangent has the shape and dtype of its argument, or is None for zero"
             raise self.owner.rule_error(errors.ShapeError, "bwd", what, f"\n  {remedy}")
         return ct
 
@@ -264,6 +277,13 @@ class CustomFunction(Copied, Generic[P, R]):
 
     rules: tuple[str, ...]
     fun: Callable[..., Any]
+
+    def __getattr__(self, name: str) -> Any:
+        # What sets rules of another kind is that of the function with rules inside.
+        inner = vars(self).get("fun")
+        if name.startswith("def") and isinstance(inner, CustomFunction):
+            return getattr(inner, name)
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def __init__(self, fun: Callable[P, R]) -> None:
         functools.update_wrapper(self, fun)  # pyright: ignore[reportArgumentType]
@@ -293,11 +313,11 @@ def by_position(
             f"{sorted(kwargs)}\n  at {where().describe()}"
         )
     bound = signature.bind(*args, **kwargs)
+    named = sorted(bound.kwargs)  # those left out have defaults, which the function knows itself
     bound.apply_defaults()
-    if bound.kwargs:
+    if named:
         raise TypeError(
-            f"{what} takes no keyword-only arguments: {sorted(bound.kwargs)}\n"
-            f"  at {where().describe()}"
+            f"{what} takes no keyword-only arguments: {named}\n  at {where().describe()}"
         )
     return bound.args
 
@@ -345,12 +365,19 @@ class _Differentiated(CustomFunction[P, R]):
         return by_position(self.signature, args, kwargs, what)
 
     def array_or_static(self, i: int, value: Any) -> Any:
-        """Return an argument, as Static if it is declared so or holds anything but arrays. Raises
-        TypeError for a static one that is not hashable."""
-        if i not in self.static and all(is_value(x) for x in tree.leaves(value)):
+        """Return an argument, as Static if it holds anything but arrays, or is declared so and
+        holds none. Raises TypeError for a static one that is not hashable."""
+        leaves = tree.leaves(value)
+        arrays = all(is_value(x) for x in leaves)
+        if i not in self.static and arrays:
             return value
+        if i in self.static:
+            if arrays and any(is_array(x) for x in leaves):
+                return self._without_derivative(i, value)
+            value = tree.map(lambda x: x, value)  # containers of its own, which nobody changes
         try:
-            if is_array(value) or isinstance(value, (list, dict, set, bytearray)):
+            changes = isinstance(value, (list, dict)) and i not in self.static
+            if changes or is_array(value) or isinstance(value, (set, bytearray)):
                 raise NotStatic(value, "neither arrays nor hashable")
             hash(aux_key(value)[0])
         except TypeError:
@@ -359,6 +386,22 @@ class _Differentiated(CustomFunction[P, R]):
                 f"  at {where().describe()}"
             ) from None
         return Static(value)
+
+    def _without_derivative(self, i: int, value: Any) -> Any:
+        """A static argument of arrays. Raises UnexpectedTracerError for traced ones where a reverse
+        rule would have to keep them."""
+        if self.fwd is not None and any(isinstance(x, Tracer) for x in tree.leaves(value)):
+            raise errors.UnexpectedTracerError(
+                f"{self.name} is a custom_vjp whose argument {i} is declared static, but got "
+                f"{value!r:.60}, which is traced\n  at {where().describe()}\n"
+                "  leave it out of nondiff_argnums, and return None as its cotangent"
+            )
+
+        value = tree.map(lambda x: as_array(x) if is_array(x) else x, value)
+        if self.fwd is not None:  # as it is, even where the forward rule is staged
+            return Static(value)
+        constant = lambda x: is_array(x) and dtypes.is_inexact(typeof(x).dtype)
+        return tree.map(lambda x: ops.stop_gradient(x) if constant(x) else x, value)
 
     def set_rules(self, **rules: Any) -> None:
         """Set some of `jvp`, `fwd`, `bwd` and `symbolic_zeros`."""
@@ -372,13 +415,13 @@ class _Differentiated(CustomFunction[P, R]):
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         if problem := self.missing_rules():
             what = f"{self.name}: {problem}\n  at {where().describe()}"
-            raise errors.NotDifferentiableError(what)
+            raise errors.MissingRuleError(what)
         arguments: Any = self.positional(args, kwargs)
         if ctx.trace is None:  # nothing differentiates, batches or records: the rules do not matter
             return self.fun(*as_taken(arguments))
         arguments = tuple([self.array_or_static(i, a) for i, a in enumerate(arguments)])
         leaves, in_tree, _ = flatten_arrays(arguments, f"an argument of {self.name}: ")
-        static = [i for i, a in enumerate(arguments) if type(a) is Static]
+        static = [i for i, a in enumerate(arguments) if type(a) is Static or i in self.static]
         call = _UserCall(self, static, in_tree, leaves)
         outs = bind(custom_call_p, *leaves, call=call, jaxpr=None)
         return tree.unflatten(call.output_info, outs)

@@ -46,8 +46,9 @@ class Recorded(CustomCall):
     The programs, as far as there are rules: [primals, tangents] -> [outputs, tangents]; primals ->
     [outputs, residuals], and [residuals, cotangents] -> cotangents of floating operands. Rules that
     distinguish zeros have programs for each mask of what is nonzero, which `stage_again` makes when
-    they are needed. A rule may call the very function that it belongs to, so its programs may refer
-    to this object.
+    they are needed; the mask of cotangents is known on the way back alone, so that there is no
+    backward program without one. A rule may call the very function that it belongs to, so its
+    programs may refer to this object.
     """
 
     __slots__ = (
@@ -97,7 +98,7 @@ class Recorded(CustomCall):
         """Drop the captured values from the mask of what is differentiated. Raises
         NotDifferentiableError if one of them is."""
         if any(mask[: self.consts]):
-            raise errors.NotDifferentiableError(
+            raise errors.ClosedOverError(
                 f"{self.name} closes over a value that is being differentiated; its derivative "
                 f"rule cannot know of it\n  at {where().describe()}\n"
                 "  pass the value as an argument, or wrap it in stop_gradient"
@@ -115,7 +116,7 @@ class Recorded(CustomCall):
         self, nonzero: Sequence[bool], xs: Sequence[Any]
     ) -> tuple[list[Any], list[Any], Callable[..., Any]]:
         mask, count = self._nonzero(nonzero), len(self.out_avals)
-        *_, forward, _ = self.rules(mask)
+        forward = self.rules(mask)[int(self.forward)]
         outs = bind(jit_p, *xs, jaxpr=forward)
 
         def pull(residuals: Sequence[Any], cts: Sequence[Any]) -> list[Any]:
@@ -127,8 +128,9 @@ class Recorded(CustomCall):
         return outs[:count], [*xs[: self.consts], *outs[count:]], pull
 
     def staged(self, call: CustomCall, nonzero: Mask = None, cts: Mask = None) -> list[Staged]:
-        """Stage the rules of `call`: programs, and what each captured. Raises TreeError or
-        ShapeError where they do not fit the function's program."""
+        """Stage the rules of `call`: programs, and what each captured. Without masks it stages all
+        of them, for derivatives of everything. Raises TreeError or ShapeError where they do not
+        fit the function's program."""
         jvp = [self._stage_jvp(call, nonzero)] if self.forward else []
         return jvp + (self._stage_vjp(call, nonzero, cts) if self.reverse else [])
 
@@ -176,6 +178,8 @@ class Recorded(CustomCall):
         def bwd(*xs: Any) -> list[Any]:
             return [ct for ct in pull(xs[:n], _masked(cts, xs[n:])) if ct is not None]
 
+        if cts is None and nonzero is not None:
+            return [forward]
         avals, weak = [*saved, *self.out_avals], [*saved_weak, *self.out_weak]
         return [forward, stage(bwd, avals, name=self.name, weak=weak)]
 
@@ -266,15 +270,25 @@ def _recorded(key: tuple[Any, ...], call: CustomCall, xs: Sequence[Any]) -> Reco
     first = stage(primal, avals, name=call.name, weak=weak)
     recorded = Recorded(call, avals, weak, first[0].out_avals, out_weak)
     with _StagingRules(key) as staging:
-        (jaxpr, *programs), consts = share_captures([first, *recorded.staged(call)])
+        rules = []
+        try:
+            if any(dtypes.is_inexact(a.dtype) for a in avals):
+                rules = recorded.staged(call)
+        except Exception as error:
+            # A rule that tells zeros apart may refuse that nothing is zero, and one that cannot be
+            # used here may not be needed: what they raise is left until a derivative asks for it.
+            if not (call.symbolic_zeros or isinstance(error, errors.NotDifferentiableError)):
+                raise
+        (jaxpr, *programs), consts = share_captures([first, *rules])
     recorded.consts, recording = len(consts), (jaxpr, recorded, consts)
 
     def restage(nonzero: Mask = None, cts: Mask = None) -> list[Jaxpr]:
         with _StagingRules(key, recording):
             return _laid_out(recorded.staged(call, nonzero, cts), consts, call.name)
 
-    recorded.programs_by_mask[None, None] = restage() if staging.called else programs
-    if call.symbolic_zeros:
+    if programs:
+        recorded.programs_by_mask[None, None] = restage() if staging.called else programs
+    if call.symbolic_zeros or not programs:
         recorded.stage_again = restage
     # Taken after the tracing: rules may have changed what they read, a cache or a counter.
     fingerprint, kept = call.owner.fingerprint(), call.owner.kept

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 
 from genesis_fn.core import device as devices, errors, tree
@@ -87,8 +88,17 @@ class Traced(Generic[P, R]):
         """The program as text."""
         return str(self.jaxpr)
 
-    def lower(self) -> Traced[P, R]:
-        """Return itself: tracing and lowering are one step here."""
+    @property
+    def donate_argnums(self) -> tuple[int, ...]:
+        """The positions of the arguments that are donated."""
+        return tuple(sorted(x for x in self.function.spec.donated if isinstance(x, int)))
+
+    def lower(self, *, lowering_platforms: Sequence[str] | None = None) -> Traced[P, R]:
+        """Return itself: tracing and lowering are one step here.
+
+        Args:
+            lowering_platforms: for JAX's callers; `compile` is what looks at the device.
+        """
         return self
 
     def cost_analysis(self) -> dict[str, float]:
@@ -99,9 +109,13 @@ class Traced(Generic[P, R]):
         """Bytes of arguments and outputs, and the peak of temporaries and of all of them."""
         return memory(self.jaxpr)
 
-    def compile(self) -> Compiled[P, R]:
+    def compile(self, compiler_options: Mapping[str, Any] | None = None) -> Compiled[P, R]:
         """Compile for the device of the arguments, else for the default one; for a process's part
-        of arguments that are laid out over a mesh."""
+        of arguments that are laid out over a mesh.
+
+        Args:
+            compiler_options: for JAX's callers; options of XLA have no effect here.
+        """
         return Compiled(self, self.device)
 
     def executable(self, device: devices.Device) -> Executable:
@@ -145,6 +159,11 @@ class Compiled(Generic[P, R]):
                 )
         self._check_layouts(bound)
         return function.run_program(bound, program, self.device, self.traced.donated)
+
+    @property
+    def donate_argnums(self) -> tuple[int, ...]:
+        """The positions of the arguments that are donated."""
+        return self.traced.donate_argnums
 
     def _check_layouts(self, bound: BoundArguments) -> None:
         """Raise ShardingError for an array that is laid out otherwise than the one that was

@@ -167,6 +167,12 @@ class ArgSpec:
         self.keywords = [name if kind is _NAMED else None for name, kind in _positional(own)]
         self.static = self._chosen("static", options, parameters)
         self.donated = self._chosen("donate", options, parameters)
+        if both := self.static & self.donated:
+            named = ", ".join([repr(x) for x in sorted(both, key=str)])
+            raise ValueError(
+                f"jit of {self.name}: {named} cannot be static and donated at once\n"
+                f"  at {where().describe()}"
+            )
 
     def _chosen(
         self, verb: str, options: dict[str, Any], parameters: Sequence[_Parameter] | None
@@ -185,7 +191,9 @@ class ArgSpec:
                     f"  at {where().describe()}"
                 )
         for name in names:
-            if not open_names and name not in known:
+            # With **kwargs, a name that a parameter has may still be none that a call can write.
+            unnamed = name in known and known[name] in (inspect.Parameter.POSITIONAL_ONLY, _ANY)
+            if unnamed or (not open_names and name not in known):
                 raise ValueError(
                     f"{verb}_argnames: {self.name} has no argument {name!r}; it has "
                     f"{', '.join(known)}\n  at {where().describe()}"
@@ -285,7 +293,7 @@ class ArgSpec:
         except NotStatic as error:
             raise self._refusal(error, what()) from None
 
-    def _refusal(self, error: NotStatic, what: str) -> TypeError:
+    def _refusal(self, error: NotStatic, what: str) -> errors.ArgumentError:
         """The error for a value in the argument `what` that cannot be part of a program."""
         kind, path = type(error.value).__name__, error.path
         if is_array(error.value):
@@ -306,6 +314,6 @@ class ArgSpec:
                 "(ints by static_argnames), or make its class a pytree"
             )
         inside = f": {path} in it" if path else ""
-        return TypeError(
+        return errors.ArgumentError(
             f"{what} of {self.name}{inside} {why}\n  at {where().describe()}\n  {remedy}"
         )

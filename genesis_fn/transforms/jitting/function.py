@@ -9,6 +9,7 @@ objects are compared in every call (`guards.py`).
 from __future__ import annotations
 
 import functools
+import inspect
 import logging
 import weakref
 from collections.abc import Callable, Iterable, Sequence
@@ -261,7 +262,7 @@ class JitFunction(Copied, Generic[P, R]):
     def _staged(self, key: ProgramKey, bound: BoundArguments) -> Program:
         spec = self.spec
         if ctx.no_tracing:
-            raise errors.GenesisError(
+            raise errors.TracingError(
                 f"{spec.name} would have to be traced within no_tracing()\n"
                 f"  called at {where().describe()}"
             )
@@ -563,7 +564,8 @@ def jit(
             current mesh, None leaves a leaf as it is. Numbers, ndarrays and arrays on one device
             are laid out so; an array that is laid out otherwise is an error.
         out_shardings: how the output is laid out: a pytree of shardings that is a prefix of it.
-        ignored: `inline`, `keep_unused`, `device`, `backend`, which JAX's jit has; without effect.
+        ignored: `inline`, `keep_unused`, `device`, `backend`, `compiler_options`, which JAX's jit
+            has; without effect.
 
     Returns:
         A `JitFunction` with the signature of `fun`, or a decorator that makes one.
@@ -597,7 +599,7 @@ def jit(
         "in_shardings": in_shardings,
         "out_shardings": out_shardings,
     }
-    unknown = set(ignored) - {"inline", "keep_unused", "device", "backend"}
+    unknown = set(ignored) - {"inline", "keep_unused", "device", "backend", "compiler_options"}
     if unknown:
         raise TypeError(
             f"jit has no option {sorted(unknown)}; it has {', '.join(options)}; what a call may "
@@ -609,8 +611,12 @@ def jit(
         raise TypeError(f"precise is True, False or None (as the setting says), got {precise!r}")
     if fun is None:
         return functools.partial(jit, **options)
-    if not callable(fun):
+    if not callable(fun) or isinstance(fun, staticmethod):
         raise TypeError(f"jit takes a function, got {fun!r}")
+    if inspect.isgeneratorfunction(fun):
+        raise TypeError(
+            f"jit takes a function that returns arrays; {fun!r} is a generator function"
+        )
     return JitFunction(fun, options)
 
 

@@ -8,7 +8,9 @@ import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from genesis_fn.core import errors, tree
+import numpy as np
+
+from genesis_fn.core import dtypes, errors, tree
 from genesis_fn.core.array import ArrayImpl, offers_array
 from genesis_fn.core.convert import as_array, is_value
 from genesis_fn.core.diagnostics.source_info import where
@@ -70,6 +72,8 @@ def flatten_output(out: PyTree, name: str) -> tuple[list[Any], tree.PyTreeDef]:
     leaves, treedef = tree.flatten(out)
     if all([type(x) is ArrayImpl or isinstance(x, Tracer) for x in leaves]):
         return leaves, treedef
+    if any([_is_float0(x) for x in leaves]):
+        leaves, treedef = tree.flatten(tree.map(_without_float0, out))
     for i, x in enumerate(leaves):
         if not is_value(x):
             raise errors.TreeError(
@@ -92,6 +96,29 @@ class Static:
 
 # Unflattening gives the value itself, not a Static.
 tree.register_node(Static, lambda x: ((), x.value), lambda value, _: value)
+
+
+class _NoTangent:
+    """Stands for a NumPy array of dtype float0, which says that a value has no derivative: a pytree
+    node without leaves."""
+
+    __slots__ = ("shape",)
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        self.shape = shape
+
+
+tree.register_node(
+    _NoTangent, lambda x: ((), x.shape), lambda shape, _: np.zeros(shape, dtypes.FLOAT0)
+)
+
+
+def _is_float0(x: Any) -> bool:
+    return isinstance(x, np.ndarray) and x.dtype == dtypes.FLOAT0
+
+
+def _without_float0(x: Any) -> Any:
+    return _NoTangent(x.shape) if _is_float0(x) else x
 
 
 def as_taken(value: PyTree) -> PyTree:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from genesis_fn.core import dtypes
+from genesis_fn.core import dtypes, errors
 from genesis_fn.core.array import ArrayImpl
 from genesis_fn.core.aval import Described, aval
 from genesis_fn.core.convert import as_array
@@ -37,6 +37,11 @@ class ShapeDtypeStruct(Described):
     def __init__(
         self, shape: Sequence[int], dtype: Any, *, sharding: Any = None, weak_type: bool = False
     ) -> None:
+        if dtype is None or None in tuple(shape):
+            raise errors.ArgumentError(
+                f"ShapeDtypeStruct: shape and dtype are known, got {tuple(shape)} and {dtype!r}\n"
+                f"  at {where().describe()}"
+            )
         self.aval, self.weak = aval(tuple(shape), dtypes.dtype(dtype)), bool(weak_type)
         self.sharding: Sharding | None = None
         if sharding is not None:
@@ -50,10 +55,28 @@ class ShapeDtypeStruct(Described):
             given.shard_shape(self.aval.shape)  # raises where the mesh does not divide it
             self.sharding = given
 
+    @classmethod
+    def like(cls, x: Any) -> ShapeDtypeStruct:
+        """The struct of an array or number, or of anything that has a shape and a dtype.
+
+        >>> gf.ShapeDtypeStruct.like(jnp.ones((2, 3)))
+        ShapeDtypeStruct(shape=(2, 3), dtype=float32)
+        """
+        x = x if hasattr(x, "shape") and hasattr(x, "dtype") else as_array(x)
+        return cls(x.shape, x.dtype, weak_type=bool(getattr(x, "weak_type", False)))
+
     @property
     def weak_type(self) -> bool:
         """Whether the dtype yields to that of arrays, as that of a Python number does."""
         return self.weak
+
+    def __len__(self) -> int:
+        if not self.shape:
+            raise TypeError("len() of a ShapeDtypeStruct without dimensions")
+        return self.shape[0]
+
+    def __bool__(self) -> bool:
+        return True  # whatever its length
 
     def __repr__(self) -> str:
         weak = ", weak_type=True" if self.weak else ""
