@@ -314,7 +314,7 @@ class ufunc:
 
         def step(i: Any, total: Any) -> Any:
             within = reshape(plain.logical_and(starts < i, i < ends), wide)
-            return choose(within, self(total, rows[i]).astype(kind), total)
+            return choose(within, self(total, rows[i][None]).astype(kind), total)
 
         return moveaxis(fori_loop(0, n, step, first.astype(kind)), 0, axis)
 
@@ -334,7 +334,9 @@ class ufunc:
         """
         self._binary("outer")
         x, y = asarray(A), asarray(B)
-        return self(reshape(x, (*x.aval.shape, *(1,) * y.ndim)), y)
+        return self(
+            reshape(x, (*x.aval.shape, *(1,) * y.ndim)), reshape(y, (*(1,) * x.ndim, *y.aval.shape))
+        )
 
 
 def _checked(func: Callable[..., Any], count: int) -> Callable[..., Any]:

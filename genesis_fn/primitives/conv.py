@@ -31,6 +31,7 @@ class ConvDimensionNumbers(NamedTuple):
 
 # Layouts as strings, ("NHWC", "HWIO", "NHWC"), or as positions; None is NCHW and OIHW.
 ConvDimensionNumbersLike: TypeAlias = ConvDimensionNumbers | Sequence[str] | None
+ConvGeneralDilatedDimensionNumbers = ConvDimensionNumbersLike  # by JAX's name
 
 
 def conv_dimension_numbers(
@@ -85,11 +86,20 @@ def padtype_to_pads(
     if name not in ("SAME", "SAME_LOWER"):
         raise ValueError(f"padding {padding!r} is not 'SAME', 'SAME_LOWER', 'VALID' or pairs")
     pads = []
-    for n, w, s in zip(in_shape, window_shape, window_strides):
+    for n, w, s in zip(*map(shapes.ints, (in_shape, window_shape, window_strides))):
         total = max(0, (-(-n // s) - 1) * s + w - n)
         small, large = total // 2, total - total // 2
         pads.append((small, large) if name == "SAME" else (large, small))
     return pads
+
+
+def _pairs(padding: Sequence[Any]) -> tuple[tuple[int, int], ...]:
+    try:
+        return tuple([(int(low), int(high)) for low, high in padding])
+    except TypeError:
+        raise errors.ArgumentError(
+            f"padding is a (low, high) pair for each spatial dimension, got {padding!r}"
+        ) from None
 
 
 def dilated(n: int, d: int) -> int:
@@ -432,7 +442,7 @@ def conv_general_dilated(
         lhs,
         rhs,
         window_strides=strides,
-        padding=tuple([(int(low), int(high)) for low, high in padding]),
+        padding=_pairs(padding),
         lhs_dilation=a,
         rhs_dilation=b,
         dimension_numbers=numbers,

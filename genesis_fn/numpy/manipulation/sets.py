@@ -18,7 +18,14 @@ from genesis_fn.lax.promotion import common_type, inexact_value, promote_arrays,
 from genesis_fn.numpy.arrays.conversion import concrete, host
 from genesis_fn.numpy.arrays.grids import linspace
 from genesis_fn.numpy.indexing.selection import nonzero, take
-from genesis_fn.numpy.manipulation.shapes import concatenate, flip, moveaxis, ndim, ravel
+from genesis_fn.numpy.manipulation.shapes import (
+    broadcast_to,
+    concatenate,
+    flip,
+    moveaxis,
+    ndim,
+    ravel,
+)
 from genesis_fn.numpy.manipulation.sorting import argsort, lexsort, searchsorted, sort
 from genesis_fn.numpy.mathematics.composed import isnan, where
 from genesis_fn.numpy.mathematics.reductions import any as any_of, cumsum, sum as sum_over
@@ -169,6 +176,8 @@ def unique(
             fill = slice_in_dim(values, 0, 1)
         else:
             fill = p.convert(asarray(fill_value), rows.dtype)
+            width = (1,) if kept is None else kept[1:]
+            fill = reshape(broadcast_to(fill, width), (1, rows.aval.shape[1]))
         values = where(reshape(missing, (count, 1)), fill, values)
         where_first = where(missing, slice_in_dim(where_first, 0, 1), where_first)
     values = (

@@ -104,7 +104,8 @@ def quantile(
     else:
         present = None
         top = full((*lengths, 1), float(last), a.dtype)
-    at = multiply(top, ravel(q))  # [*kept, number of quantiles]
+    levels = reshape(q, (*(1,) * len(kept), q.size))
+    at = multiply(top, levels)  # [*kept, number of quantiles]
     low, high = p.floor(at), p.ceil(at)
     index = [p.convert(clip(i, 0.0, float(last)), dtypes.I32) for i in (low, high)]
     below, above = [take_along_axis(ordered, i, -1, mode="clip") for i in index]
@@ -169,7 +170,7 @@ def _by_distribution(
     w = where(bad | missing, 0, p.convert(w, wide))
     order = argsort(rows)
     rows, w = take_along_axis(rows, order), take_along_axis(w, order)
-    reached = cumsum(w, -1)
+    reached = cumsum(w, -1)[None]
     q = asarray(q, wide)
     target = multiply(reshape(q, (q.size, *(1,) * (len(kept) + 1))), reached[..., -1:])
     present = subtract(count, count_nonzero(missing, -1))
@@ -305,7 +306,7 @@ def cov(
             squares = sum_over(multiply(weights, p.convert(asarray(aweights), weights.dtype)))
             norm = subtract(total, divide(multiply(squares, ddof), total))
     x = subtract(x, center)
-    scaled = x if weights is None else multiply(x, weights)
+    scaled = x if weights is None else multiply(x, weights[None])
     return strong(_squeezed(divide(matmul(scaled, conj(x.T), precision="highest"), norm)))
 
 
