@@ -45,6 +45,7 @@ PUBLIC: dict[str, tuple[str, ...]] = {
     "jax._src.dtypes": ("jax.dtypes", "jax.numpy"),
     "jax._src.errors": ("jax.errors",),
     "jax._src.flatten_util": ("jax.flatten_util",),
+    "jax._src.indexing": ("jax",),
     "jax._src.interpreters.ad": ("jax.interpreters.ad",),
     "jax._src.interpreters.batching": ("jax.interpreters.batching",),
     "jax._src.interpreters.mlir": ("jax.interpreters.mlir",),

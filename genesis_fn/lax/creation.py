@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import array as array_module
 import math
 import operator
 from collections.abc import Sequence
@@ -70,7 +71,7 @@ def array(
             x = copy_of(x)
     elif isinstance(object, (list, tuple)):
         x = _from_sequence(object, d, device)
-    elif isinstance(object, (memoryview, bytearray)):
+    elif isinstance(object, (memoryview, bytearray, array_module.array)):
         x = as_array(np.asarray(object), d, device)
     elif type(object) in SCALARS and d is not None:
         x = full_like_scalar(object, d, device)
@@ -101,10 +102,12 @@ def _from_sequence(items: Any, d: DType | None, device: Device | None) -> Array:
         values = np.array(items)
         if values.dtype == object or values.dtype.kind in "USVmM":
             bad = next((x for x in leaves if not isinstance(x, (int, float, complex))), items)
-            raise TypeError(f"array: {bad!r} of type {type(bad).__name__} is not a number")
+            raise errors.ArgumentError(
+                f"array: {bad!r} of type {type(bad).__name__} is not a number"
+            )
         if d is None:
             types = {type(x) for x in leaves}
-            if types & {int, float, complex, bool} or not leaves:
+            if types <= {int, float, complex, bool}:
                 d = dtypes.NARROWED.get(values.dtype, values.dtype)
             else:
                 d = result_type(*leaves)

@@ -13,6 +13,7 @@ library's functions are composed of promotes as always: there its user has nothi
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -168,7 +169,9 @@ def strong_array(x: Array) -> Array:
 
 def broadcast_shapes(*shapes: Sequence[int] | int) -> tuple[int, ...]:
     """The shape that arrays of these shapes broadcast to. Raises ShapeError where there is none."""
-    given = [(s,) if isinstance(s, int) else tuple(s) for s in shapes]
+    given = [(s,) if isinstance(s, int) else tuple([operator.index(n) for n in s]) for s in shapes]
+    if any(n < 0 for s in given for n in s):
+        raise errors.ShapeError(f"broadcast: lengths must not be negative, got {list(given)}")
     return _broadcast_shape("broadcast", given)
 
 
@@ -189,7 +192,8 @@ def _broadcast_shape(name: str, shapes: Sequence[tuple[int, ...]]) -> tuple[int,
     return tuple(result)
 
 
-def _check_ranks(name: str, shapes: Sequence[tuple[int, ...]]) -> None:
+def check_ranks(name: str, shapes: Sequence[tuple[int, ...]]) -> None:
+    """Warn or raise, as the setting says, where broadcasting these shapes adds leading axes."""
     setting = _CONFIG().numpy_rank_promotion
     if setting == "allow" or len({len(s) for s in shapes if s}) < 2 or within_library():
         return
@@ -211,11 +215,12 @@ def broadcast(x: Array, shape: tuple[int, ...]) -> Array:
 
 
 def operands(
-    name: str, xs: Sequence[Any], inexact: bool = False, scalars: bool = True
+    name: str, xs: Sequence[Any], inexact: bool = False, scalars: bool = True, ranks: bool = True
 ) -> list[Any]:
     """`xs` in one dtype and one shape, ready for an elementwise primitive called `name`.
 
-    Python scalars stay so where at least one operand is an array and `scalars` is true.
+    Python scalars stay so where at least one operand is an array and `scalars` is true. `ranks`
+    says whether the setting about leading axes holds.
     """
     xs = _values(name, xs)
     d, weak = common_type(name, xs, inexact)
@@ -234,7 +239,8 @@ def operands(
             raise errors.ShapeError(
                 f"{name}: operands {kinds} do not broadcast to one shape"
             ) from None
-        _check_ranks(name, shapes)
+        if ranks:
+            check_ranks(name, shapes)
     result = []
     for x in xs:
         x = cast(x, d, weak, device)

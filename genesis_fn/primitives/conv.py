@@ -335,6 +335,19 @@ def _conv_batch(
     """Merge the batch into N, the output features, or (both operands batched) the groups."""
     (x, w), (dx, dw) = xs, dims
     lhs, rhs, out = dimension_numbers
+    if size == 0:
+        one = [
+            v if d is None else v.update((*v.shape[:d], *v.shape[d + 1 :]))
+            for v, d in zip(map(typeof, xs), dims)
+        ]
+        y = _conv_shape(
+            *one,
+            dimension_numbers=dimension_numbers,
+            feature_group_count=feature_group_count,
+            batch_group_count=batch_group_count,
+            **params,
+        )
+        return zeros(y.update((0, *y.shape))), 0
     f, b = feature_group_count, batch_group_count
     run = functools.partial(bind, conv_p, dimension_numbers=dimension_numbers, **params)
     if dx is not None and dw is not None:

@@ -3,6 +3,7 @@ trace: further elements are dropped, missing ones are `fill_value`."""
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple, cast, overload
@@ -202,6 +203,8 @@ def _runs(rows: Any, equal_nan: bool) -> tuple[Array, Array]:
     if not n or not width:
         return iota(dtypes.I32, n), p.eq(iota(dtypes.I32, n), 0)
     columns = [reshape(slice_in_dim(rows, i, i + 1, axis=1), (n,)) for i in range(width)]
+    if equal_nan and dtypes.is_complex(rows.dtype):  # NaN in either part, so that all come last
+        columns = [where(isnan(c), complex(math.nan, math.nan), c) for c in columns]
     order = argsort(columns[0]) if width == 1 else lexsort(columns[::-1])
     ordered = take(rows, order, 0, mode="clip")
     before, after = slice_in_dim(ordered, 0, n - 1), slice_in_dim(ordered, 1, n)
@@ -406,11 +409,20 @@ def setxor1d(
 ) -> Array:
     """The sorted elements that are in exactly one of the two."""
     x, y = promote_arrays("setxor1d", (ravel(asarray(ar1)), ravel(asarray(ar2))))
-    if size is None:
-        x, y = _vector(x, assume_unique), _vector(y, assume_unique)
-        both = concatenate([x[isin(x, y, invert=True)], y[isin(y, x, invert=True)]])
-        return sort(both)
     both = concatenate([x, y])
+    if assume_unique:
+        order = argsort(both)
+        ordered = take(both, order)
+        ends = full((min(both.size, 1),), True, dtypes.BOOL)
+        new = concatenate([ends, not_equal(ordered[1:], ordered[:-1]), ends])
+        alone = logical_and(new[1:], new[:-1])  # equal to neither neighbour
+        if size is None:
+            return ordered[alone]
+        alone = full((both.size,), False, dtypes.BOOL).at[order].set(alone)
+        return _packed(both, alone, size, fill_value)[0]
+    if size is None:
+        x, y = unique(x), unique(y)
+        return sort(concatenate([x[isin(x, y, invert=True)], y[isin(y, x, invert=True)]]))
     once = concatenate([isin(x, y, invert=True), isin(y, x, invert=True)])
     return _packed(both, logical_and(once, _firsts(both)), size, fill_value)[0]
 

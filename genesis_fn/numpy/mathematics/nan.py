@@ -162,6 +162,12 @@ def nanvar(
     """The variance over `axis` of what is not NaN; NaN where too few elements are left. `mean` is
     the mean where it is known, with the reduced axes kept."""
     (a,) = promote_arrays("nanvar", (value(a),), inexact=True)
+    if (
+        dtype is not None
+        and dtypes.is_complex(a.dtype)
+        and not dtypes.is_complex(dtypes.dtype(dtype))
+    ):
+        raise ValueError("nanvar: a complex array needs a complex dtype")
     mask = _present("nanvar", a, where)
     d = inexact_dtype(a.dtype) if dtype is None else dtypes.dtype(dtype)
     # Masked elements become 0 before the squares: a NaN times a cotangent of 0 would be NaN.

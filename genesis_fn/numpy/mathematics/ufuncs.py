@@ -70,6 +70,16 @@ def located(error: errors.GenesisError) -> errors.GenesisError:
     return type(error)(f"{error}\n  at {user_line(depth=4).describe()}")
 
 
+def _refused(name: str, other: Any) -> Any:
+    """NotImplemented, but for Python's collections a TypeError: comparison would give False."""
+    if type(other) in (list, tuple, set, dict):
+        raise TypeError(
+            f"{name}: unsupported operand types 'Array' and '{type(other).__name__}'\n"
+            f"  at {user_line(depth=4).describe()}\n  make an array of it with asarray(...)"
+        )
+    return NotImplemented
+
+
 def binary(
     name: str,
     call: Callable[..., Any],
@@ -116,7 +126,7 @@ def binary(
             if not (guarded and self.sig.aval.dtype not in kinds):
                 return bind(prim, self, other)
         elif not is_operand(other):
-            return NotImplemented
+            return _refused(name, other)
         return function(self, other)
 
     def reflected(self: Any, other: Any) -> Any:
