@@ -100,6 +100,8 @@ def _from_sequence(items: Any, d: DType | None, device: Device | None) -> Array:
         for x in leaves
     ):
         values = np.array(items)
+        if values.dtype == object and all(type(x) is int for x in leaves):
+            raise OverflowError(f"array: an integer of {items!r:.60} does not fit 64 bits")
         if values.dtype == object or values.dtype.kind in "USVmM":
             bad = next((x for x in leaves if not isinstance(x, (int, float, complex))), items)
             raise errors.ArgumentError(
@@ -131,7 +133,13 @@ def _measure(items: Any, leaves: list[Any]) -> tuple[int, ...]:
     if not isinstance(items, (list, tuple)):
         leaves.append(items)
         return ()
+    start = len(leaves)
     shapes = {_measure(x, leaves) for x in items}
+    if len(shapes) > 1 and any(getattr(x, "ndim", 0) for x in items):
+        # Arrays beside lists of their shape: their elements are leaves, too.
+        del leaves[start:]
+        items = [list(x) if getattr(x, "ndim", 0) else x for x in items]
+        shapes = {_measure(x, leaves) for x in items}
     if len(shapes) > 1:
         raise ValueError(
             "array: the nested sequences are ragged: " + ", ".join(str(list(s)) for s in shapes)

@@ -37,6 +37,11 @@ def arrays(name: str, xs: Sequence[Any], scalars: bool = True) -> list[Any]:
     xs = [x if type(x) in SCALARS else array(x, wide) for x in xs]
     if all(type(x) in SCALARS for x in xs):
         kinds = frozenset(dtypes.scalar_dtype(type(x)) for x in xs)
+        if len(kinds) > 1:
+            raise errors.DTypeError(
+                f"{name} takes operands of one dtype, got {', '.join(map(repr, xs))}\n"
+                f"  at {where(depth=4).describe()}"
+            )
         d, weak = dtypes.promote(frozenset(), kinds)
         xs[0] = with_weak(as_array(xs[0], d), weak)
     given = [x for x in xs if type(x) not in SCALARS]

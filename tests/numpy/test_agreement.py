@@ -188,3 +188,40 @@ def test_what_vectorize_refuses():
         jnp.vectorize(lambda x, y: x, signature="(k),(k)->(k)")(np.ones(3), None)
     with gf.numpy_rank_promotion("raise"), pytest.raises(ValueError, match="leading axes"):
         jnp.vectorize(jnp.add, signature="(),()->()")(np.ones((2, 2)), np.ones(2))
+
+
+@pytest.mark.parametrize("dtype", ["bool", "int8", "int16", "int32", "uint64", "float16",
+                                   "bfloat16", "float64", "complex64"])  # fmt: skip
+def test_swapped_bytes_and_addresses(dtype: str):
+    x = jnp.asarray(REAL * 9).astype(dtype)
+    for f in (lambda x: x.byteswap(), gf.jit(lambda x: x.byteswap())):
+        assert np.asarray(f(x)).tobytes() == np.asarray(x).byteswap().tobytes()
+    assert x.unsafe_buffer_pointer() == x.unsafe_buffer_pointer()
+    assert jnp.array(x, copy=True).unsafe_buffer_pointer() != x.unsafe_buffer_pointer()
+
+
+def test_arrays_within_lists_and_positions_of_items():
+    rows = [[3, np.array(2.0), 1], np.arange(3.0)]
+    assert jnp.array(rows).tolist() == np.array(rows).tolist()
+    for bad in ([[1, 2], np.ones(3)], [[1], [2, 3]]):
+        with pytest.raises(ValueError, match="ragged"):
+            jnp.array(bad)
+    with pytest.raises(OverflowError, match="does not fit 64 bits"):
+        jnp.array([0, -(2**63) - 1])
+    assert jnp.asarray(5.0).item(0) == 5.0 and jnp.arange(8).reshape(2, 4).item((5,)) == 5
+
+
+def test_histograms_of_any_dtypes():
+    x, w = RNG.integers(0, 5, 30), RNG.random(30).astype(np.float32)
+    with gf.numpy_dtype_promotion("strict"):
+        ours = jnp.histogram(x, [0, 1, 3, 5], weights=np.abs(x))
+        pair = jnp.histogramdd(np.stack([x, x], 1), 3, weights=w)
+    close(ours[0], np.histogram(x, [0, 1, 3, 5], weights=np.abs(x))[0])
+    close(pair[0], np.histogramdd(np.stack([x, x], 1), 3, weights=w)[0])
+
+
+def test_operators_of_lax_take_numbers_of_one_kind():
+    for name in ("add", "mul", "lt", "eq"):
+        with pytest.raises(TypeError, match="operands of one dtype, got 0, 0.0"):
+            getattr(gf.lax, name)(0, 0.0)
+        assert getattr(gf.lax, name)(1, 2).shape == ()

@@ -15,7 +15,14 @@ from genesis_fn.core.diagnostics.source_info import where as user_line
 from genesis_fn.core.primitive import Tracer, with_weak
 from genesis_fn.core.types.annotations import Array, ArrayLike, PyTree
 from genesis_fn.lax.creation import asarray
-from genesis_fn.lax.promotion import common_type, inexact_value, promote_arrays, strong, value
+from genesis_fn.lax.promotion import (
+    inexact_dtype,
+    inexact_value,
+    promote_arrays,
+    result_type,
+    strong,
+    value,
+)
 from genesis_fn.numpy.arrays.conversion import concrete, host
 from genesis_fn.numpy.arrays.grids import linspace
 from genesis_fn.numpy.indexing.selection import nonzero, take
@@ -514,11 +521,13 @@ def histogram(
     """(how many elements of `a` fall in each bin, the bins' edges); the last bin is closed."""
     a = asarray(a)
     edges = histogram_bin_edges(a, bins, range)
-    flat, edges = promote_arrays("histogram", (ravel(a), edges), inexact=True)
+    # Edges and weights are made to fit, whatever their dtypes are.
+    d = inexact_dtype(result_type(a, edges))
+    flat, edges = p.convert(ravel(a), d), p.convert(edges, d)
     if weights is None:
         w = full(flat.aval.shape, 1.0, flat.dtype)
     else:
-        d, _ = common_type("histogram", (a, asarray(weights)), inexact=True)
+        d = inexact_dtype(result_type(a, asarray(weights)))
         w = strong(ravel(p.convert(asarray(weights), d)))
     n = edges.size - 1
     index = subtract(searchsorted(edges, flat, side="right"), 1)
