@@ -14,6 +14,7 @@ import importlib.abc
 import importlib.machinery
 import importlib.util
 import os
+import re
 import sys
 import types
 from collections.abc import Callable, Iterator, Sequence
@@ -45,6 +46,7 @@ PUBLIC: dict[str, tuple[str, ...]] = {
     "jax._src.dtypes": ("jax.dtypes", "jax.numpy"),
     "jax._src.errors": ("jax.errors",),
     "jax._src.flatten_util": ("jax.flatten_util",),
+    "jax._src.indexing": ("jax",),
     "jax._src.interpreters.ad": ("jax.interpreters.ad",),
     "jax._src.interpreters.batching": ("jax.interpreters.batching",),
     "jax._src.interpreters.mlir": ("jax.interpreters.mlir",),
@@ -91,7 +93,7 @@ class Missing:
     def _refuse(self, *args: Any) -> Any:
         raise MissingError(f"genesis_fn.as_jax has no {self.__name__}")
 
-    __bool__ = __iter__ = __len__ = __getitem__ = __enter__ = __exit__ = _refuse
+    __bool__ = __iter__ = __len__ = __getitem__ = __setitem__ = __enter__ = __exit__ = _refuse
 
     def __mro_entries__(self, bases: tuple[Any, ...]) -> tuple[type, ...]:
         def refuse(*args: Any, **kwargs: Any) -> Any:
@@ -199,6 +201,11 @@ def _unzip2(pairs: Sequence[tuple[Any, Any]]) -> tuple[tuple[Any, ...], tuple[An
     return tuple(firsts), tuple(seconds)
 
 
+def _unzip3(triples: Sequence[tuple[Any, Any, Any]]) -> tuple[tuple[Any, ...], ...]:
+    found = list(triples)
+    return tuple([tuple([t[i] for t in found]) for i in range(3)])
+
+
 def _split_list(xs: Sequence[Any], sizes: Sequence[int]) -> list[list[Any]]:
     parts, rest = [], list(xs)
     for n in sizes:
@@ -206,9 +213,52 @@ def _split_list(xs: Sequence[Any], sizes: Sequence[int]) -> list[list[Any]]:
     return [*parts, rest]
 
 
+_PYTHON_DTYPES = {bool: "bool", int: "int32", float: "float32", complex: "complex64"}
+
+
 def _default_dtype(kind: str) -> Callable[[], np.dtype]:
     names = {"b": "bool", "i": "int32", "u": "uint32", "f": "float32", "c": "complex64"}
     return lambda: np.dtype(names[kind])
+
+
+def _stands_there(dtype: Any) -> bool:
+    """Whether a dtype is one of JAX's that only stand there, as `jax.numpy.uint4` does."""
+    import jax.numpy as jnp
+
+    return isinstance(dtype, type(jnp.uint4))
+
+
+def _itemsize_bits(dtype: Any) -> int:
+    import jax
+
+    if _stands_there(dtype):
+        return int(re.findall(r"\d+", dtype.__name__)[0])
+    return jax.dtypes.itemsize_bits(dtype)
+
+
+def _dtype_of(x: Any) -> Any:
+    """The dtype that a value or a Python type has, or that is named."""
+    import jax.numpy as jnp
+
+    if type(x) in (bool, int, float, complex):
+        x = type(x)
+    if isinstance(x, type) and x in _PYTHON_DTYPES:
+        return np.dtype(_PYTHON_DTYPES[x])
+    return jnp.dtype(getattr(x, "dtype", x))
+
+
+def _to_inexact_dtype(dtype: Any) -> Any:
+    import jax.numpy as jnp
+
+    found = jnp.dtype(dtype)
+    return found if jnp.issubdtype(found, jnp.inexact) else np.dtype("float32")
+
+
+def _to_numeric_dtype(dtype: Any) -> Any:
+    import jax.numpy as jnp
+
+    found = jnp.dtype(dtype)
+    return np.dtype("int32") if found.kind == "b" else found
 
 
 def _canonicalize_dtype(dtype: Any, allow_extended_dtype: bool = False) -> Any:
@@ -217,6 +267,8 @@ def _canonicalize_dtype(dtype: Any, allow_extended_dtype: bool = False) -> Any:
 
     if dtype == jax.dtypes.float0:
         return dtype  # what has no derivative
+    if _stands_there(dtype):  # no dtype that arrays have
+        return None
     found = jax.dtypes.canonicalize_dtype(dtype, allow_extended_dtype)
     narrow = {"float64": "float32", "int64": "int32", "uint64": "uint32", "complex128": "complex64"}
     return np.dtype(narrow[found.name]) if found.name in narrow else found
@@ -285,7 +337,7 @@ def _typed(kind: type) -> type:
 NAMES: dict[str, dict[str, Any]] = {
     "jax._src.util": {
         "install_failure_signal_handler": lambda: None, "safe_zip": _safe_zip,
-        "safe_map": _safe_map, "unzip2": _unzip2, "split_list": _split_list,
+        "safe_map": _safe_map, "unzip2": _unzip2, "unzip3": _unzip3, "split_list": _split_list,
         "test_event_listener": None, "curry": lambda f: lambda *a: lambda *b: f(*a, *b),
         "tuple_update": lambda t, i, x: (*t[:i], x, *t[i + 1 :]),
     },
@@ -294,9 +346,10 @@ NAMES: dict[str, dict[str, Any]] = {
         "canonicalize_dtype": _canonicalize_dtype,
         "default_types": {k: _default_dtype(k) for k in "biufc"},
         "default_int_dtype": _default_dtype("i"), "default_float_dtype": _default_dtype("f"),
-        "python_scalar_types_to_dtypes": {
-            bool: np.dtype("bool"), int: np.dtype("int32"), float: np.dtype("float32"),
-            complex: np.dtype("complex64")},
+        "default_uint_dtype": _default_dtype("u"), "default_complex_dtype": _default_dtype("c"),
+        "python_scalar_types_to_dtypes": {k: np.dtype(v) for k, v in _PYTHON_DTYPES.items()},
+        "itemsize_bits": _itemsize_bits, "dtype": _dtype_of,
+        "to_inexact_dtype": _to_inexact_dtype, "to_numeric_dtype": _to_numeric_dtype,
         "int1": None, "uint1": None, "_intn_dtypes": [], "_float8_dtypes": [],
         "_custom_float_scalar_types": [], "custom_floats": [],
         "supports_inf": lambda dtype: bool(np.isinf(np.array(np.inf).astype(dtype))),

@@ -52,6 +52,11 @@ class Eqn:
         self.where, self.backward = where, backward
         self.numerics = config.current().numerics if numerics is None else numerics
 
+    @property
+    def primitive(self) -> Primitive:
+        """`prim`, by JAX's name."""
+        return self.prim
+
     def replace(self, **changes: Any) -> Eqn:
         """A copy with some fields changed."""
         return Eqn(**{name: changes.get(name, getattr(self, name)) for name in self.__slots__})

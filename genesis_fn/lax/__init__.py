@@ -1,6 +1,7 @@
 """Operations with explicit shapes and dtypes, and control flow, with the names of jax.lax."""
 
 from genesis_fn.lax import linalg as linalg
+from genesis_fn.lax.accuracy import AccuracyMode as AccuracyMode, Tolerance as Tolerance
 from genesis_fn.lax.bits import (
     RandomAlgorithm as RandomAlgorithm,
     rng_bit_generator as rng_bit_generator,
@@ -198,8 +199,13 @@ from genesis_fn.lax.structural import (
 )
 from genesis_fn.primitives.conv import (
     ConvDimensionNumbers as ConvDimensionNumbers,
+    ConvGeneralDilatedDimensionNumbers as ConvGeneralDilatedDimensionNumbers,
     conv_dimension_numbers as conv_dimension_numbers,
     padtype_to_pads as padtype_to_pads,
+)
+from genesis_fn.primitives.dot_algorithm import (
+    DotAlgorithm as DotAlgorithm,
+    DotAlgorithmPreset as DotAlgorithmPreset,
 )
 from genesis_fn.primitives.dot_general import (
     DotDimensionNumbers as DotDimensionNumbers,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import array as array_module
 import math
 import operator
 from collections.abc import Sequence
@@ -70,7 +71,7 @@ def array(
             x = copy_of(x)
     elif isinstance(object, (list, tuple)):
         x = _from_sequence(object, d, device)
-    elif isinstance(object, (memoryview, bytearray)):
+    elif isinstance(object, (memoryview, bytearray, array_module.array)):
         x = as_array(np.asarray(object), d, device)
     elif type(object) in SCALARS and d is not None:
         x = full_like_scalar(object, d, device)
@@ -99,12 +100,16 @@ def _from_sequence(items: Any, d: DType | None, device: Device | None) -> Array:
         for x in leaves
     ):
         values = np.array(items)
+        if values.dtype == object and all(type(x) is int for x in leaves):
+            raise OverflowError(f"array: an integer of {items!r:.60} does not fit 64 bits")
         if values.dtype == object or values.dtype.kind in "USVmM":
             bad = next((x for x in leaves if not isinstance(x, (int, float, complex))), items)
-            raise TypeError(f"array: {bad!r} of type {type(bad).__name__} is not a number")
+            raise errors.ArgumentError(
+                f"array: {bad!r} of type {type(bad).__name__} is not a number"
+            )
         if d is None:
             types = {type(x) for x in leaves}
-            if types & {int, float, complex, bool} or not leaves:
+            if types <= {int, float, complex, bool}:
                 d = dtypes.NARROWED.get(values.dtype, values.dtype)
             else:
                 d = result_type(*leaves)
@@ -128,7 +133,13 @@ def _measure(items: Any, leaves: list[Any]) -> tuple[int, ...]:
     if not isinstance(items, (list, tuple)):
         leaves.append(items)
         return ()
+    start = len(leaves)
     shapes = {_measure(x, leaves) for x in items}
+    if len(shapes) > 1 and any(getattr(x, "ndim", 0) for x in items):
+        # Arrays beside lists of their shape: their elements are leaves, too.
+        del leaves[start:]
+        items = [list(x) if getattr(x, "ndim", 0) else x for x in items]
+        shapes = {_measure(x, leaves) for x in items}
     if len(shapes) > 1:
         raise ValueError(
             "array: the nested sequences are ragged: " + ", ".join(str(list(s)) for s in shapes)

@@ -13,8 +13,8 @@ from genesis_fn.core.convert import as_array, is_value
 from genesis_fn.core.dtypes import DType
 from genesis_fn.core.primitive import SCALARS
 from genesis_fn.core.types.annotations import Array, ArrayLike, DTypeLike, PyTree, ShapeLike
-from genesis_fn.lax import creation
-from genesis_fn.lax.operands import array, arrays, on_operands
+from genesis_fn.lax import complex_order, creation
+from genesis_fn.lax.operands import BinaryOperation, array, arrays, on_operands
 from genesis_fn.lax.promotion import broadcast, strong
 from genesis_fn.lax.special import zeta
 from genesis_fn.primitives import elementwise as p
@@ -36,8 +36,21 @@ def mul(x: ArrayLike, y: ArrayLike, *, out_dtype: DTypeLike | None = None) -> Ar
 mul.prim = p.mul.prim  # pyright: ignore[reportFunctionMemberAccess]
 div = on_operands("div", p.div, "x / y; integers are divided towards zero.", names="x y")
 rem = on_operands("rem", p.rem, "The remainder of x / y with the sign of x.", names="x y")
-max = on_operands("max", p.max, "The larger of x and y; NaN propagates.", names="x y")
-min = on_operands("min", p.min, "The smaller of x and y; NaN propagates.", names="x y")
+
+
+def _extreme(name: str, f: Any, of_complex: Any, doc: str) -> BinaryOperation:
+    """max or min: of complex numbers by real part, then by imaginary part."""
+
+    def call(x: Any, y: Any) -> Array:
+        whole = dtypes.is_complex((y if type(x) in SCALARS else x).aval.dtype)
+        return of_complex(x, y) if whole else f(x, y)
+
+    call.prim = f.prim  # pyright: ignore[reportFunctionMemberAccess]
+    return on_operands(name, call, f"{doc} of x and y; NaN propagates.", names="x y")
+
+
+max = _extreme("max", p.max, complex_order.maximum, "The larger")
+min = _extreme("min", p.min, complex_order.minimum, "The smaller")
 abs = on_operands("abs", p.abs, "|x|.")
 sign = on_operands("sign", p.sign, "-1, 0 or 1 by the sign of x; x / |x| for complex x.")
 atan2 = on_operands("atan2", p.atan2, "The angle of the point (y, x).", names="x y")

@@ -12,6 +12,7 @@ from genesis_fn.core.convert import as_array
 from genesis_fn.core.diagnostics.source_info import where
 from genesis_fn.core.primitive import SCALARS, Primitive, Tracer, with_weak
 from genesis_fn.core.types.annotations import Array, ArrayLike
+from genesis_fn.lax import accuracy as accuracies
 from genesis_fn.lax.promotion import broadcast, python_type, scalar_as
 from genesis_fn.primitives.elementwise import convert
 
@@ -36,6 +37,11 @@ def arrays(name: str, xs: Sequence[Any], scalars: bool = True) -> list[Any]:
     xs = [x if type(x) in SCALARS else array(x, wide) for x in xs]
     if all(type(x) in SCALARS for x in xs):
         kinds = frozenset(dtypes.scalar_dtype(type(x)) for x in xs)
+        if len(kinds) > 1:
+            raise errors.DTypeError(
+                f"{name} takes operands of one dtype, got {', '.join(map(repr, xs))}\n"
+                f"  at {where(depth=4).describe()}"
+            )
         d, weak = dtypes.promote(frozenset(), kinds)
         xs[0] = with_weak(as_array(xs[0], d), weak)
     given = [x for x in xs if type(x) not in SCALARS]
@@ -125,7 +131,8 @@ def on_operands(
     accuracy: bool = False,
 ) -> Callable[..., Any]:
     """`f` of operands in one shape and dtype, named and documented; `names` are its parameters.
-    With `accuracy` it has JAX's parameter of that name, which may only be None."""
+    With `accuracy` it has the parameter of that name, which changes nothing: what the function does
+    not keep to is refused."""
 
     @named(name, names, doc, accuracy)
     def call(*operands: Any) -> Any:
@@ -150,16 +157,12 @@ def named(
     def decorate(f: Callable[..., Any]) -> Callable[..., Any]:
         def call(*operands: Any, **by_name: Any) -> Any:
             if by_name or len(operands) != count:
-                if accuracy and by_name.get("accuracy") is not None:
-                    raise errors.ArgumentError(
-                        f"{name}: accuracy={by_name['accuracy']} is XLA's\n"
-                        f"  at {where().describe()}\n  leave it out; jit(f, precise=True) computes "
-                        "in full precision"
-                    )
                 try:
                     operands = signature.bind(*operands, **by_name).args
                 except TypeError as error:
                     raise errors.ArgumentError(f"{name}{signature}: {error}") from None
+                if accuracy:
+                    accuracies.check(name, by_name.get("accuracy"), operands[0])
             return f(*operands)
 
         call.__name__ = call.__qualname__ = name

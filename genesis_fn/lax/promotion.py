@@ -6,10 +6,14 @@ weak if the lattice says so: the array operands are then marked, and every primi
 weak where its operands are. NumPy's scalars and arrays have their own dtype, a 64-bit one that of
 32 bits; where the common dtype is wider, their values are not rounded on the way. Scalars of either
 kind stay Python scalars, so that `x + 1.0` is one primitive.
+
+Strict promotion of dtypes and ranks is about the operations that a program writes. What the
+library's functions are composed of promotes as always: there its user has nothing to convert.
 """
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,7 +24,7 @@ from genesis_fn.core.array import Array, ArrayImpl, from_numpy, offers_array
 from genesis_fn.core.configuration import config
 from genesis_fn.core.convert import as_array, fitted, is_value
 from genesis_fn.core.device import Device
-from genesis_fn.core.diagnostics.source_info import warn, where as user_line
+from genesis_fn.core.diagnostics.source_info import warn, where as user_line, within_library
 from genesis_fn.core.dtypes import DType
 from genesis_fn.core.primitive import SCALARS, Tracer, shown, with_weak
 from genesis_fn.core.types.annotations import ArrayLike, DTypeLike, Scalar
@@ -89,7 +93,12 @@ def common_type(name: str, xs: Sequence[Any], inexact: bool = False) -> tuple[DT
     """
     strong, weak = _kinds(xs)
     result, is_weak = dtypes.promote(strong, weak)
-    if strong and _CONFIG().numpy_dtype_promotion == "strict" and strong != frozenset((result,)):
+    if (
+        strong
+        and _CONFIG().numpy_dtype_promotion == "strict"
+        and strong != frozenset((result,))
+        and not within_library()
+    ):
         shown = ", ".join(
             sorted(d.name for d in strong) + sorted(python_type(d).__name__ for d in weak)
         )
@@ -160,7 +169,9 @@ def strong_array(x: Array) -> Array:
 
 def broadcast_shapes(*shapes: Sequence[int] | int) -> tuple[int, ...]:
     """The shape that arrays of these shapes broadcast to. Raises ShapeError where there is none."""
-    given = [(s,) if isinstance(s, int) else tuple(s) for s in shapes]
+    given = [(s,) if isinstance(s, int) else tuple([operator.index(n) for n in s]) for s in shapes]
+    if any(n < 0 for s in given for n in s):
+        raise errors.ShapeError(f"broadcast: lengths must not be negative, got {list(given)}")
     return _broadcast_shape("broadcast", given)
 
 
@@ -181,9 +192,10 @@ def _broadcast_shape(name: str, shapes: Sequence[tuple[int, ...]]) -> tuple[int,
     return tuple(result)
 
 
-def _check_ranks(name: str, shapes: Sequence[tuple[int, ...]]) -> None:
+def check_ranks(name: str, shapes: Sequence[tuple[int, ...]]) -> None:
+    """Warn or raise, as the setting says, where broadcasting these shapes adds leading axes."""
     setting = _CONFIG().numpy_rank_promotion
-    if setting == "allow" or len({len(s) for s in shapes if s}) < 2:
+    if setting == "allow" or len({len(s) for s in shapes if s}) < 2 or within_library():
         return
     message = (
         f"{name or 'an operation'} on shapes {', '.join(str(list(s)) for s in shapes)} adds "
@@ -203,11 +215,12 @@ def broadcast(x: Array, shape: tuple[int, ...]) -> Array:
 
 
 def operands(
-    name: str, xs: Sequence[Any], inexact: bool = False, scalars: bool = True
+    name: str, xs: Sequence[Any], inexact: bool = False, scalars: bool = True, ranks: bool = True
 ) -> list[Any]:
     """`xs` in one dtype and one shape, ready for an elementwise primitive called `name`.
 
-    Python scalars stay so where at least one operand is an array and `scalars` is true.
+    Python scalars stay so where at least one operand is an array and `scalars` is true. `ranks`
+    says whether the setting about leading axes holds.
     """
     xs = _values(name, xs)
     d, weak = common_type(name, xs, inexact)
@@ -226,7 +239,8 @@ def operands(
             raise errors.ShapeError(
                 f"{name}: operands {kinds} do not broadcast to one shape"
             ) from None
-        _check_ranks(name, shapes)
+        if ranks:
+            check_ranks(name, shapes)
     result = []
     for x in xs:
         x = cast(x, d, weak, device)

@@ -13,6 +13,7 @@ from genesis_fn.core.array import from_numpy
 from genesis_fn.core.diagnostics.source_info import where
 from genesis_fn.core.primitive import SCALARS
 from genesis_fn.core.types.annotations import Array, ArrayLike, DTypeLike, PyTree
+from genesis_fn.lax import complex_order
 from genesis_fn.lax.creation import asarray
 from genesis_fn.lax.operands import array as to_array  # `squeeze` has a parameter `array`
 from genesis_fn.lax.promotion import promote_arrays, scalar_as
@@ -27,6 +28,7 @@ from genesis_fn.primitives.reductions import (
     reduce_window as windows,
 )
 from genesis_fn.primitives.shape import canonical_axis
+from genesis_fn.transforms.control_flow.loops import associative_scan
 
 # ---- shape ----
 
@@ -194,9 +196,11 @@ def pad(
     operand = to_array(operand)
     if type(padding_value) in SCALARS:
         padding_value = scalar_as(padding_value, operand.aval.dtype)
-    elif isinstance(padding_value, np.generic) or (
-        isinstance(padding_value, np.ndarray) and not padding_value.ndim
-    ):
+    elif getattr(padding_value, "shape", ()):
+        raise errors.ShapeError(
+            f"pad: padding_value is a scalar, got one of shape {list(padding_value.shape)}"
+        )
+    elif isinstance(padding_value, (np.generic, np.ndarray)):
         padding_value = scalar_as(padding_value.item(), operand.aval.dtype)
     return shapes.pad(operand, padding_value, padding_config)
 
@@ -222,12 +226,18 @@ def reduce_sum(operand: ArrayLike, axes: Sequence[int]) -> Array:
 
 def reduce_max(operand: ArrayLike, axes: Sequence[int]) -> Array:
     """The maximum over `axes`; NaN if one is there. Over nothing: the dtype's least value."""
-    return reductions.reduce_max(to_array(operand), axes)
+    x = to_array(operand)
+    if dtypes.is_complex(x.aval.dtype):
+        return complex_order.reduced(True, x, axes)
+    return reductions.reduce_max(x, axes)
 
 
 def reduce_min(operand: ArrayLike, axes: Sequence[int]) -> Array:
     """The minimum over `axes`; NaN if one is there. Over nothing: the dtype's greatest value."""
-    return reductions.reduce_min(to_array(operand), axes)
+    x = to_array(operand)
+    if dtypes.is_complex(x.aval.dtype):
+        return complex_order.reduced(False, x, axes)
+    return reductions.reduce_min(x, axes)
 
 
 def reduce_prod(operand: ArrayLike, axes: Sequence[int]) -> Array:
@@ -272,12 +282,18 @@ def cumprod(operand: ArrayLike, axis: int = 0, reverse: bool = False) -> Array:
 
 def cummax(operand: ArrayLike, axis: int = 0, reverse: bool = False) -> Array:
     """The maximum of each element and those before it (`reverse`: after); NaN once one is met."""
-    return cumulative.cummax(to_array(operand), axis, reverse)
+    x = to_array(operand)
+    if dtypes.is_complex(x.aval.dtype):
+        return associative_scan(complex_order.maximum, x, reverse=reverse, axis=axis)
+    return cumulative.cummax(x, axis, reverse)
 
 
 def cummin(operand: ArrayLike, axis: int = 0, reverse: bool = False) -> Array:
     """The minimum of each element and those before it (`reverse`: after); NaN once one is met."""
-    return cumulative.cummin(to_array(operand), axis, reverse)
+    x = to_array(operand)
+    if dtypes.is_complex(x.aval.dtype):
+        return associative_scan(complex_order.minimum, x, reverse=reverse, axis=axis)
+    return cumulative.cummin(x, axis, reverse)
 
 
 def cumlogsumexp(operand: ArrayLike, axis: int = 0, reverse: bool = False) -> Array:
@@ -293,10 +309,15 @@ def linear_recurrence(a: ArrayLike, b: ArrayLike, axis: int = 0, reverse: bool =
     return cumulative.linear_recurrence(to_array(a), to_array(b), axis, reverse)
 
 
-def _initial(value: Any, x: Any) -> Any:
+def _initial(name: str, value: Any, x: Any) -> Any:
     """An initial value in the dtype of its operand."""
     if type(value) in SCALARS:
         return scalar_as(value, x.aval.dtype)
+    shape = getattr(value, "shape", ())
+    if shape:
+        raise errors.ShapeError(
+            f"{name}: an initial value is a scalar, got one of shape {list(shape)} for {x.aval}"
+        )
     if isinstance(value, (np.generic, np.ndarray)):
         return scalar_as(np.asarray(value).item(), x.aval.dtype)
     return convert(value, x.aval.dtype) if getattr(value, "weak", False) else value
@@ -313,11 +334,15 @@ def reduce(
     `computation(a, b)` is associative and commutative, of two arrays or two pytrees.
     """
     leaves, treedef = tree.flatten(operands)
-    inits = tree.leaves(init_values)
+    inits, given = tree.flatten(init_values)
     xs = [to_array(x) for x in leaves]
     if len(inits) != len(xs):
         raise errors.ShapeError(f"reduce: {len(xs)} operands but {len(inits)} initial values")
-    starts = [_initial(i, x) for i, x in zip(inits, xs, strict=True)]
+    if given != treedef:
+        raise errors.TreeError(
+            f"reduce: operands {treedef} and initial values {given} differ in structure"
+        )
+    starts = [_initial("reduce", i, x) for i, x in zip(inits, xs, strict=True)]
     if len(xs) == 1 and not isinstance(operands, (tuple, list, dict)):
         return reduce_generic.reduce(xs[0], starts[0], computation, dimensions)
 
@@ -347,7 +372,7 @@ def reduce_window(
         raise errors.ShapeError(
             f"reduce_window: {len(xs)} operands but {len(inits)} initial values"
         )
-    starts = [_initial(i, x) for i, x in zip(inits, xs)]
+    starts = [_initial("reduce_window", i, x) for i, x in zip(inits, xs)]
     options = window_dimensions, window_strides, padding, base_dilation, window_dilation
     if len(xs) == 1 and not isinstance(operand, (tuple, list, dict)):
         return windows.reduce_window(xs[0], starts[0], computation, *options)
@@ -420,10 +445,13 @@ def sort_key_val(
     return ordered, permuted
 
 
-def top_k(operand: ArrayLike, k: int, *, axis: int = -1) -> tuple[Array, Array]:
+def top_k(
+    operand: ArrayLike, k: int, *, axis: int = -1, is_stable: bool = True
+) -> tuple[Array, Array]:
     """(the k greatest elements along `axis` in descending order, their int32 positions).
 
-    Of equal elements the earlier comes first; NaN is greatest. Raises ShapeError if k is too large.
+    Of equal elements the earlier comes first, though `is_stable` should not ask for it; NaN is
+    greatest. Raises ShapeError if k is too large, or `axis` too long for int32.
     """
     return sorts.top_k(to_array(operand), k, axis=axis)
 

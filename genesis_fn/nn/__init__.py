@@ -33,6 +33,7 @@ from genesis_fn.nn.functions import (
     one_hot as one_hot,
     relu as relu,
     relu6 as relu6,
+    scaled_matmul as scaled_matmul,
     selu as selu,
     sigmoid as sigmoid,
     silu as silu,

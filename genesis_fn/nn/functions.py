@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal, overload
 
 import genesis_fn.numpy as jnp
-from genesis_fn import Array, ArrayLike, DTypeLike, custom_jvp, dtypes, primitives as ops
-from genesis_fn.errors import ArgumentError, ConcretizationTypeError
+from genesis_fn import Array, ArrayLike, DTypeLike, custom_jvp, dtypes, lax, primitives as ops
+from genesis_fn.errors import ArgumentError, ConcretizationTypeError, ShapeError
 from genesis_fn.extend import (
     as_array,
     canonical_axes,
@@ -369,6 +369,52 @@ def glu(x: ArrayLike, axis: int = -1) -> Array:
     """
     a, b = jnp.split(_float(x), 2, axis)
     return a * sigmoid(b)
+
+
+def scaled_matmul(
+    lhs: ArrayLike,
+    rhs: ArrayLike,
+    lhs_scales: ArrayLike,
+    rhs_scales: ArrayLike,
+    preferred_element_type: DTypeLike = "float32",
+) -> Array:
+    """The products of rows of block-scaled matrices: lhs @ rhs.T, each block times its scale.
+
+    Args:
+        lhs: array [batch, m, k].
+        rhs: array [batch, n, k].
+        lhs_scales: array [batch, m, blocks]: one scale for k / blocks elements of a row.
+        rhs_scales: array [batch, n, blocks], of as many or other blocks.
+        preferred_element_type: dtype of the result; products are summed in float32, or in float64
+            for it.
+
+    Returns:
+        An array [batch, m, n].
+
+    Raises:
+        ShapeError: the shapes do not fit one another.
+
+    >>> scales = jnp.array([[[0.5, 2.0]]])
+    >>> nn.scaled_matmul(jnp.ones((1, 1, 4)), jnp.ones((1, 1, 4)), scales, jnp.ones((1, 1, 1)))
+    Array([[[5.]]], dtype=float32)
+    """
+    operands = {"lhs": lhs, "rhs": rhs, "lhs_scales": lhs_scales, "rhs_scales": rhs_scales}
+    x, y, a, b = arrays = [jnp.asarray(v) for v in operands.values()]
+    for name, v in zip(operands, arrays):
+        if v.ndim != 3:
+            raise ShapeError(f"scaled_matmul: {name} is {v.aval}, but has to have 3 axes")
+    if (x.shape[0], x.shape[2]) != (y.shape[0], y.shape[2]):
+        raise ShapeError(
+            f"scaled_matmul: lhs {x.aval} and rhs {y.aval} differ in batch or in the last axis"
+        )
+    return lax.scaled_dot(
+        x,
+        y,
+        lhs_scale=a,
+        rhs_scale=b,
+        dimension_numbers=(((2,), (2,)), ((0,), (0,))),
+        preferred_element_type=preferred_element_type,
+    )
 
 
 def squareplus(x: ArrayLike, b: ArrayLike = 4) -> Array:

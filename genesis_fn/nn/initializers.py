@@ -156,11 +156,12 @@ def truncated_normal(
 
 def _fans(shape: Shape, in_axis: Axes, out_axis: Axes, batch_axis: Axes) -> tuple[float, float]:
     """The numbers of (inputs, outputs) of a unit; axes of no role are its receptive field."""
-    if len(shape) < 2:
-        raise ArgumentError(
-            f"variance scaling needs two dimensions or more, got shape {tuple(shape)}"
-        )
     ndim = len(shape)
+    if ndim < 2 and (in_axis, out_axis) == (-2, -1):
+        raise ArgumentError(
+            f"variance scaling needs two dimensions or more, got shape {tuple(shape)}; or name "
+            "in_axis and out_axis, () for none"
+        )
     as_set = lambda a: set(canonical_axes(a, ndim, "variance_scaling"))
     inputs, outputs, batch = map(as_set, (in_axis, out_axis, batch_axis))
     size = lambda axes: math.prod(shape[a] for a in axes)
@@ -428,7 +429,7 @@ def orthogonal(
                 f"orthogonal needs at least two dimensions, got shape {tuple(shape)}"
             )
         columns = shape[column_axis]
-        rows = math.prod(shape) // columns
+        rows = math.prod([s for i, s in enumerate(shape) if i != column_axis % len(shape)])
         n, m = max(rows, columns), min(rows, columns)
         q, r = jnp.linalg.qr(random.normal(key, (n, m), wide_dtype(dtypes.dtype(dtype))))
         q = q * jnp.sign(jnp.diagonal(r))[None, :]

@@ -90,9 +90,14 @@ class ufunc:
         reduceat: Callable[..., Any] | None = None,
     ) -> None:
         functools.update_wrapper(self, func)
-        self.func, self.identity = func, identity
-        self.nin, self.nout = operator.index(nin), operator.index(nout)
-        self.nargs = operator.index(self.nin if nargs is None else nargs)
+        count = operator.index(nin)
+        self._func, self._identity, self._nin, self._nout = (
+            func,
+            identity,
+            count,
+            operator.index(nout),
+        )
+        self._nargs = operator.index(count if nargs is None else nargs)
         self.__name__: str = name or getattr(func, "__name__", type(func).__name__)
         self._call, self._made = call, (name, nargs, reduce, accumulate, at, reduceat)
         self._reduce, self._accumulate, self._at, self._reduceat = reduce, accumulate, at, reduceat
@@ -101,8 +106,47 @@ class ufunc:
         """The function of each element."""
         raise AssertionError("each object has a call of its own")
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        if "_reduceat" in self.__dict__:  # the last that is set when it is made
+            raise AttributeError(f"{self!r} cannot be changed, and so has no new {name!r}")
+        super().__setattr__(name, value)
+
     def __repr__(self) -> str:
         return f"<ufunc {self.__name__!r}>"
+
+    @property
+    def func(self) -> Callable[..., Any]:
+        """The function of elements."""
+        return self._func
+
+    @property
+    def identity(self) -> Any:
+        """What leaves the other argument as it is, or None."""
+        return self._identity
+
+    @property
+    def nin(self) -> int:
+        """The number of arguments."""
+        return self._nin
+
+    @property
+    def nout(self) -> int:
+        """The number of results."""
+        return self._nout
+
+    @property
+    def nargs(self) -> int:
+        """The number of arguments that count."""
+        return self._nargs
+
+    def _key(self) -> tuple[Any, ...]:
+        return self._func, self._nin, self._nout, self._identity, self._call, self._made
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ufunc) and self._key() == other._key()
+
+    def __hash__(self) -> int:
+        return hash((self._func, self._nin, self._nout))
 
     def __reduce__(self) -> Any:
         if self.__module__ == __package__:
@@ -314,7 +358,7 @@ class ufunc:
 
         def step(i: Any, total: Any) -> Any:
             within = reshape(plain.logical_and(starts < i, i < ends), wide)
-            return choose(within, self(total, rows[i]).astype(kind), total)
+            return choose(within, self(total, rows[i][None]).astype(kind), total)
 
         return moveaxis(fori_loop(0, n, step, first.astype(kind)), 0, axis)
 
@@ -334,7 +378,9 @@ class ufunc:
         """
         self._binary("outer")
         x, y = asarray(A), asarray(B)
-        return self(reshape(x, (*x.aval.shape, *(1,) * y.ndim)), y)
+        return self(
+            reshape(x, (*x.aval.shape, *(1,) * y.ndim)), reshape(y, (*(1,) * x.ndim, *y.aval.shape))
+        )
 
 
 def _checked(func: Callable[..., Any], count: int) -> Callable[..., Any]:
@@ -449,7 +495,7 @@ def _extreme(f: Callable[..., Any]) -> Callable[..., Any]:
 def _made(f: Any, identity: Any = None, **methods: Any) -> Any:
     nin = 1 if f is plain.negative else 2
     made: Any = ufunc(f, nin, 1, identity=identity, call=f, **methods)
-    made.__module__ = __package__
+    object.__setattr__(made, "__module__", __package__)
     return made
 
 

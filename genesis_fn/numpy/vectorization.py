@@ -10,7 +10,7 @@ from typing import Any
 from genesis_fn.core import errors, tree
 from genesis_fn.core.types.annotations import Array
 from genesis_fn.lax.creation import asarray
-from genesis_fn.lax.promotion import broadcast, broadcast_shapes
+from genesis_fn.lax.promotion import broadcast, broadcast_shapes, check_ranks
 from genesis_fn.primitives.shape import reshape
 from genesis_fn.transforms.batching.mapped_axes import vmap
 
@@ -29,6 +29,14 @@ def vectorize(
     without it, `pyfunc` takes scalars. `excluded` names arguments that are passed on as they are.
     """
 
+    for name in excluded:
+        if not isinstance(name, (int, str)):
+            raise errors.ArgumentError(
+                f"vectorize: excluded holds positions and names of arguments, got {name!r}"
+            )
+        if isinstance(name, int) and name < 0:
+            raise errors.ArgumentError(f"vectorize: excluded positions count from 0, got {name}")
+
     @functools.wraps(pyfunc)
     def call(*args: Any, **kwargs: Any) -> Any:
         mapped = [i for i, a in enumerate(args) if i not in excluded and a is not None]
@@ -41,6 +49,7 @@ def vectorize(
             _matched(names, x.aval.shape[x.ndim - len(names) :], sizes, f"argument {i}")
         loops = [x.aval.shape[: x.ndim - len(names)] for names, x in zip(inputs, arrays)]
         loop = broadcast_shapes(*loops) if loops else ()
+        check_ranks("vectorize", loops)
 
         def core(*values: Any) -> Any:
             full = list(args)
@@ -48,7 +57,13 @@ def vectorize(
                 full[i] = v
             out = pyfunc(*full, **kwargs)
             if outputs is not None:
-                for names, y in zip(outputs, out if isinstance(out, tuple) else (out,)):
+                outs = out if isinstance(out, tuple) else (out,)
+                if len(outs) != len(outputs):
+                    raise TypeError(
+                        f"vectorize: {signature!r} has {len(outputs)} results, and the function "
+                        f"gave {len(outs)}"
+                    )
+                for names, y in zip(outputs, outs):
                     y = asarray(y)
                     if y.ndim != len(names):
                         raise errors.ShapeError(
@@ -92,7 +107,9 @@ def _parsed(signature: str | None, count: int) -> tuple[list[tuple[str, ...]], A
         for side in (left, right)
     ]
     if len(sides[0]) != count:
-        raise TypeError(f"vectorize: {signature!r} takes {len(sides[0])} arguments, got {count}")
+        raise errors.ArgumentError(
+            f"vectorize: {signature!r} takes {len(sides[0])} arguments besides None, got {count}"
+        )
     return sides[0], sides[1]
 
 

@@ -31,6 +31,7 @@ class ConvDimensionNumbers(NamedTuple):
 
 # Layouts as strings, ("NHWC", "HWIO", "NHWC"), or as positions; None is NCHW and OIHW.
 ConvDimensionNumbersLike: TypeAlias = ConvDimensionNumbers | Sequence[str] | None
+ConvGeneralDilatedDimensionNumbers = ConvDimensionNumbersLike  # by JAX's name
 
 
 def conv_dimension_numbers(
@@ -85,11 +86,20 @@ def padtype_to_pads(
     if name not in ("SAME", "SAME_LOWER"):
         raise ValueError(f"padding {padding!r} is not 'SAME', 'SAME_LOWER', 'VALID' or pairs")
     pads = []
-    for n, w, s in zip(in_shape, window_shape, window_strides):
+    for n, w, s in zip(*map(shapes.ints, (in_shape, window_shape, window_strides))):
         total = max(0, (-(-n // s) - 1) * s + w - n)
         small, large = total // 2, total - total // 2
         pads.append((small, large) if name == "SAME" else (large, small))
     return pads
+
+
+def _pairs(padding: Sequence[Any]) -> tuple[tuple[int, int], ...]:
+    try:
+        return tuple([(int(low), int(high)) for low, high in padding])
+    except TypeError:
+        raise errors.ArgumentError(
+            f"padding is a (low, high) pair for each spatial dimension, got {padding!r}"
+        ) from None
 
 
 def dilated(n: int, d: int) -> int:
@@ -325,6 +335,19 @@ def _conv_batch(
     """Merge the batch into N, the output features, or (both operands batched) the groups."""
     (x, w), (dx, dw) = xs, dims
     lhs, rhs, out = dimension_numbers
+    if size == 0:
+        one = [
+            v if d is None else v.update((*v.shape[:d], *v.shape[d + 1 :]))
+            for v, d in zip(map(typeof, xs), dims)
+        ]
+        y = _conv_shape(
+            *one,
+            dimension_numbers=dimension_numbers,
+            feature_group_count=feature_group_count,
+            batch_group_count=batch_group_count,
+            **params,
+        )
+        return zeros(y.update((0, *y.shape))), 0
     f, b = feature_group_count, batch_group_count
     run = functools.partial(bind, conv_p, dimension_numbers=dimension_numbers, **params)
     if dx is not None and dw is not None:
@@ -432,7 +455,7 @@ def conv_general_dilated(
         lhs,
         rhs,
         window_strides=strides,
-        padding=tuple([(int(low), int(high)) for low, high in padding]),
+        padding=_pairs(padding),
         lhs_dilation=a,
         rhs_dilation=b,
         dimension_numbers=numbers,

@@ -13,6 +13,8 @@ from genesis_fn.core.configuration import config
 from genesis_fn.core.dtypes import DType
 from genesis_fn.core.primitive import Primitive, bind, is_linear, typeof
 from genesis_fn.core.types.annotations import Array, DTypeLike
+from genesis_fn.primitives import dot_algorithm
+from genesis_fn.primitives.dot_algorithm import DotAlgorithm, DotAlgorithmPreset
 from genesis_fn.primitives.elementwise import add, convert
 from genesis_fn.primitives.shape import transpose
 
@@ -32,10 +34,22 @@ class Precision(enum.Enum):
     HIGH = 1
     HIGHEST = 2
 
+    def __repr__(self) -> str:
+        return f"Precision.{self.name}"
 
-# A Precision or its name, one for each operand or one for both; None: the setting's.
+    def __str__(self) -> str:
+        return self.name
+
+
+# A Precision or its name, one for each operand or one for both; None: the setting's. Of products
+# an algorithm or the name of one, too.
 PrecisionLike: TypeAlias = (
-    Precision | str | None | tuple["Precision | str | None", "Precision | str | None"]
+    Precision
+    | str
+    | None
+    | tuple["Precision | str | None", "Precision | str | None"]
+    | DotAlgorithm
+    | DotAlgorithmPreset
 )
 
 _PRECISION_NAMES: dict[object, str | None] = {
@@ -264,6 +278,8 @@ def dot_general(
     8-bit floats accumulate in float32 and are rounded once, to the operands' dtype or to
     `preferred_element_type`; integers wrap. Raises ShapeError, DTypeError.
     """
+    if precision is not None and (algorithm := dot_algorithm.named_algorithm(precision)):
+        return _by_algorithm(algorithm, lhs, rhs, dimension_numbers, preferred_element_type)
     (xc, yc), (xb, yb) = dimension_numbers
     lhs, rhs = promote_operands(lhs, rhs)
     n, m = typeof(lhs).ndim, typeof(rhs).ndim
@@ -278,6 +294,16 @@ def dot_general(
             None if preferred_element_type is None else dtypes.dtype(preferred_element_type)
         ),
     )
+
+
+def _by_algorithm(
+    algorithm: Any, lhs: Array, rhs: Array, numbers: DotDimensionNumbers, preferred: Any
+) -> Array:
+    """`dot_general`, rounding operands and summing as `algorithm` has it."""
+    out = product_dtype(*map(typeof, promote_operands(lhs, rhs)), None)
+    out = out if preferred is None else dtypes.dtype(preferred)
+    x, y, precision, sums = dot_algorithm.prepared(algorithm, lhs, rhs)
+    return convert(dot_general(x, y, numbers, precision, out if sums is None else sums), out)
 
 
 def dot(

@@ -126,6 +126,8 @@ def _top_k_shape(x: Aval, *, k: int, axis: int) -> list[Aval]:
         raise errors.ShapeError(
             f"top_k: k is {k}, but axis {axis} of {x} has {x.shape[axis]} elements"
         )
+    if x.shape[axis] > dtypes.iinfo(I32).max:
+        raise errors.ShapeError(f"top_k: positions along axis {axis} of {x} do not fit int32")
     result = x.update((*x.shape[:axis], k, *x.shape[axis + 1 :]))
     return [result, result.update(dtype=I32)]
 

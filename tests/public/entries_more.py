@@ -25,6 +25,9 @@ NN: dict[str, list[Entry]] = {
     **each("celu elu gelu hard_sigmoid hard_silu hard_swish hard_tanh identity leaky_relu "
            "log_sigmoid log_softmax logsumexp mish relu relu6 selu sigmoid silu soft_sign softmax "
            "softplus sparse_plus sparse_sigmoid squareplus standardize swish tanh glu", E(X)),
+    **each("scaled_matmul", E(
+        Operand((2, 3, 4), "s"), Operand((2, 5, 4), "s"), Operand((2, 3, 2), "s"),
+        Operand((2, 5, 1), "s"))),
     **each("log1mexp", E(P)), **each("logmeanexp", E(X)),
     **each("one_hot", E(INDEX, call=lambda f, i: f(i, 4))),
     **each("linear", E(X, Operand((2, 4)))), **each("plain_weight", E(Operand((2, 4)))),

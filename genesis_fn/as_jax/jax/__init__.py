@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax.version as version
 from jax._src.config import config as config, context
@@ -38,11 +38,22 @@ Ref = stub("jax.Ref", "values that a function takes and returns")
 new_ref = stub("jax.new_ref", "values that a function takes and returns")
 
 
-class ds:
-    """A slice of `size` elements from `start` on; indexing refuses it by name."""
+class Slice(NamedTuple):
+    """`size` elements from `start` on, `stride` apart; indexing refuses it by name."""
 
-    def __init__(self, start: Any, size: int) -> None:
-        self.start, self.size = start, size
+    start: Any
+    size: Any
+    stride: int = 1
+
+
+def ds(start: Any, size: Any = None, stride: int | None = None) -> Slice | slice:
+    """A slice of `size` elements from `start` on: from 0 on where one number is given, which is
+    the size; None is all of an axis."""
+    if start is None and size is None:
+        return slice(None, None, stride)
+    if size is None:
+        start, size = 0, start
+    return Slice(0 if start is None else start, size, 1 if stride is None else stride)
 
 
 class CompilerEffortLevel(enum.Enum):

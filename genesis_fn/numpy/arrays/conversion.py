@@ -176,7 +176,7 @@ def number(x: Array, use: str) -> Any:
                 f"the truth value of {x.aval} is ambiguous: use .any() or .all()\n"
                 f"  at {user_line(depth=4).describe()}"
             )
-        raise TypeError(
+        raise (errors.ArgumentError if use == "item" else TypeError)(
             f"only an array of one element converts to a Python {use}, got {x.aval}"
             if use != "item"
             else f"item() without an index needs an array of one element, got {x.aval}"

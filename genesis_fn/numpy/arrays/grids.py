@@ -69,13 +69,13 @@ def arange(
     kinds = [x if hasattr(x, "dtype") else type(x) for x in (start, stop, step)]
     d = dtypes.dtype(dtype) if dtype is not None else result_type(*kinds)
     first, last, increment = bounds
+    if any(isinstance(b, complex) for b in bounds):
+        raise ValueError(f"arange takes real bounds, got {start}, {stop} and step {step}")
     if increment == 0:
         raise ZeroDivisionError("arange: step must not be 0")
     n = max(0, math.ceil((last - first) / increment))
-    whole = all(
-        float(b).is_integer() and abs(b) < 1 << 53 for b in bounds if type(b) is not complex
-    )
-    if d == dtypes.BOOL or not (whole and all(type(b) is not complex for b in bounds)):
+    whole = all(float(b).is_integer() and abs(b) < 1 << 53 for b in bounds)
+    if d == dtypes.BOOL or not whole:
         return to_device(from_numpy(np.arange(first, last, increment).astype(d)), device)
     exact = d if dtypes.is_integer(d) or d.itemsize >= 4 and n < 1 << 24 else dtypes.I32
     x = iota(exact, n)
@@ -156,7 +156,7 @@ def linspace(
     low, high = promote_arrays("linspace", (start, stop), inexact=True)
     low, high = _pair(low, high)
     gaps = num - 1 if endpoint else num
-    gap = divide(subtract(high, low), gaps) if gaps > 0 else multiply(subtract(high, low), math.nan)
+    gap = divide(subtract(high, low), gaps) if gaps > 0 else full((), math.nan, computed)
     shape = (num, *low.aval.shape)
     with config.precisely():  # exactly 1 at the end
         t = p.div(broadcasted_iota(computed, shape, 0), float(max(gaps, 1)))

@@ -8,8 +8,8 @@ from typing import Any, Literal
 import numpy as np
 
 from genesis_fn import numpy
-from genesis_fn.core import dtypes
-from genesis_fn.core.array import Array, ArrayImpl, from_numpy, keys_over, words_of
+from genesis_fn.core import dtypes, errors
+from genesis_fn.core.array import Array, ArrayImpl, from_numpy, keys_over, live, words_of
 from genesis_fn.core.aval import Aval
 from genesis_fn.core.diagnostics.source_info import where
 from genesis_fn.core.diagnostics.torch_habits import ARRAYS, IN_PLACE, of_arguments, of_array
@@ -22,7 +22,9 @@ from genesis_fn.numpy.arrays.conversion import concrete, host, number, text
 from genesis_fn.numpy.indexing import index_expressions as indexing, selection, updates
 from genesis_fn.numpy.manipulation import rearrange, shapes, sorting
 from genesis_fn.numpy.mathematics import composed, contraction, reductions, ufuncs
+from genesis_fn.primitives import elementwise as p
 from genesis_fn.primitives.elementwise import bitcast_convert_type
+from genesis_fn.primitives.shape import rev
 
 # ---- operators ----
 
@@ -251,13 +253,33 @@ def _transpose(self: Any, *axes: Any) -> Any:
 def _item(self: Any, *args: Any) -> Any:
     if not args:
         return number(self, "item")
-    if len(args) == 1 and not isinstance(args[0], tuple):
-        return number(shapes.ravel(self)[args[0]], "item")
-    return number(self[args[0] if len(args) == 1 else args], "item")
+    index = args[0] if len(args) == 1 and isinstance(args[0], tuple) else args
+    if len(index) == 1:  # a position in the flattened array
+        return number(shapes.ravel(self)[index[0]], "item")
+    return number(self[index], "item")
 
 
 def _compress(self: Any, condition: Any, axis: int | None = None, **options: Any) -> Any:
     return selection.compress(condition, self, axis, **options)
+
+
+def _byteswap(self: Any) -> Any:
+    d = self.aval.dtype
+    if dtypes.is_key(d):
+        raise errors.DTypeError(f"byteswap is not for random keys, got {self.aval}")
+    if d.itemsize == 1:
+        return self
+    if dtypes.is_complex(d):
+        return p.complex_(_byteswap(p.real(self)), _byteswap(p.imag(self)))
+    octets = bitcast_convert_type(self, dtypes.dtype("uint8"))
+    return bitcast_convert_type(rev(octets, (octets.ndim - 1,)), d)
+
+
+def _buffer_pointer(self: Any) -> int:
+    data = live(self).data if isinstance(self, ArrayImpl) else None
+    if not hasattr(data, "data_ptr"):
+        raise errors.BackendError(f"{self.aval} has no address: it is not in one piece of memory")
+    return data.data_ptr()
 
 
 def _tobytes(self: Any, order: Literal["C", "F"] = "C") -> bytes:
@@ -364,6 +386,8 @@ def _methods() -> dict[str, Any]:
         "view": _view,
         "tolist": lambda self: host(self, "tolist").tolist(),
         "tobytes": _tobytes,
+        "byteswap": _byteswap,
+        "unsafe_buffer_pointer": _buffer_pointer,
         "compress": _compress,
         "to_device": _to_device,
         "T": property(shapes.transpose),

@@ -279,6 +279,24 @@ def _entries(index: tuple[Any, ...], x: Any) -> list[Any]:
     return parsed
 
 
+def _listed(entry: Sequence[Any]) -> Array:
+    """A list of positions as an array. Raises TypeError for booleans, which are easily taken for
+    positions, and for what is meant as a tuple."""
+    if not len(entry):
+        return from_numpy(np.zeros((0,), np.int32))
+    try:
+        found = asarray(entry)
+    except (TypeError, ValueError):
+        found = None
+    if found is None or found.aval.dtype == dtypes.BOOL:
+        instead = "x[tuple(i)]" if found is None else "x[jnp.array(i)]"
+        raise TypeError(
+            f"the {type(entry).__name__} {entry!r:.60} is no index; write {instead}\n"
+            f"  at {user_line(depth=6).describe()}"
+        )
+    return found
+
+
 def _array_entry(
     entry: Any,
     shape: tuple[Any, ...],
@@ -289,7 +307,7 @@ def _array_entry(
 ) -> list[Any]:
     """An entry that is a number, a list, an ndarray, an array or a tracer, as ints and arrays."""
     if isinstance(entry, (list, tuple)):
-        entry = asarray(entry) if len(entry) else from_numpy(np.zeros((0,), np.int32))
+        entry = _listed(entry)
     if isinstance(entry, np.integer):
         return [int(entry)]
     if isinstance(entry, (bool, np.bool_)):

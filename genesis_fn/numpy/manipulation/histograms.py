@@ -10,7 +10,7 @@ from genesis_fn.core import errors
 from genesis_fn.core.diagnostics.source_info import where as user_line
 from genesis_fn.core.types.annotations import Array, ArrayLike
 from genesis_fn.lax.creation import asarray
-from genesis_fn.lax.promotion import promote_arrays, strong
+from genesis_fn.lax.promotion import inexact_dtype, promote_arrays, result_type, strong
 from genesis_fn.numpy.arrays.grids import ix_
 from genesis_fn.numpy.manipulation.sets import bincount, histogram_bin_edges
 from genesis_fn.numpy.manipulation.shapes import reshape, stack
@@ -18,9 +18,16 @@ from genesis_fn.numpy.manipulation.sorting import searchsorted
 from genesis_fn.numpy.mathematics.composed import isnan, where
 from genesis_fn.numpy.mathematics.reductions import sum as sum_over
 from genesis_fn.numpy.mathematics.statistics import diff
+from genesis_fn.primitives.elementwise import convert
 
 Bins = int | ArrayLike | Sequence[Any]
 Ranges = Sequence[Any] | None
+
+
+def _fitted(xs: Sequence[Array]) -> list[Array]:
+    """Points, edges and weights in one floating dtype, whatever theirs are."""
+    d = inexact_dtype(result_type(*xs))
+    return [convert(x, d) for x in xs]
 
 
 def histogramdd(
@@ -50,7 +57,7 @@ def histogramdd(
            [1, 0]], dtype=int32)
     """
     given = [asarray(v) for v in (sample, weights) if v is not None]
-    points, *scales = promote_arrays("histogramdd", given, inexact=True)
+    points, *scales = _fitted(given)
     if points.ndim != 2 or any(w.aval.shape != points.aval.shape[:1] for w in scales):
         _refuse("points [n, d] and weights [n]", ", ".join([str(v.aval) for v in given]))
     d = points.aval.shape[1]
@@ -63,7 +70,7 @@ def histogramdd(
     for i, count in enumerate(each):
         x = points[:, i]
         e = histogram_bin_edges(x, count, None if range is None else range[i])
-        x, e = promote_arrays("histogramdd", [x, e])
+        x, e = _fitted([x, e])
         index = searchsorted(e, x, side="right") - 1
         index = where(x == e[-1], e.size - 2, index)
         outside = outside | (x < e[0]) | (x > e[-1]) | isnan(x)

@@ -33,7 +33,8 @@ def pad(
     """`array` with borders of widths `pad_width`: an int, a pair, or a pair per axis.
 
     Modes: constant (constant_values=), edge, reflect, symmetric (reflect_type=), wrap, linear_ramp
-    (end_values=), maximum, mean, median, minimum (stat_length=), empty.
+    (end_values=), maximum, mean, median, minimum (stat_length=), empty; or a function, which gives
+    each vector(vector, its pair of widths, axis, kwargs) along each axis that zeros pad.
     """
     x = value(array, "pad")
     return with_weak(_padded(x, pad_width, mode, kwargs), x.weak)
@@ -45,9 +46,10 @@ def _padded(x: Any, pad_width: Any, mode: Any, kwargs: dict[str, Any]) -> Array:
         raise ValueError(f"pad: widths must not be negative, got {widths}")
     widths = [(operator.index(a), operator.index(b)) for a, b in widths]
     if callable(mode):
-        raise TypeError(
-            "pad: a function as mode is not supported; build the borders and concatenate"
-        )
+        wide: Any = p.pad(x, scalar_as(0, x.dtype), [(low, high, 0) for low, high in widths])
+        for axis, width in enumerate(widths):
+            wide = statistics.apply_along_axis(mode, axis, wide, width, axis, kwargs)
+        return wide
     allowed = _PAD_OPTIONS.get(mode)
     if allowed is None:
         raise ValueError(f"pad: unknown mode {mode!r}; there are {', '.join(_PAD_OPTIONS)}")

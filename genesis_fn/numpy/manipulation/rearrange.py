@@ -200,6 +200,8 @@ def trim_zeros(filt: ArrayLike, trim: str = "fb", axis: int | Sequence[int] | No
     """An array without leading ("f") and trailing ("b") zeros along `axis`, one or several, by
     default every axis; needs concrete values."""
     x = value(filt, "trim_zeros")
+    if not x.ndim:
+        return x
     found = np.nonzero(host(concrete(x, "index")))
     given = range(x.ndim) if axis is None else (axis,) if isinstance(axis, int) else axis
     axes = {canonical_axis(i, x.ndim, "trim_zeros") for i in given}

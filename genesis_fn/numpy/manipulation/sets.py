@@ -3,6 +3,7 @@ trace: further elements are dropped, missing ones are `fill_value`."""
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple, cast, overload
@@ -14,11 +15,25 @@ from genesis_fn.core.diagnostics.source_info import where as user_line
 from genesis_fn.core.primitive import Tracer, with_weak
 from genesis_fn.core.types.annotations import Array, ArrayLike, PyTree
 from genesis_fn.lax.creation import asarray
-from genesis_fn.lax.promotion import common_type, inexact_value, promote_arrays, strong, value
+from genesis_fn.lax.promotion import (
+    inexact_dtype,
+    inexact_value,
+    promote_arrays,
+    result_type,
+    strong,
+    value,
+)
 from genesis_fn.numpy.arrays.conversion import concrete, host
 from genesis_fn.numpy.arrays.grids import linspace
 from genesis_fn.numpy.indexing.selection import nonzero, take
-from genesis_fn.numpy.manipulation.shapes import concatenate, flip, moveaxis, ndim, ravel
+from genesis_fn.numpy.manipulation.shapes import (
+    broadcast_to,
+    concatenate,
+    flip,
+    moveaxis,
+    ndim,
+    ravel,
+)
 from genesis_fn.numpy.manipulation.sorting import argsort, lexsort, searchsorted, sort
 from genesis_fn.numpy.mathematics.composed import isnan, where
 from genesis_fn.numpy.mathematics.reductions import any as any_of, cumsum, sum as sum_over
@@ -169,6 +184,8 @@ def unique(
             fill = slice_in_dim(values, 0, 1)
         else:
             fill = p.convert(asarray(fill_value), rows.dtype)
+            width = (1,) if kept is None else kept[1:]
+            fill = reshape(broadcast_to(fill, width), (1, rows.aval.shape[1]))
         values = where(reshape(missing, (count, 1)), fill, values)
         where_first = where(missing, slice_in_dim(where_first, 0, 1), where_first)
     values = (
@@ -193,6 +210,8 @@ def _runs(rows: Any, equal_nan: bool) -> tuple[Array, Array]:
     if not n or not width:
         return iota(dtypes.I32, n), p.eq(iota(dtypes.I32, n), 0)
     columns = [reshape(slice_in_dim(rows, i, i + 1, axis=1), (n,)) for i in range(width)]
+    if equal_nan and dtypes.is_complex(rows.dtype):  # NaN in either part, so that all come last
+        columns = [where(isnan(c), complex(math.nan, math.nan), c) for c in columns]
     order = argsort(columns[0]) if width == 1 else lexsort(columns[::-1])
     ordered = take(rows, order, 0, mode="clip")
     before, after = slice_in_dim(ordered, 0, n - 1), slice_in_dim(ordered, 1, n)
@@ -397,11 +416,20 @@ def setxor1d(
 ) -> Array:
     """The sorted elements that are in exactly one of the two."""
     x, y = promote_arrays("setxor1d", (ravel(asarray(ar1)), ravel(asarray(ar2))))
-    if size is None:
-        x, y = _vector(x, assume_unique), _vector(y, assume_unique)
-        both = concatenate([x[isin(x, y, invert=True)], y[isin(y, x, invert=True)]])
-        return sort(both)
     both = concatenate([x, y])
+    if assume_unique:
+        order = argsort(both)
+        ordered = take(both, order)
+        ends = full((min(both.size, 1),), True, dtypes.BOOL)
+        new = concatenate([ends, not_equal(ordered[1:], ordered[:-1]), ends])
+        alone = logical_and(new[1:], new[:-1])  # equal to neither neighbour
+        if size is None:
+            return ordered[alone]
+        alone = full((both.size,), False, dtypes.BOOL).at[order].set(alone)
+        return _packed(both, alone, size, fill_value)[0]
+    if size is None:
+        x, y = unique(x), unique(y)
+        return sort(concatenate([x[isin(x, y, invert=True)], y[isin(y, x, invert=True)]]))
     once = concatenate([isin(x, y, invert=True), isin(y, x, invert=True)])
     return _packed(both, logical_and(once, _firsts(both)), size, fill_value)[0]
 
@@ -493,11 +521,13 @@ def histogram(
     """(how many elements of `a` fall in each bin, the bins' edges); the last bin is closed."""
     a = asarray(a)
     edges = histogram_bin_edges(a, bins, range)
-    flat, edges = promote_arrays("histogram", (ravel(a), edges), inexact=True)
+    # Edges and weights are made to fit, whatever their dtypes are.
+    d = inexact_dtype(result_type(a, edges))
+    flat, edges = p.convert(ravel(a), d), p.convert(edges, d)
     if weights is None:
         w = full(flat.aval.shape, 1.0, flat.dtype)
     else:
-        d, _ = common_type("histogram", (a, asarray(weights)), inexact=True)
+        d = inexact_dtype(result_type(a, asarray(weights)))
         w = strong(ravel(p.convert(asarray(weights), d)))
     n = edges.size - 1
     index = subtract(searchsorted(edges, flat, side="right"), 1)

@@ -64,7 +64,10 @@ def reshape(
 
 
 def _completed(a: Any, given: Any) -> tuple[int, ...]:
-    many = isinstance(given, (tuple, list)) or getattr(given, "ndim", 0) == 1
+    # An array without axes has `__len__` too.
+    many = isinstance(given, (tuple, list)) or (
+        getattr(given, "ndim", 0) == 1 if hasattr(given, "ndim") else hasattr(given, "__len__")
+    )
     new = [operator.index(n) for n in given] if many else [operator.index(given)]  # pyright: ignore[reportArgumentType]
     known = math.prod(n for n in new if n != -1)
     if new.count(-1) > 1 or any(n < -1 for n in new):

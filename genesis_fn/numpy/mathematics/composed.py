@@ -15,11 +15,11 @@ from genesis_fn.core.configuration import config
 from genesis_fn.core.dtypes import BOOL, DType
 from genesis_fn.core.primitive import SCALARS, with_weak
 from genesis_fn.core.types.annotations import Array, ArrayLike
+from genesis_fn.lax import complex_order
 from genesis_fn.lax.creation import asarray
 from genesis_fn.lax.promotion import (
     broadcast,
     broadcast_shapes,
-    cast,
     common_type,
     inexact_value,
     is_weak,
@@ -210,7 +210,12 @@ def float_power(x1: ArrayLike, x2: ArrayLike, /) -> Array:
 def log10(x: ArrayLike, /) -> Array:
     """The logarithm to base 10, elementwise."""
     x = log(x)
-    return strong(p.div(x, cast(math.log(10), _dtype(x))))
+    d = _dtype(x)
+    if not dtypes.is_complex(d):
+        return strong(p.div(x, scalar_as(math.log(10), d)))
+    # Part by part: a product with a complex number is NaN where a part is infinite.
+    scale = scalar_as(math.log(10), dtypes.real_of(d))
+    return strong(p.complex_(p.div(p.real(x), scale), p.div(p.imag(x), scale)))
 
 
 def logaddexp(x1: ArrayLike, x2: ArrayLike, /) -> Array:
@@ -336,6 +341,8 @@ def heaviside(x1: ArrayLike, x2: ArrayLike, /) -> Array:
 def hypot(x1: ArrayLike, x2: ArrayLike, /) -> Array:
     """sqrt(x1**2 + x2**2), elementwise, without overflow."""
     x, y = operands("hypot", (x1, x2), inexact=True, scalars=False)
+    if dtypes.is_complex(_dtype(x)):
+        raise errors.DTypeError(f"hypot takes real numbers, got {x.aval} and {y.aval}")
     x, y = p.abs(x), p.abs(y)
     big, small = p.max(x, y), p.min(x, y)
     at_zero = p.eq(big, 0.0)
@@ -471,7 +478,10 @@ def sinc(x: ArrayLike, /) -> Array:
     scaled = p.mul(p.select(near, scalar_as(1, d), x), scalar_as(math.pi, d))
     square = p.square(p.mul(p.select(near, x, scalar_as(0, d)), scalar_as(math.pi, d)))
     terms = [(-1) ** k / math.factorial(2 * k + 1) for k in range(12, -1, -1)]
-    return strong_array(p.select(near, _polynomial(square, terms), p.div(p.sin(scaled), scaled)))
+    far = p.div(p.sin(scaled), scaled)
+    if dtypes.is_float(d):
+        far = p.select(p.eq(p.abs(x), math.inf), 0.0, far)
+    return strong_array(p.select(near, _polynomial(square, terms), far))
 
 
 def i0(x: ArrayLike) -> Array:
@@ -575,12 +585,16 @@ def nan_to_num(
 def fmax(x1: ArrayLike, x2: ArrayLike) -> Array:
     """The larger of x1 and x2, elementwise, ignoring NaN."""
     x, y = operands("fmax", (x1, x2), scalars=False)
+    if dtypes.is_complex(_dtype(x)):
+        return p.select(isnan(y), x, p.select(isnan(x), y, complex_order.maximum(x, y)))
     return p.select(p.bitwise_or(p.gt(x, y), isnan(y)), x, y)
 
 
 def fmin(x1: ArrayLike, x2: ArrayLike) -> Array:
     """The smaller of x1 and x2, elementwise, ignoring NaN."""
     x, y = operands("fmin", (x1, x2), scalars=False)
+    if dtypes.is_complex(_dtype(x)):
+        return p.select(isnan(y), x, p.select(isnan(x), y, complex_order.minimum(x, y)))
     return p.select(p.bitwise_or(p.lt(x, y), isnan(y)), x, y)
 
 
@@ -655,7 +669,7 @@ def where(condition: ArrayLike, x: ArrayLike, y: ArrayLike) -> Array:
         and c.aval.shape == x.aval.shape
     ):
         return p.select(c, x, y)
-    a, b = operands("where", (x, y))
+    a, b = operands("where", (x, y), ranks=False)
     whole = [v for v in (a, b) if type(v) not in SCALARS]
     shape = _shape_of(c, whole)
     d = _dtype(whole[0])

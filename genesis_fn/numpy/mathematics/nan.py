@@ -128,9 +128,12 @@ def nanargmin(
     return where(r.all(isnan(a), axis, keepdims=bool(keepdims)), -1, x)
 
 
-def _present(a: Any, mask: Any) -> Array:
+def _present(name: str, a: Any, mask: Any) -> Array:
     there = logical_not(isnan(a))
-    return there if mask is None else logical_and(there, mask)
+    if mask is None:
+        return there
+    mask = r.selection(mask, there.aval.shape, name)
+    return logical_and(broadcast_to(there, mask.aval.shape), mask)
 
 
 def nanmean(
@@ -143,7 +146,7 @@ def nanmean(
 ) -> Array:
     """The mean over `axis` of what is not NaN."""
     (a,) = promote_arrays("nanmean", (value(a),), inexact=True)
-    return r.mean(a, axis, dtype, out, keepdims, where=_present(a, where))
+    return r.mean(a, axis, dtype, out, keepdims, where=_present("nanmean", a, where))
 
 
 def nanvar(
@@ -159,7 +162,13 @@ def nanvar(
     """The variance over `axis` of what is not NaN; NaN where too few elements are left. `mean` is
     the mean where it is known, with the reduced axes kept."""
     (a,) = promote_arrays("nanvar", (value(a),), inexact=True)
-    mask = _present(a, where)
+    if (
+        dtype is not None
+        and dtypes.is_complex(a.dtype)
+        and not dtypes.is_complex(dtypes.dtype(dtype))
+    ):
+        raise ValueError("nanvar: a complex array needs a complex dtype")
+    mask = _present("nanvar", a, where)
     d = inexact_dtype(a.dtype) if dtype is None else dtypes.dtype(dtype)
     # Masked elements become 0 before the squares: a NaN times a cotangent of 0 would be NaN.
     wide = _chosen(mask, p.convert(a, dtypes.F32 if d.itemsize < 4 else d), 0)
@@ -176,7 +185,7 @@ def nanvar(
     count = r.sum(broadcast_to(mask, shape), axis, dtypes.I32, keepdims=keepdims)
     total = r.sum(squares, axis, keepdims=keepdims, where=mask)
     # Without a degree of freedom the result is NaN with derivatives of 0, as in JAX.
-    degrees = subtract(count, ddof)
+    degrees = subtract(p.convert(count, total.dtype), ddof)
     left = greater(degrees, 0)
     variance = _chosen(left, total / _chosen(left, degrees, 1), math.nan)
     variance = p.convert(variance, dtypes.real_of(d))

@@ -13,6 +13,7 @@ from genesis_fn.core import dtypes, errors
 from genesis_fn.core.dtypes import BOOL, DType
 from genesis_fn.core.primitive import with_weak
 from genesis_fn.core.types.annotations import Array, ArrayLike, Axis, DTypeLike, PyTree
+from genesis_fn.lax import complex_order
 from genesis_fn.lax.creation import asarray
 from genesis_fn.lax.promotion import broadcast_shapes, inexact_dtype, promote_arrays, strong, value
 from genesis_fn.numpy.manipulation.shapes import broadcast_to, concatenate, on_axis
@@ -52,13 +53,30 @@ def _kept(x: Any, a: Any, axes: Sequence[int], keepdims: bool) -> Array:
     return reshape(x, [1 if i in axes else n for i, n in enumerate(a.aval.shape)])
 
 
-def _masked(a: Any, mask: Any, otherwise: Any) -> Array:
-    """`a` where `mask`, else the reduction's neutral value."""
-    if mask is None:
+def selection(where: ArrayLike, shape: Sequence[int], name: str) -> Array:
+    """The mask that `where=` gives, in the shape that it and an operand's broadcast to. Raises
+    ValueError for one that is not boolean."""
+    mask = value(where, name)
+    if mask.aval.dtype != BOOL:
+        raise errors.DTypeError(f"{name}: where= must be a boolean array, got {mask.aval}")
+    return broadcast_to(mask, broadcast_shapes(shape, mask.aval.shape))
+
+
+def _masked(name: str, a: Any, where: Any, otherwise: Any) -> Array:
+    """`a` where `where` selects it, else the reduction's neutral value."""
+    if where is None:
         return a
-    shape = broadcast_shapes(a.aval.shape, value(mask).aval.shape)
-    filled = full(shape, otherwise, a.aval.dtype)
-    return choose(mask, broadcast_to(a, shape), filled)
+    mask = selection(where, a.aval.shape, name)
+    shape = mask.aval.shape
+    return choose(mask, broadcast_to(a, shape), full(shape, otherwise, a.aval.dtype))
+
+
+def _initial(name: str, initial: Any, d: DType) -> Array:
+    """The value that a reduction starts from, as an array. Raises ValueError if it has axes."""
+    x = asarray(initial, d)
+    if x.ndim:
+        raise errors.ShapeError(f"{name}: initial= must be a scalar, got {x.aval}")
+    return x
 
 
 def _limits(d: DType) -> tuple[Any, Any]:
@@ -112,11 +130,11 @@ def _fold(
         d = dtypes.dtype(dtype)
     narrow = dtypes.is_float(d) and d.itemsize < 4 and initial is not None
     a = p.convert(a, dtypes.F32 if narrow else d)
-    a = _masked(a, where, _number(neutral, a.aval.dtype))
+    a = _masked(name, a, where, _number(neutral, a.aval.dtype))
     axes = reduced_axes(axis, a.ndim, name)
     x = _kept(reduce(a, axes), a, axes, keepdims)
     if initial is not None:
-        x = combine(x, asarray(initial, x.aval.dtype))
+        x = combine(x, _initial(name, initial, x.aval.dtype))
     return strong(p.convert(x, d))
 
 
@@ -167,12 +185,12 @@ def _wide(d: DType) -> DType:
     return dtypes.F32 if dtypes.is_float(d) and d.itemsize < 4 else d
 
 
-def _count(a: Any, axes: Sequence[int], where: Any, keepdims: bool) -> Any:
-    """How many elements a reduction takes in: a number, or an array with `where`."""
+def _count(name: str, a: Any, axes: Sequence[int], where: Any, keepdims: bool, d: DType) -> Any:
+    """How many elements a reduction takes in: a number, or an array of dtype `d` with `where`."""
     if where is None:
         return math.prod(a.aval.shape[i] for i in axes)
-    shape = broadcast_shapes(a.aval.shape, value(where).aval.shape)
-    return sum(broadcast_to(truth(where), shape), axes, dtypes.I32, keepdims=keepdims)
+    mask = selection(where, a.aval.shape, name)
+    return p.convert(sum(mask, axes, dtypes.I32, keepdims=keepdims), d)
 
 
 def mean(
@@ -191,8 +209,8 @@ def mean(
     computed = inexact_dtype(_wide(d))
     axes = reduced_axes(axis, a.ndim, "mean")
     # reduce_sum accumulates 16-bit floats in float32 by itself; only its rounded result would lose.
+    n = _count("mean", a, axes, where, keepdims, computed)
     total = sum(p.convert(a, computed), axes, keepdims=keepdims, where=where)
-    n = _count(a, axes, where, keepdims)
     return strong(p.convert(divide(total, float(n) if isinstance(n, int) else n), d))
 
 
@@ -285,6 +303,7 @@ def var(
         raise ValueError("var: a complex array needs a complex dtype")
     computed = inexact_dtype(_wide(d))
     axes = reduced_axes(axis, a.ndim, "var")
+    n = _count("var", a, axes, where, keepdims, dtypes.real_of(computed))
     a = p.convert(a, computed)
     center = _mean_kept(a, axes, where) if mean is None else p.convert(value(mean), computed)
     centered = subtract(a, center)
@@ -293,7 +312,6 @@ def var(
     else:
         squares = p.square(centered)
     total = sum(squares, axes, keepdims=keepdims, where=where)
-    n = _count(a, axes, where, keepdims)
     result = _over_degrees(total, n, ddof)
     if dtype is None:
         return strong(p.convert(result, dtypes.real_of(d)))
@@ -362,26 +380,10 @@ def _extreme(
     d = a.aval.dtype
     whole = dtypes.is_complex(d)
     bound = _limits(dtypes.real_of(d) if whole else d)[worst]
-    a = _masked(a, where, complex(bound, bound) if whole else bound)
-    x = _complex_extreme(reduce, bound, a, axes) if whole else reduce(a, axes)
+    a = _masked(name, a, where, complex(bound, bound) if whole else bound)
+    x = complex_order.reduced(not worst, a, axes) if whole else reduce(a, axes)
     x = strong(_kept(x, a, axes, keepdims))
-    return x if initial is None else combine(x, asarray(initial, d))
-
-
-def _complex_extreme(
-    reduce: Callable[..., Any], bound: float, a: Any, axes: Sequence[int]
-) -> Array:
-    # By real part, then imaginary part, as NumPy orders complex numbers.
-    if not math.prod(a.aval.shape[i] for i in axes):
-        kept = [n for i, n in enumerate(a.aval.shape) if i not in axes]
-        return full(tuple(kept), complex(bound, bound), a.aval.dtype)
-    re, im = p.real(a), p.imag(a)
-    bad = p.ne(a, a)
-    best = _kept(reduce(choose(bad, math.nan, re), axes), a, axes, True)
-    there = p.eq(re, broadcast_to(best, a.aval.shape))
-    imaginary = reduce(choose(there, im, bound), axes)
-    best = reshape(best, imaginary.aval.shape)
-    return p.complex_(best, choose(isnan(best), math.nan, imaginary))
+    return x if initial is None else combine(x, _initial(name, initial, d))
 
 
 def max(
@@ -432,7 +434,7 @@ def _logic(
     keepdims: bool,
     where: Any,
 ) -> Array:
-    a = _masked(truth(value(a, name)), where, neutral)
+    a = _masked(name, truth(value(a, name)), where, neutral)
     axes = reduced_axes(axis, a.ndim, name)
     return strong(_kept(reduce(a, axes), a, axes, keepdims))
 

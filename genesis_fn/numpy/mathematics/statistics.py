@@ -10,7 +10,7 @@ from typing import Any
 from genesis_fn.core import dtypes, errors
 from genesis_fn.core.types.annotations import Array, ArrayLike, Axis, DTypeLike
 from genesis_fn.lax.creation import asarray
-from genesis_fn.lax.promotion import promote_arrays, strong, value
+from genesis_fn.lax.promotion import inexact_value, promote_arrays, strong, value
 from genesis_fn.numpy.arrays.creation import zeros_like
 from genesis_fn.numpy.indexing.selection import take, take_along_axis
 from genesis_fn.numpy.manipulation.shapes import (
@@ -104,7 +104,8 @@ def quantile(
     else:
         present = None
         top = full((*lengths, 1), float(last), a.dtype)
-    at = multiply(top, ravel(q))  # [*kept, number of quantiles]
+    levels = reshape(q, (*(1,) * len(kept), q.size))
+    at = multiply(top, levels)  # [*kept, number of quantiles]
     low, high = p.floor(at), p.ceil(at)
     index = [p.convert(clip(i, 0.0, float(last)), dtypes.I32) for i in (low, high)]
     below, above = [take_along_axis(ordered, i, -1, mode="clip") for i in index]
@@ -169,7 +170,7 @@ def _by_distribution(
     w = where(bad | missing, 0, p.convert(w, wide))
     order = argsort(rows)
     rows, w = take_along_axis(rows, order), take_along_axis(w, order)
-    reached = cumsum(w, -1)
+    reached = cumsum(w, -1)[None]
     q = asarray(q, wide)
     target = multiply(reshape(q, (q.size, *(1,) * (len(kept) + 1))), reached[..., -1:])
     present = subtract(count, count_nonzero(missing, -1))
@@ -305,7 +306,7 @@ def cov(
             squares = sum_over(multiply(weights, p.convert(asarray(aweights), weights.dtype)))
             norm = subtract(total, divide(multiply(squares, ddof), total))
     x = subtract(x, center)
-    scaled = x if weights is None else multiply(x, weights)
+    scaled = x if weights is None else multiply(x, weights[None])
     return strong(_squeezed(divide(matmul(scaled, conj(x.T), precision="highest"), norm)))
 
 
@@ -347,8 +348,6 @@ def _convolved(
         v = conj(v)
         if swapped:
             a, v = v, a
-            a = conj(a) if dtypes.is_complex(d) else a
-            v = conj(v) if dtypes.is_complex(d) else v
     elif swapped:
         a, v = v, a
     n = v.size
@@ -422,7 +421,11 @@ def interp(
     Outside, `left` and `right`, by default the end values; "extrapolate" continues the first or
     last line. With `period` everything is periodic.
     """
-    x, xp, fp = promote_arrays("interp", (x, asarray(xp), asarray(fp)), inexact=True)
+    fp = inexact_value(asarray(fp))
+    if dtypes.is_complex(fp.dtype):  # of a real variable: parts are interpolated alike
+        x, xp = promote_arrays("interp", (x, asarray(xp)), inexact=True)
+    else:
+        x, xp, fp = promote_arrays("interp", (x, asarray(xp), fp), inexact=True)
     if xp.ndim != 1 or fp.aval.shape != xp.aval.shape:
         raise ValueError(f"interp: xp {xp.aval} and fp {fp.aval} must be vectors of one length")
     for side in (left, right):
@@ -562,6 +565,10 @@ def trapezoid(
     """The integral of `y` along `axis` by the trapezoidal rule."""
     if x is None:
         (y,) = promote_arrays("trapezoid", (value(y),), inexact=True)
+        if ndim(dx):  # one spacing for each pair of neighbours, as it broadcasts to them
+            lengths = list(y.aval.shape)
+            lengths[axis] -= 1
+            dx = moveaxis(broadcast_to(asarray(dx), lengths), axis, -1)
         y, steps = moveaxis(y, axis, -1), dx
     else:
         y, x = promote_arrays("trapezoid", (value(y), value(x)), inexact=True)
@@ -592,6 +599,8 @@ def unwrap(
     wrapped = where((wrapped == -half) & (steps > 0), half, wrapped)
     fix = where(abs(steps) < limit, 0, subtract(wrapped, steps))
     n = x.aval.shape[axis]
+    if not n:
+        return strong(x)
     rest = add(slice_in_dim(x, 1, n, axis=axis), cumsum(fix, axis))
     return strong(concatenate([slice_in_dim(x, 0, 1, axis=axis), rest], axis))
 

@@ -10,6 +10,7 @@ from genesis_fn.core.array import ArrayImpl
 from genesis_fn.core.diagnostics.source_info import where as user_line
 from genesis_fn.core.primitive import SCALARS, Primitive, bind, with_weak
 from genesis_fn.core.types.annotations import Array, ArrayLike
+from genesis_fn.lax import complex_order
 from genesis_fn.lax.promotion import (
     inexact_value,
     is_operand,
@@ -69,6 +70,16 @@ def located(error: errors.GenesisError) -> errors.GenesisError:
     return type(error)(f"{error}\n  at {user_line(depth=4).describe()}")
 
 
+def _refused(name: str, other: Any) -> Any:
+    """NotImplemented, but for Python's collections a TypeError: comparison would give False."""
+    if type(other) in (list, tuple, set, dict):
+        raise TypeError(
+            f"{name}: unsupported operand types 'Array' and '{type(other).__name__}'\n"
+            f"  at {user_line(depth=4).describe()}\n  make an array of it with asarray(...)"
+        )
+    return NotImplemented
+
+
 def binary(
     name: str,
     call: Callable[..., Any],
@@ -115,7 +126,7 @@ def binary(
             if not (guarded and self.sig.aval.dtype not in kinds):
                 return bind(prim, self, other)
         elif not is_operand(other):
-            return NotImplemented
+            return _refused(name, other)
         return function(self, other)
 
     def reflected(self: Any, other: Any) -> Any:
@@ -151,42 +162,6 @@ def _is_complex(x: Any, y: Any) -> bool:
     return dtypes.is_complex((y if type(x) in SCALARS else x).aval.dtype)
 
 
-def _ordered(strictly: Callable[..., Any], last: Callable[..., Any]) -> Callable[[Any, Any], Any]:
-    """The comparison of complex numbers by real part, then by imaginary part."""
-
-    def compare(x: Any, y: Any) -> Array:
-        (a, b), (c, d) = _parts(x), _parts(y)
-        return p.bitwise_or(strictly(a, c), p.bitwise_and(p.eq(a, c), last(b, d)))
-
-    return compare
-
-
-def _parts(x: Any) -> tuple[Any, Any]:
-    return (x.real, x.imag) if type(x) in SCALARS else (p.real(x), p.imag(x))
-
-
-def _chosen(before: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    """Of two complex numbers the one that comes first by `before`; the first that is NaN."""
-
-    def choose(x: Any, y: Any) -> Array:
-        first = before(x, y)
-        if type(x) not in SCALARS:
-            first = p.bitwise_or(first, p.ne(x, x))
-        elif x != x:
-            return full(y.aval.shape, x, y.aval.dtype)
-        if type(y) not in SCALARS:
-            first = p.bitwise_and(first, p.bitwise_or(p.eq(y, y), p.ne(x, x)))
-        elif y != y:
-            first = p.ne(x, x)
-        return p.select(first, x, y)
-
-    return choose
-
-
-_less, _less_equal = _ordered(p.lt, p.lt), _ordered(p.lt, p.le)
-_greater, _greater_equal = _ordered(p.gt, p.gt), _ordered(p.gt, p.ge)
-
-
 def _exact(d: dtypes.DType) -> bool:
     return not dtypes.is_inexact(d)
 
@@ -206,13 +181,13 @@ maximum = binary(
     "maximum",
     p.max,
     "The larger of x and y, elementwise; NaN propagates.",
-    of_complex=_chosen(_greater_equal),
+    of_complex=complex_order.maximum,
 )
 minimum = binary(
     "minimum",
     p.min,
     "The smaller of x and y, elementwise; NaN propagates.",
-    of_complex=_chosen(_less_equal),
+    of_complex=complex_order.minimum,
 )
 arctan2 = binary("arctan2", p.atan2, "The angle of the point (y, x), in radians.", inexact=True)
 atan2 = arctan2
@@ -301,10 +276,12 @@ def imag(x: ArrayLike, /) -> Array:
 
 equal = binary("equal", p.eq, "x == y, elementwise.")
 not_equal = binary("not_equal", p.ne, "x != y, elementwise.")
-less = binary("less", p.lt, "x < y, elementwise.", of_complex=_less)
-less_equal = binary("less_equal", p.le, "x <= y, elementwise.", of_complex=_less_equal)
-greater = binary("greater", p.gt, "x > y, elementwise.", of_complex=_greater)
-greater_equal = binary("greater_equal", p.ge, "x >= y, elementwise.", of_complex=_greater_equal)
+less = binary("less", p.lt, "x < y, elementwise.", of_complex=complex_order.less)
+less_equal = binary("less_equal", p.le, "x <= y, elementwise.", of_complex=complex_order.less_equal)
+greater = binary("greater", p.gt, "x > y, elementwise.", of_complex=complex_order.greater)
+greater_equal = binary(
+    "greater_equal", p.ge, "x >= y, elementwise.", of_complex=complex_order.greater_equal
+)
 
 
 def isfinite(x: ArrayLike, /) -> Array:

@@ -82,7 +82,8 @@ def _scatter_shape(
         )
     if kind in ("min", "max") and dtypes.is_complex(operand.dtype):
         raise errors.DTypeError(f"{name} takes real numbers, got {operand}")
-    free = operand.ndim - sum([len(dimension_numbers[i]) for i in (1, 3)])
+    _, inserted, _, batching, _ = dimension_numbers
+    free = len([d for d in range(operand.ndim) if d not in inserted and d not in batching])
     if free != len(window):
         raise errors.ShapeError(
             f"{name}: {free} dimensions of {operand} are neither inserted nor batching, but "

@@ -104,6 +104,10 @@ def monoid_of(computation: Callable[..., Any]) -> str | None:
     return name if name in MONOIDS else None
 
 
+def _is_of_reals(monoid: str) -> bool:
+    return monoid in ("max", "min")
+
+
 def reduce(
     operands: Array | Sequence[Array],
     init_values: ArrayLike | Sequence[ArrayLike],
@@ -127,7 +131,11 @@ def reduce(
     starts = [_start(i, x, axes) for i, x in zip(inits, xs)]
     if not axes or any(typeof(xs[0]).shape[a] == 0 for a in axes):
         results = xs if not axes else ()
-    elif not several and (monoid := monoid_of(computation)):
+    elif (
+        not several
+        and (monoid := monoid_of(computation))
+        and not (_is_of_reals(monoid) and dtypes.is_complex(typeof(xs[0]).dtype))
+    ):
         results = (MONOIDS[monoid](xs[0], axes),)
     else:
         combine = computation if several else lambda a, b: (computation(a[0], b[0]),)
