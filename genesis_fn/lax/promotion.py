@@ -6,6 +6,9 @@ weak if the lattice says so: the array operands are then marked, and every primi
 weak where its operands are. NumPy's scalars and arrays have their own dtype, a 64-bit one that of
 32 bits; where the common dtype is wider, their values are not rounded on the way. Scalars of either
 kind stay Python scalars, so that `x + 1.0` is one primitive.
+
+Strict promotion of dtypes and ranks is about the operations that a program writes. What the
+library's functions are composed of promotes as always: there its user has nothing to convert.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ from genesis_fn.core.array import Array, ArrayImpl, from_numpy, offers_array
 from genesis_fn.core.configuration import config
 from genesis_fn.core.convert import as_array, fitted, is_value
 from genesis_fn.core.device import Device
-from genesis_fn.core.diagnostics.source_info import warn, where as user_line
+from genesis_fn.core.diagnostics.source_info import warn, where as user_line, within_library
 from genesis_fn.core.dtypes import DType
 from genesis_fn.core.primitive import SCALARS, Tracer, shown, with_weak
 from genesis_fn.core.types.annotations import ArrayLike, DTypeLike, Scalar
@@ -89,7 +92,12 @@ def common_type(name: str, xs: Sequence[Any], inexact: bool = False) -> tuple[DT
     """
     strong, weak = _kinds(xs)
     result, is_weak = dtypes.promote(strong, weak)
-    if strong and _CONFIG().numpy_dtype_promotion == "strict" and strong != frozenset((result,)):
+    if (
+        strong
+        and _CONFIG().numpy_dtype_promotion == "strict"
+        and strong != frozenset((result,))
+        and not within_library()
+    ):
         shown = ", ".join(
             sorted(d.name for d in strong) + sorted(python_type(d).__name__ for d in weak)
         )
@@ -183,7 +191,7 @@ def _broadcast_shape(name: str, shapes: Sequence[tuple[int, ...]]) -> tuple[int,
 
 def _check_ranks(name: str, shapes: Sequence[tuple[int, ...]]) -> None:
     setting = _CONFIG().numpy_rank_promotion
-    if setting == "allow" or len({len(s) for s in shapes if s}) < 2:
+    if setting == "allow" or len({len(s) for s in shapes if s}) < 2 or within_library():
         return
     message = (
         f"{name or 'an operation'} on shapes {', '.join(str(list(s)) for s in shapes)} adds "

@@ -252,3 +252,27 @@ def test_shifts_beyond_the_width_after_shifts_within() -> None:
 def test_unsigned_to_float() -> None:
     x = np.array([5, 2**31 + 5], np.uint32)
     close(ours(x).astype(jnp.float32), jax_numpy.asarray(x).astype("float32"))
+
+
+def test_strict_promotion_is_about_what_a_program_writes() -> None:
+    """The library's own functions promote inside as always; operators and functions called by a
+    line of the program, also within a transformation or a function that they call back, do not."""
+    import genesis_fn as gf
+    from genesis_fn.scipy import fft, optimize, special, stats
+
+    x, i = jnp.ones((2, 3)), jnp.ones((2, 3), jnp.int32)
+    refused = (jnp_errors().DTypeError, jnp_errors().ShapeError)
+    with gf.numpy_dtype_promotion("strict"), gf.numpy_rank_promotion("raise"):
+        fft.dct(x), fft.idct(x), stats.rankdata(x), stats.sem(x), jnp.polyfit(x[0], x[0], 0)
+        special.logsumexp(x.astype(jnp.complex64)), gf.random.gamma(gf.random.key(0), x)
+        optimize.minimize(lambda v: ((v - 1) ** 2).sum(), x[0], method="BFGS")
+        for wrong in (
+            lambda: x + i, lambda: x @ i.T, lambda: 1.5 * i, lambda: jnp.hypot(x, i),
+            lambda: x.dot(i.T), lambda: x + x[0], lambda: jnp.where(x > 0, x, i),
+            lambda: gf.jit(lambda a, b: a + b)(x, i), lambda: gf.grad(lambda a: (a * i).sum())(x),
+            lambda: gf.vmap(lambda a: a - i[0])(x), lambda: np.ones((2, 3), np.float32) * i,
+            lambda: optimize.minimize(lambda v: (v * i[0]).sum(), x[0], method="BFGS"),
+            lambda: jnp.concatenate([x, i]), lambda: jnp.cross(x, i), lambda: jnp.polyval(x, i),
+        ):  # fmt: skip
+            with pytest.raises(refused, match="strict|raise"):
+                wrong()

@@ -152,6 +152,37 @@ def _of_library(code: CodeType) -> bool:
     return is_internal(code) or code.co_filename.startswith(_PACKAGE)
 
 
+# What only passes on a call of the user's line.
+_PASSING = tuple(
+    os.path.join(_PACKAGE, *file.split("/"))
+    for file in ("lax/structural.py", "numpy/arrays/methods.py", "core/diagnostics/torch_habits.py")
+)
+
+
+def within_library() -> bool:
+    """Whether the operation whose helper calls this is a step of another of the library's
+    functions, and not what a line of the user's program calls itself.
+
+    Operators, methods of arrays and functions of the operation's own name pass on what the user's
+    line calls. Frames are read: only for what is about to fail or to warn.
+    """
+    frame = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
+    helpers = (frame.f_code.co_filename, *_PASSING)
+    operation = name = ""
+    while frame.f_back is not None:
+        code = frame.f_code
+        file = code.co_filename
+        if not _of_library(code):
+            return False
+        if file not in helpers and code.co_name[:2] != "__":
+            operation = operation or file
+            if file != operation and code.co_name != name:
+                return True
+            name = code.co_name
+        frame = frame.f_back
+    return False
+
+
 def equation_of(error: BaseException) -> Any:
     """The equation that raised `error` inside a generated function, if one that has a line did.
 
