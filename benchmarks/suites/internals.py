@@ -176,6 +176,8 @@ class Config:
 
         if name in ("update", "parse_flags_with_absl", "config_with_absl", "config", "read"):
             return config if name == "config" else getattr(config, name)
+        if name == "_read":
+            return lambda setting: getattr(config, setting)
         if name.startswith("jax_"):
             return getattr(config, name, False)
         if name[:1].isupper():
@@ -257,7 +259,7 @@ def _to_numeric_dtype(dtype: Any) -> Any:
     import jax.numpy as jnp
 
     found = jnp.dtype(dtype)
-    return np.dtype("int32") if found == bool else found
+    return np.dtype("int32") if found.kind == "b" else found
 
 
 def _to_floating_dtype(dtype: Any) -> Any:
