@@ -37,5 +37,6 @@ from genesis_fn.core.errors import (
     TreeError as TreeError,
     TypePromotionError as TypePromotionError,
     UnexpectedTracerError as UnexpectedTracerError,
+    UnsupportedError as UnsupportedError,
 )
 from genesis_fn.transforms.jitting.retrace import RecompilationWarning as RecompilationWarning

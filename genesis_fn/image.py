@@ -15,6 +15,7 @@ from genesis_fn.core.convert import as_array
 from genesis_fn.core.diagnostics.source_info import where
 from genesis_fn.core.types.annotations import Array, ArrayLike
 from genesis_fn.lax import PrecisionLike
+from genesis_fn.lax.creation import shape_of
 from genesis_fn.primitives.shape import canonical_axis
 
 
@@ -131,7 +132,7 @@ def _along(x: Array, axis: int, weights: Array, precision: PrecisionLike) -> Arr
 
 
 def _checked(name: str, image: ArrayLike, shape: Sequence[int]) -> tuple[Array, tuple[int, ...]]:
-    x, shape = as_array(image), tuple(int(n) for n in shape)
+    x, shape = as_array(image), shape_of(shape)
     if len(shape) != x.ndim:
         raise errors.ShapeError(
             f"{name}: the new shape {shape} must have the rank of {x.aval}\n"

@@ -93,7 +93,10 @@ class Missing:
     def _refuse(self, *args: Any) -> Any:
         raise MissingError(f"genesis_fn.as_jax has no {self.__name__}")
 
-    __bool__ = __iter__ = __len__ = __getitem__ = __setitem__ = __enter__ = __exit__ = _refuse
+    def __iter__(self) -> Iterator[Missing]:
+        return iter([self] if Missing.importing else self._refuse())  # a case's only argument
+
+    __bool__ = __len__ = __getitem__ = __setitem__ = __enter__ = __exit__ = _refuse
 
     def __mro_entries__(self, bases: tuple[Any, ...]) -> tuple[type, ...]:
         def refuse(*args: Any, **kwargs: Any) -> Any:
@@ -300,6 +303,17 @@ def _scalar(name: str) -> Any:
     return getattr(ml_dtypes, name)
 
 
+def _to_floating_dtype(dtype: Any) -> Any:
+    import jax.numpy as jnp
+
+    return jnp.finfo(_to_inexact_dtype(dtype)).dtype
+
+
+def _to_complex_dtype(dtype: Any) -> Any:
+    wide = _to_inexact_dtype(dtype).name in ("float64", "complex128")
+    return np.dtype("complex128" if wide else "complex64")
+
+
 _NARROW = (
     "float8_e3m4", "float8_e4m3", "float8_e4m3b11fnuz", "float8_e4m3fn", "float8_e4m3fnuz",
     "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu", "float4_e2m1fn", "float6_e2m3fn",
@@ -350,6 +364,8 @@ NAMES: dict[str, dict[str, Any]] = {
         "python_scalar_types_to_dtypes": {k: np.dtype(v) for k, v in _PYTHON_DTYPES.items()},
         "itemsize_bits": _itemsize_bits, "dtype": _dtype_of,
         "to_inexact_dtype": _to_inexact_dtype, "to_numeric_dtype": _to_numeric_dtype,
+        "to_floating_dtype": _to_floating_dtype, "to_complex_dtype": _to_complex_dtype,
+        "_jax_types": [np.dtype("bool")], "_weak_types": [int, float, complex],
         "int1": None, "uint1": None, "_intn_dtypes": [], "_float8_dtypes": [],
         "_custom_float_scalar_types": [], "custom_floats": [],
         "supports_inf": lambda dtype: bool(np.isinf(np.array(np.inf).astype(dtype))),
@@ -404,10 +420,12 @@ class Internal(types.ModuleType):
             raise AttributeError(name)
         if self.__name__ == "jax._src.config":
             return getattr(_CONFIG, name)
+        full = f"{self.__name__}.{name}"
+        if full in PUBLIC and self.__name__ != "jax._src":  # before a public module of the name
+            return importlib.import_module(full)
         for module in PUBLIC.get(self.__name__, ()):
             with contextlib.suppress(AttributeError, ImportError):
                 return getattr(importlib.import_module(module), name)
-        full = f"{self.__name__}.{name}"
         if full in PUBLIC or full in NAMES or name.islower() and self.__name__ == "jax._src":
             return importlib.import_module(full)
         return stub(full)

@@ -1,6 +1,7 @@
 """Runs one test file of a peer on this library, in this process, and writes a line a case.
 
-    python -m benchmarks.suites.run_file FILE --jax CHECKOUT --out cases.jsonl [--limit 60] [-k ...]
+    python -m benchmarks.suites.run_file FILE --jax CHECKOUT [--optax CHECKOUT] --out cases.jsonl
+        [--limit 60] [-k ...]
 
 A line is {"case", "outcome", "error", "seconds"}; a case that takes longer than the limit fails.
 """

@@ -74,6 +74,10 @@ class ArgumentError(WithLine, ValueError, TypeError):
     """An argument is missing, or has a value that the function does not take."""
 
 
+class UnsupportedError(ArgumentError, NotImplementedError):
+    """A value that SciPy takes for an argument and the library does not."""
+
+
 class DeviceError(GenesisError, ValueError, RuntimeError):
     """Operands live on two devices, or a device is not there."""
 

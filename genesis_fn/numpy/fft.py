@@ -8,9 +8,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from genesis_fn.core import dtypes
+from genesis_fn.core import dtypes, errors
 from genesis_fn.core.array import from_numpy
 from genesis_fn.core.device import Device
+from genesis_fn.core.diagnostics.source_info import where
 from genesis_fn.core.types.annotations import Array, ArrayLike, Axis, DTypeLike
 from genesis_fn.lax.creation import asarray
 from genesis_fn.lax.promotion import inexact_value, strong
@@ -134,6 +135,11 @@ def _one(kind: str, doc: str) -> Transform:
 
 def _many(kind: str, name: str, doc: str, default: Sequence[int] | None) -> MultiTransform:
     def call(a: Any, s: Any = None, axes: Any = default, norm: str | None = None) -> Array:
+        if default is not None and axes is not None and len(axes) != len(default):
+            raise errors.ArgumentError(
+                f"{name} is over {len(default)} axes, got {list(axes)}\n  at {where().describe()}\n"
+                f"  {kind}n takes any number of them"
+            )
         return _transform(kind, a, s, axes, norm)
 
     call.__name__ = call.__qualname__ = name

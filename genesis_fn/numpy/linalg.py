@@ -511,6 +511,8 @@ def pinv(
     rcond: ArrayLike | None = None,
 ) -> Array:
     """The Moore-Penrose inverse, singular values below `rtol` times the greatest taken as zero."""
+    if rtol is not None and rcond is not None:
+        raise errors.ArgumentError("pinv: give rtol= or rcond=, not both")
     a = _matrix("pinv", a)
     m, n = a.aval.shape[-2:]
     if not m or not n:

@@ -44,11 +44,12 @@ from genesis_fn.primitives.reductions.reduce import reduce_sum
 
 
 def canonical_axis(axis: int, ndim: int, name: str) -> int:
-    """Count `axis` from the front. Raises AxisError where there is no such axis."""
+    """Count `axis` from the front. Raises AxisError where there is no such axis,
+    ArgumentError for what is no integer."""
     try:
         index = operator.index(axis)
     except TypeError:
-        raise TypeError(f"{name}: an axis is an integer, got {axis!r}") from None
+        raise errors.ArgumentError(f"{name}: an axis is an integer, got {axis!r}") from None
     if not -ndim <= index < ndim:
         raise errors.AxisError(f"{name}: axis {axis} does not exist in {ndim} dimensions")
     return index + ndim if index < 0 else index

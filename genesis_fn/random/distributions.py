@@ -16,7 +16,7 @@ from genesis_fn.core.dtypes import DType
 from genesis_fn.core.types.annotations import Array, ArrayLike, DTypeLike, Key, Shape, ShapeLike
 from genesis_fn.lax.fused.softmax import softmax_last
 from genesis_fn.primitives import elementwise as ops
-from genesis_fn.random.gamma_variates import as_dtype, log_standard_gamma
+from genesis_fn.random.gamma_variates import as_dtype, log_approximate_gamma, log_standard_gamma
 from genesis_fn.random.keys import split, take_key
 from genesis_fn.random.samplers import (
     dtype_or,
@@ -43,6 +43,13 @@ def broadcast_parameters(
     return dtype, shape, [jnp.broadcast_to(as_dtype(v, work), shape) for v in values]
 
 
+def is_approximate(method: str, name: str) -> bool:
+    """Whether the sampler `name` draws approximately. Raises ValueError for an unknown method."""
+    if method not in ("exact", "approximate"):
+        raise ValueError(f'random.{name}: method is "exact" or "approximate", got {method!r}')
+    return method == "approximate"
+
+
 # ---- by inversion and by transforming normals ----
 
 
@@ -58,7 +65,7 @@ def cauchy(key: Key, shape: ShapeLike = (), dtype: DTypeLike | None = None) -> A
         An array of `shape` and `dtype`.
 
     Raises:
-        TypeError: `dtype` is not floating.
+        DTypeError: `dtype` is not floating.
 
     >>> random.cauchy(random.key(0), (3,))
     Array([-0.32823476,  2.5378194 ,  0.9140319 ], dtype=float32)
@@ -83,7 +90,7 @@ def lognormal(
         An array of `shape` and `dtype`.
 
     Raises:
-        TypeError: `dtype` is not floating.
+        DTypeError: `dtype` is not floating.
         ValueError: the parameters do not broadcast to `shape`.
 
     >>> random.lognormal(random.key(0), 0.5, (3,))
@@ -108,7 +115,7 @@ def pareto(
         An array of `shape` and `dtype`.
 
     Raises:
-        TypeError: `dtype` is not floating.
+        DTypeError: `dtype` is not floating.
         ValueError: the parameters do not broadcast to `shape`.
 
     >>> random.pareto(random.key(0), 3.0, (3,))
@@ -134,7 +141,7 @@ def rayleigh(
         An array of `shape` and `dtype`.
 
     Raises:
-        TypeError: `dtype` is not floating.
+        DTypeError: `dtype` is not floating.
         ValueError: the parameters do not broadcast to `shape`.
 
     >>> random.rayleigh(random.key(0), 1.0, (3,))
@@ -166,7 +173,7 @@ def weibull_min(
         An array of `shape` and `dtype`.
 
     Raises:
-        TypeError: `dtype` is not floating.
+        DTypeError: `dtype` is not floating.
         ValueError: the parameters do not broadcast to `shape`.
 
     >>> random.weibull_min(random.key(0), 1.0, 2.0, (3,))
@@ -199,7 +206,7 @@ def triangular(
         An array of `shape` and `dtype`.
 
     Raises:
-        TypeError: `dtype` is not floating.
+        DTypeError: `dtype` is not floating.
         ValueError: the parameters do not broadcast to `shape`.
 
     >>> random.triangular(random.key(0), 0.0, 1.0, 4.0, (3,))
@@ -228,7 +235,7 @@ def maxwell(key: Key, shape: ShapeLike = (), dtype: DTypeLike | None = None) -> 
         An array of `shape` and `dtype`.
 
     Raises:
-        TypeError: `dtype` is not floating.
+        DTypeError: `dtype` is not floating.
 
     >>> random.maxwell(random.key(0), (3,))
     Array([1.3598875, 1.965345 , 2.7767236], dtype=float32)
@@ -257,7 +264,7 @@ def double_sided_maxwell(
         An array of `shape` followed by the shape of the parameters.
 
     Raises:
-        TypeError: `dtype` is not floating.
+        DTypeError: `dtype` is not floating.
 
     >>> random.double_sided_maxwell(random.key(0), 0.0, 1.0, (3,))
     Array([ 1.5027572,  2.2894933, -2.095855 ], dtype=float32)
@@ -288,7 +295,7 @@ def wald(
         An array of `shape` and `dtype`.
 
     Raises:
-        TypeError: `dtype` is not floating.
+        DTypeError: `dtype` is not floating.
         ValueError: the parameters do not broadcast to `shape`.
 
     >>> random.wald(random.key(0), 2.0, (3,))
@@ -308,7 +315,12 @@ def wald(
 
 
 def loggamma(
-    key: Key, a: ArrayLike, shape: ShapeLike | None = None, dtype: DTypeLike | None = None
+    key: Key,
+    a: ArrayLike,
+    shape: ShapeLike | None = None,
+    dtype: DTypeLike | None = None,
+    *,
+    method: str = "exact",
 ) -> Array:
     """log(x) of a Gamma(a, 1) sample x, finite also where x underflows.
 
@@ -319,23 +331,31 @@ def loggamma(
         a: shape parameter, not negative; the result is differentiable in it.
         shape: of the result; None takes what the parameters broadcast to.
         dtype: floating dtype; float32 by default.
+        method: "exact", by rejection, or "approximate", by one formula without a loop, which is
+            right to 3e-5 of probability and whose derivative is the formula's.
 
     Returns:
         An array of `shape` and `dtype`.
 
     Raises:
-        TypeError: `dtype` is not floating.
-        ValueError: the parameters do not broadcast to `shape`.
+        DTypeError: `dtype` is not floating.
+        ValueError: the parameters do not broadcast to `shape`, or the method is another.
 
     >>> random.loggamma(random.key(0), 0.5, (3,))
     Array([ 0.42814928,  0.32364097, -3.1398957 ], dtype=float32)
     """
+    draw = log_approximate_gamma if is_approximate(method, "loggamma") else log_standard_gamma
     dtype, shape, (a,) = broadcast_parameters("loggamma", dtype, shape, a)
-    return ops.convert(log_standard_gamma(take_key(key, "loggamma"), a), dtype)
+    return ops.convert(draw(take_key(key, "loggamma"), a), dtype)
 
 
 def gamma(
-    key: Key, a: ArrayLike, shape: ShapeLike | None = None, dtype: DTypeLike | None = None
+    key: Key,
+    a: ArrayLike,
+    shape: ShapeLike | None = None,
+    dtype: DTypeLike | None = None,
+    *,
+    method: str = "exact",
 ) -> Array:
     """Gamma with shape parameter `a` and scale 1.
 
@@ -346,23 +366,31 @@ def gamma(
         a: shape parameter, not negative; the result is differentiable in it.
         shape: of the result; None takes what the parameters broadcast to.
         dtype: floating dtype; float32 by default.
+        method: "exact", by rejection, or "approximate", by one formula without a loop, which is
+            right to 3e-5 of probability and whose derivative is the formula's.
 
     Returns:
         An array of `shape` and `dtype`.
 
     Raises:
-        TypeError: `dtype` is not floating.
-        ValueError: the parameters do not broadcast to `shape`.
+        DTypeError: `dtype` is not floating.
+        ValueError: the parameters do not broadcast to `shape`, or the method is another.
 
     >>> random.gamma(random.key(0), 2.0, (3,))
     Array([2.268854 , 2.721225 , 1.4449768], dtype=float32)
     """
+    draw = log_approximate_gamma if is_approximate(method, "gamma") else log_standard_gamma
     dtype, shape, (a,) = broadcast_parameters("gamma", dtype, shape, a)
-    return ops.convert(jnp.exp(log_standard_gamma(take_key(key, "gamma"), a)), dtype)
+    return ops.convert(jnp.exp(draw(take_key(key, "gamma"), a)), dtype)
 
 
 def chisquare(
-    key: Key, df: ArrayLike, shape: ShapeLike | None = None, dtype: DTypeLike | None = None
+    key: Key,
+    df: ArrayLike,
+    shape: ShapeLike | None = None,
+    dtype: DTypeLike | None = None,
+    *,
+    method: str = "exact",
 ) -> Array:
     """Chi-square: twice a Gamma(df / 2) sample.
 
@@ -371,19 +399,23 @@ def chisquare(
         df: degrees of freedom, positive.
         shape: of the result; None takes what the parameters broadcast to.
         dtype: floating dtype; float32 by default.
+        method: "exact", by rejection, or "approximate", by one formula without a loop, which is
+            right to 3e-5 of probability and whose derivative is the formula's.
 
     Returns:
         An array of `shape` and `dtype`.
 
     Raises:
-        TypeError: `dtype` is not floating.
-        ValueError: the parameters do not broadcast to `shape`.
+        DTypeError: `dtype` is not floating.
+        ValueError: the parameters do not broadcast to `shape`, or the method is another.
 
     >>> random.chisquare(random.key(0), 3.0, (3,))
     Array([3.3616571, 4.1561146, 1.9657819], dtype=float32)
     """
+    is_approximate(method, "chisquare")
     dtype, shape, (df,) = broadcast_parameters("chisquare", dtype, shape, df)
-    return ops.convert(2 * gamma(take_key(key, "chisquare"), df / 2, shape, df.dtype), dtype)
+    half = gamma(take_key(key, "chisquare"), df / 2, shape, df.dtype, method=method)
+    return ops.convert(2 * half, dtype)
 
 
 def f(
@@ -405,7 +437,7 @@ def f(
         An array of `shape` and `dtype`.
 
     Raises:
-        TypeError: `dtype` is not floating.
+        DTypeError: `dtype` is not floating.
         ValueError: the parameters do not broadcast to `shape`.
 
     >>> random.f(random.key(0), 3.0, 5.0, (3,))
@@ -433,7 +465,7 @@ def t(
         An array of `shape` and `dtype`.
 
     Raises:
-        TypeError: `dtype` is not floating.
+        DTypeError: `dtype` is not floating.
         ValueError: the parameters do not broadcast to `shape`.
 
     >>> random.t(random.key(0), 4.0, (3,))
@@ -452,6 +484,8 @@ def beta(
     b: ArrayLike,
     shape: ShapeLike | None = None,
     dtype: DTypeLike | None = None,
+    *,
+    method: str = "exact",
 ) -> Array:
     """Beta(a, b) on (0, 1).
 
@@ -460,20 +494,24 @@ def beta(
         a, b: positive parameters; the result is differentiable in both.
         shape: of the result; None takes what the parameters broadcast to.
         dtype: floating dtype; float32 by default.
+        method: "exact", by rejection, or "approximate", by one formula without a loop, which is
+            right to 3e-5 of probability and whose derivative is the formula's.
 
     Returns:
         An array of `shape` and `dtype`.
 
     Raises:
-        TypeError: `dtype` is not floating.
-        ValueError: the parameters do not broadcast to `shape`.
+        DTypeError: `dtype` is not floating.
+        ValueError: the parameters do not broadcast to `shape`, or the method is another.
 
     >>> random.beta(random.key(0), 2.0, 3.0, (3,))
     Array([0.17111863, 0.29518193, 0.17733727], dtype=float32)
     """
+    is_approximate(method, "beta")
     dtype, shape, (a, b) = broadcast_parameters("beta", dtype, shape, a, b)
     first, second = split(key)
-    x, y = loggamma(first, a, shape, a.dtype), loggamma(second, b, shape, a.dtype)
+    x = loggamma(first, a, shape, a.dtype, method=method)
+    y = loggamma(second, b, shape, a.dtype, method=method)
     return ops.convert(ops.logistic(x - y), dtype)
 
 
@@ -493,7 +531,7 @@ def dirichlet(
 
     Raises:
         ValueError: `alpha` has no axis, or does not broadcast.
-        TypeError: `dtype` is not floating.
+        DTypeError: `dtype` is not floating.
 
     >>> random.dirichlet(random.key(0), jnp.ones(3))
     Array([0.35681987, 0.46652716, 0.17665298], dtype=float32)
@@ -523,7 +561,7 @@ def generalized_normal(
         An array of `shape` and `dtype`.
 
     Raises:
-        TypeError: `dtype` is not floating.
+        DTypeError: `dtype` is not floating.
         ValueError: the parameters do not broadcast to `shape`.
 
     >>> random.generalized_normal(random.key(0), 1.0, (3,))
@@ -555,7 +593,7 @@ def ball(
         An array [*shape, d].
 
     Raises:
-        TypeError: `dtype` is not floating.
+        DTypeError: `dtype` is not floating.
 
     >>> random.ball(random.key(0), 2, shape=(3,)).shape
     (3, 2)
@@ -595,7 +633,7 @@ def multivariate_normal(
 
     Raises:
         ValueError: shapes do not fit, or `method` is another.
-        TypeError: `dtype` is not floating.
+        DTypeError: `dtype` is not floating.
 
     >>> random.multivariate_normal(random.key(0), jnp.zeros(2), jnp.eye(2), (3,)).shape
     (3, 2)

@@ -25,7 +25,14 @@ from genesis_fn.core.convert import as_array
 from genesis_fn.core.diagnostics.source_info import where
 from genesis_fn.core.primitive import Tracer, ctx
 from genesis_fn.core.types.annotations import ArrayLike
-from genesis_fn.core.types.extended import IMPLEMENTATIONS, WORDS, KeyType, is_key, key_type
+from genesis_fn.core.types.extended import (
+    IMPLEMENTATIONS,
+    OTHER_NAMES,
+    WORDS,
+    KeyType,
+    is_key,
+    key_type,
+)
 from genesis_fn.numpy.indexing.index_expressions import element_or_part
 from genesis_fn.primitives import elementwise as ops, random_bits as bits_of
 from genesis_fn.primitives.shape import concatenate, copy, reshape
@@ -141,7 +148,7 @@ def _implementation(impl: str | KeyType | None) -> str:
     if isinstance(impl, KeyType):
         return impl.impl
     name = impl or config.current().random_impl
-    name = {"threefry": "threefry2x32"}.get(name, name)
+    name = OTHER_NAMES.get(name, name)
     if name not in IMPLEMENTATIONS:
         raise ValueError(f"there is no random implementation {name!r}; there are {IMPLEMENTATIONS}")
     return name
@@ -155,7 +162,8 @@ def key(seed: ArrayLike, *, impl: str | KeyType | None = None) -> Key:
 
     Args:
         seed: a Python integer of any size, or an integer scalar array, traced or not.
-        impl: "philox", the default (see `default_prng_impl`), or "threefry2x32", JAX's.
+        impl: "philox", the default (see `default_prng_impl`), or "threefry2x32", JAX's. JAX's names
+            "rbg" and "unsafe_rbg", of generators whose numbers it does not fix, mean "philox".
 
     Returns:
         A key: an array of shape () and dtype key<impl>.

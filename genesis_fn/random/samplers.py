@@ -11,7 +11,7 @@ import math
 import numpy as np
 
 import genesis_fn.numpy as jnp
-from genesis_fn.core import dtypes
+from genesis_fn.core import dtypes, errors
 from genesis_fn.core.convert import as_array
 from genesis_fn.core.dtypes import DType
 from genesis_fn.core.types.annotations import Array, ArrayLike, DTypeLike, Key, ShapeLike
@@ -28,10 +28,10 @@ def dtype_or(dtype: DTypeLike | None, default: DType) -> DType:
 
 
 def float_dtype(dtype: DTypeLike | None, name: str) -> DType:
-    """`dtype` of the sampler `name`, float32 for None; raises TypeError if it is not floating."""
+    """`dtype` of the sampler `name`, float32 for None; raises DTypeError if it is not floating."""
     dtype = dtype_or(dtype, dtypes.F32)
     if not dtypes.is_float(dtype):
-        raise TypeError(f"random.{name}: dtype must be floating, got {dtype.name}")
+        raise errors.DTypeError(f"random.{name}: dtype must be floating, got {dtype.name}")
     return dtype
 
 
@@ -60,14 +60,14 @@ def bits(key: Key, shape: ShapeLike = (), dtype: DTypeLike | None = None) -> Arr
         An array of `shape` and `dtype`.
 
     Raises:
-        TypeError: `dtype` is not unsigned.
+        DTypeError: `dtype` is not unsigned.
 
     >>> random.bits(random.key(0), (2,))
     Array([1713891541, 3781805453], dtype=uint32)
     """
     dtype = dtype_or(dtype, dtypes.U32)
     if not dtypes.is_unsigned(dtype):
-        raise TypeError(f"random.bits: dtype must be unsigned, got {dtype.name}")
+        raise errors.DTypeError(f"random.bits: dtype must be unsigned, got {dtype.name}")
     k = consume_one(key, "bits")
     return random_bits(k, shape=lengths(shape), width=dtype.itemsize * 8, impl=impl_of(k))
 
@@ -105,7 +105,7 @@ def uniform(
         An array of `dtype`.
 
     Raises:
-        TypeError: `dtype` is not floating.
+        DTypeError: `dtype` is not floating.
         ValueError: the parameters do not broadcast to `shape`.
 
     >>> random.uniform(random.key(0), (3,))
@@ -139,7 +139,7 @@ def normal(key: Key, shape: ShapeLike = (), dtype: DTypeLike | None = None) -> A
         An array of `shape` and `dtype`.
 
     Raises:
-        TypeError: `dtype` is neither floating nor complex.
+        DTypeError: `dtype` is neither floating nor complex.
 
     >>> random.normal(random.key(0), (3,))
     Array([-0.255816 ,  1.177591 ,  0.6301837], dtype=float32)
@@ -177,7 +177,7 @@ def truncated_normal(
         An array of `shape` and `dtype`.
 
     Raises:
-        TypeError: `dtype` is not floating.
+        DTypeError: `dtype` is not floating.
         ValueError: the parameters do not broadcast to `shape`.
 
     >>> random.truncated_normal(random.key(0), -1.0, 1.0, (3,))
@@ -252,7 +252,7 @@ def randint(
         An array of `shape` and `dtype`.
 
     Raises:
-        TypeError: `dtype` is no integer dtype.
+        DTypeError: `dtype` is no integer dtype.
         ValueError: the bounds do not broadcast to `shape`.
 
     >>> random.randint(random.key(0), (4,), 0, 10)
@@ -260,7 +260,7 @@ def randint(
     """
     dtype = dtype_or(dtype, dtypes.I32)
     if not dtypes.is_integer(dtype):
-        raise TypeError(f"random.randint: dtype must be an integer type, got {dtype.name}")
+        raise errors.DTypeError(f"random.randint: dtype must be an integer type, got {dtype.name}")
     shape = shape_of(shape, minval, maxval)
     info = dtypes.iinfo(dtype)
     bounds: tuple[int, int] | None = None  # where they are not arrays
@@ -311,7 +311,7 @@ def gumbel(
         An array of `shape` and `dtype`.
 
     Raises:
-        TypeError: `dtype` is not floating.
+        DTypeError: `dtype` is not floating.
         ValueError: the mode is another.
 
     >>> random.gumbel(random.key(0), (3,))
@@ -357,7 +357,8 @@ def categorical(
         key: random key; the call uses it up.
         logits: floating array of log probabilities, which need not be normalised.
         axis: the axis of the classes.
-        shape: of the result; ends in the shape of `logits` without `axis`, which None means.
+        shape: of the result; ends in what the shape of `logits` without `axis` broadcasts to; None
+            means that shape.
         replace: whether the draws along the leading axes of `shape` may repeat a class.
         mode: of `gumbel`.
 
@@ -365,8 +366,8 @@ def categorical(
         int32 classes of `shape`.
 
     Raises:
-        ValueError: `shape` does not end in the batch shape, or there are fewer classes than draws
-            without replacement.
+        ValueError: the batch shape does not broadcast to the end of `shape`, or there are fewer
+            classes than draws without replacement.
 
     >>> random.categorical(random.key(0), jnp.array([0.0, 5.0, 0.0]), shape=(4,))
     Array([1, 1, 1, 1], dtype=int32)
@@ -376,9 +377,14 @@ def categorical(
     axis = canonical_axis(axis, logits.ndim, "random.categorical")
     batch = logits.shape[:axis] + logits.shape[axis + 1 :]
     shape = batch if shape is None else lengths(shape)
-    extra = shape[: len(shape) - len(batch)]
-    if shape[len(extra) :] != batch:
-        raise ValueError(f"random.categorical: shape {shape} must end in the batch shape {batch}")
+    extra = shape[: max(len(shape) - len(batch), 0)]
+    each = shape[len(extra) :]
+    if len(each) != len(batch) or any(m not in (1, n) for m, n in zip(batch, each)):
+        raise ValueError(
+            f"random.categorical: shape {shape} must end in what the batch shape {batch} "
+            "broadcasts to"
+        )
+    logits = jnp.broadcast_to(logits, (*each[:axis], logits.shape[axis], *each[axis:]))
     if replace or not extra:
         noise = gumbel(key, (*extra, *logits.shape), logits.dtype, mode)
         return jnp.argmax(noise + logits, axis + len(extra))
@@ -518,7 +524,7 @@ def exponential(key: Key, shape: ShapeLike = (), dtype: DTypeLike | None = None)
         An array of `shape` and `dtype`.
 
     Raises:
-        TypeError: `dtype` is not floating.
+        DTypeError: `dtype` is not floating.
 
     >>> random.exponential(random.key(0), (3,))
     Array([0.5092376, 2.124607 , 1.3307188], dtype=float32)
@@ -540,7 +546,7 @@ def laplace(key: Key, shape: ShapeLike = (), dtype: DTypeLike | None = None) -> 
         An array of `shape` and `dtype`.
 
     Raises:
-        TypeError: `dtype` is not floating.
+        DTypeError: `dtype` is not floating.
 
     >>> random.laplace(random.key(0), (3,))
     Array([ 0.22553027, -1.4314603 , -0.6375717 ], dtype=float32)
@@ -563,7 +569,7 @@ def logistic(key: Key, shape: ShapeLike = (), dtype: DTypeLike | None = None) ->
         An array of `shape` and `dtype`.
 
     Raises:
-        TypeError: `dtype` is not floating.
+        DTypeError: `dtype` is not floating.
 
     >>> random.logistic(random.key(0), (3,))
     Array([-0.40943992,  1.9973645 ,  1.0238032 ], dtype=float32)

@@ -70,7 +70,7 @@ def map_coordinates(
 
     Raises:
         ShapeError: there are not N coordinates.
-        ArgumentError: another order or mode.
+        UnsupportedError: another order or mode.
 
     >>> from genesis_fn.scipy.ndimage import map_coordinates
     >>> grid = jnp.arange(12.0).reshape(3, 4)
@@ -84,12 +84,12 @@ def map_coordinates(
             f"  at {where().describe()}"
         )
     if mode not in _MODES:
-        raise errors.ArgumentError(
+        raise errors.UnsupportedError(
             f"map_coordinates: mode {mode!r} is none of {', '.join(_MODES)}\n"
             f"  at {where().describe()}"
         )
     if order not in (0, 1):
-        raise errors.ArgumentError(
+        raise errors.UnsupportedError(
             f"map_coordinates: order {order!r} is neither 0 (nearest) nor 1 (linear)\n"
             f"  at {where().describe()}"
         )

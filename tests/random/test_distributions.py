@@ -8,6 +8,7 @@ import pytest
 import scipy.special as special
 import scipy.stats as stats
 
+import genesis_fn as gf
 import genesis_fn.numpy as jnp
 from genesis_fn import random
 from genesis_fn.transforms.autodiff.derivatives import grad, jvp
@@ -229,3 +230,75 @@ def test_infinite_parameters_end(call):
 def test_orthogonal_in_16_bits():
     q = np.asarray(random.orthogonal(random.key(0), 4, dtype="float16"), np.float32)
     np.testing.assert_allclose(q @ q.T, np.eye(4), atol=1e-2)
+
+
+@pytest.mark.parametrize("a", [1e-3, 0.3, 1.0, 4.0, 30.0, 1e5])
+def test_approximate_gammas_follow_their_distribution(a):
+    z = np.asarray(random.gamma(random.key(3), a, (20_000,), method="approximate"), np.float64)
+    log_z = random.loggamma(random.key(3), a, (20_000,), method="approximate")
+    np.testing.assert_allclose(np.exp(log_z), z, rtol=2e-5 * max(1, np.abs(log_z).max() / 10))
+    assert stats.kstest(z[z > 0], stats.gamma(a).cdf).pvalue > 0.01 or a < 0.01
+    assert abs(np.mean(np.asarray(log_z)) - special.digamma(a)) < 5 * np.std(log_z) / 141
+
+
+def test_approximate_gammas_are_their_derivative():
+    a = jnp.array([0.1, 1.0, 10.0, 300.0], "float64")
+    f = lambda a: random.loggamma(random.key(0), a, dtype="float64", method="approximate")
+    _, slope = jvp(f, (a,), (jnp.ones_like(a),))
+    np.testing.assert_allclose(slope, (f(a * 1.0001) - f(a * 0.9999)) / (a * 2e-4), rtol=1e-5)
+
+
+def test_approximate_gammas_are_their_quantiles():
+    """The expansion's largest error, where it is worst, of the probability."""
+    from genesis_fn.random.gamma_variates import _CUBE_ROOT, sum_of_powers
+
+    x = np.linspace(-5.5, 5.5, 201)
+    for a in (4.0, 5.0, 9.0, 1e3):
+        root = sum_of_powers(a**-0.5, [sum_of_powers(x, c) for c in _CUBE_ROOT])
+        assert root.min() > 0
+        assert abs(stats.gamma(a).cdf(a * root**3) - stats.norm.cdf(x)).max() < 3e-5
+
+
+@pytest.mark.parametrize("lam", [0.5, 6.9, 7.0, 20.0, 300.0, 1e6])
+def test_approximate_poisson_counts_are_the_quantiles(lam):
+    """The counts of normals at 200 000 probabilities against the exact distribution function."""
+    from genesis_fn.random.counts import poisson_of_normal
+
+    u = (np.arange(200_000) + 0.5) / 200_000
+    z = jnp.asarray(stats.norm.ppf(u), "float64")
+    count = np.asarray(poisson_of_normal(z, jnp.full_like(z, lam)))
+    assert (np.diff(count) >= 0).all() and count[0] >= 0
+    ends = np.flatnonzero(np.diff(count))
+    found = (ends + 1) / 200_000  # Pr[count <= c] for the counts before a jump
+    assert abs(found - stats.poisson(lam).cdf(count[ends])).max() < 1e-4
+
+
+def test_methods_of_samplers():
+    key = lambda: random.key(5)
+    x = random.beta(key(), 0.5, 2.0, (20_000,), method="approximate")
+    assert stats.kstest(np.asarray(x), stats.beta(0.5, 2.0).cdf).pvalue > 0.01
+    x = random.chisquare(key(), 3.0, (20_000,), method="approximate")
+    assert stats.kstest(np.asarray(x), stats.chi2(3.0).cdf).pvalue > 0.01
+    lam = jnp.array([-1.0, 0.0, np.nan, 3.0])
+    assert random.poisson(key(), lam, method="approximate").tolist()[:3] == [-1, 0, -1]
+    for draw in (random.gamma, random.loggamma, random.chisquare, random.poisson):
+        np.testing.assert_array_equal(draw(key(), 2.0), draw(key(), 2.0, method="exact"))
+        with pytest.raises(ValueError, match="method"):
+            draw(key(), 2.0, method="other")
+    with pytest.raises(ValueError, match="method"):
+        random.beta(key(), 2.0, 2.0, method="other")
+
+
+def test_batches_of_classes_broadcast():
+    """JAX's numbers, for every place of the classes."""
+    with gf.default_prng_impl("threefry2x32"):
+        for batch in ((3, 4), (1, 4), (3, 1), (1, 1)):
+            for axis in range(3):
+                logits = np.random.default_rng(0).normal(size=(*batch[:axis], 5, *batch[axis:]))
+                logits = logits.astype(np.float32)
+                for shape in ((3, 4), (2, 3, 4)):
+                    want = jax.random.categorical(jax.random.key(1), logits, axis, shape)
+                    got = random.categorical(random.key(1), logits, axis, shape)
+                    np.testing.assert_array_equal(got, want)
+    with pytest.raises(ValueError, match="broadcasts"):
+        random.categorical(random.key(0), np.zeros((2, 5)), shape=(3,))

@@ -8,6 +8,7 @@ import warnings
 import numpy as np
 import pytest
 
+import genesis_fn as gf
 import genesis_fn.numpy as jnp
 from genesis_fn import random
 from genesis_fn.core import errors, tree
@@ -207,3 +208,11 @@ def test_an_element_of_split_keys_is_one_key():
 
     with pytest.warns(KeyReuseWarning, match="used twice"):
         f(random.key(3))
+
+
+def test_names_that_jax_has_for_fast_generators():
+    for name in ("rbg", "unsafe_rbg"):
+        assert random.key_impl(random.key(0, impl=name)) == "philox"
+        with gf.default_prng_impl(name):
+            assert gf.config.random_impl == "philox"
+            assert random.PRNGKey(3, impl=name).shape == (2,)

@@ -103,3 +103,12 @@ def test_reverse_mode_is_refused() -> None:
     best = lambda a: minimize(lambda x: jnp.sum((x - a) ** 2), a * 2, method="BFGS").fun
     with pytest.raises(gf.errors.NotDifferentiableError, match="while loop"):
         gf.grad(best)(jnp.ones(2))
+
+
+def test_functions_much_steeper_than_the_identity() -> None:
+    """In float32, where the inverse Hessian is far below the identity that it starts from."""
+    for scale in (1e2, 1e4):
+        found = minimize(lambda x: scale**2 * jnp.mean((x - 3) ** 2), jnp.ones(2), method="BFGS",
+                         options={"gtol": 1e-3 * scale**2})  # fmt: skip
+        np.testing.assert_allclose(found.x, 3.0, rtol=1e-2)
+        assert found.nit < 20

@@ -257,7 +257,7 @@ def test_derivatives_of_the_rest() -> None:
 
 def test_operands_that_are_refused() -> None:
     z = jnp.asarray(1 + 1j)
-    for f in (gs.erfcx, gs.dawsn, gs.exp1, gs.expi, gs.spence, gs.gammasgn, gs.fresnel, gs.sici):
+    for f in (gs.dawsn, gs.exp1, gs.expi, gs.spence, gs.gammasgn, gs.fresnel, gs.sici):
         with pytest.raises(errors.DTypeError, match="real numbers"):
             f(z)
     for f in (gs.poch, gs.comb, gs.owens_t, gs.boxcox, gs.expn):
@@ -284,3 +284,28 @@ def test_examples(module: str) -> None:
     found = importlib.import_module(f"genesis_fn.scipy.special.{module}")
     outcome = doctest.testmod(found, extraglobs={"jnp": jnp})
     assert outcome.failed == 0 and outcome.attempted
+
+
+def test_faddeeva_function_everywhere_in_float32() -> None:
+    """Every height and place between the regions that have a formula of their own."""
+    x = np.linspace(-9, 30, 4001, dtype=np.float32)
+    want = ss.erfcx(x.astype(np.float64))
+    np.testing.assert_allclose(gs.erfcx(jnp.asarray(x)), want, rtol=2e-5)
+    z = (x[::20, None] + 1j * np.linspace(-8, 12, 301, dtype=np.float32)).astype(np.complex64)
+    want = ss.wofz(z.astype(np.complex128))
+    fits = np.isfinite(want) & (abs(want) < 1e36)
+    np.testing.assert_allclose(np.asarray(gs.wofz(jnp.asarray(z)))[fits], want[fits], rtol=1e-4)
+    np.testing.assert_allclose(gs.erfcx(jnp.asarray(z[::9].T)), ss.erfcx(z[::9].T), rtol=1e-4)
+
+
+def test_gamma_of_complex_poles() -> None:
+    z = np.array([0, -1, -2, -5, 0.5, -0.5, 2 - 1j], np.complex64)
+    np.testing.assert_allclose(gs.gamma(jnp.asarray(z)), ss.gamma(z), rtol=1e-5)
+
+
+def test_harmonics_at_angles_outside_of_the_sphere() -> None:
+    theta = np.linspace(-4.0, 5.0, 13)
+    for n, m in ((1, 1), (3, -1), (4, 2), (5, -5)):
+        want = ss.sph_harm_y(n, m, theta, 0.3)
+        got = gs.sph_harm_y(jnp.asarray(n), jnp.asarray(m), jnp.asarray(theta, "float64"), 0.3)
+        np.testing.assert_allclose(got, want, atol=1e-6)

@@ -10,7 +10,7 @@ from typing import Any, Protocol, TypeVar
 from genesis_fn.core import device as devices
 from genesis_fn.core.configuration import config
 from genesis_fn.core.configuration.transfer_guard import LEVELS
-from genesis_fn.core.types.extended import IMPLEMENTATIONS
+from genesis_fn.core.types.extended import IMPLEMENTATIONS, OTHER_NAMES
 
 Value = TypeVar("Value", contravariant=True)
 
@@ -58,7 +58,7 @@ def _value(name: str, value: Any) -> Any:
     if name == "numpy_rank_promotion" and value not in ("allow", "warn", "raise"):
         raise ValueError(f'numpy_rank_promotion is "allow", "warn" or "raise", got {value!r}')
     if name == "random_impl":
-        value = {"threefry": "threefry2x32"}.get(value, value)
+        value = OTHER_NAMES.get(value, value)
         if value not in IMPLEMENTATIONS:
             known = ", ".join(map(repr, IMPLEMENTATIONS))
             raise ValueError(f"there is no random implementation {value!r}; there are {known}")

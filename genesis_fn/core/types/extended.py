@@ -14,6 +14,8 @@ import numpy as np
 
 WORDS = 2  # of a key of any implementation
 IMPLEMENTATIONS = ("philox", "threefry2x32")
+# JAX's names. Its "rbg" are of the device's fast generator, whose numbers it does not fix.
+OTHER_NAMES = {"threefry": "threefry2x32", "rbg": "philox", "unsafe_rbg": "philox"}
 
 
 class extended(np.generic):

@@ -55,7 +55,8 @@ def block_diag(*arrs: ArrayLike) -> Array:
     Array([[1, 2, 0],
            [0, 0, 3]], dtype=int32)
     """
-    blocks = [jnp.atleast_2d(x) for x in promote_arrays("block_diag", arrs or ([[]],))]
+    given = [jnp.asarray(x) for x in arrs or ([[]],)]
+    blocks = [jnp.atleast_2d(x) for x in promote_arrays("block_diag", given)]
     if not arrs:
         blocks = [jnp.zeros((1, 0))]
     for i, x in enumerate(blocks):

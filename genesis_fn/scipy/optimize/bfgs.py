@@ -59,9 +59,15 @@ def minimize_bfgs(
         found = line_search(fun, s.x, direction, s.value, s.gradient, first, line_search_maxiter)
         moved = found.point.step * direction
         turned = found.point.gradient - s.gradient
-        r = 1 / np.vdot(turned, moved, precision="highest")
+        along = np.vdot(turned, moved, precision="highest")
+        r = 1 / along
+        # Of functions much steeper or flatter than the identity is, the first H has their size
+        # (6.20): in a sum with the identity the digits of theirs would be lost.
+        size = along / np.vdot(turned, turned, precision="highest")
+        far = (s.steps == 0) & (((size > 0) & (size < 1e-3)) | (size > 1e3))
+        before = np.where(far, size, 1.0) * s.inverse_hessian
         left = identity - r * np.outer(moved, turned)
-        product = np.matmul(np.matmul(left, s.inverse_hessian, precision="highest"), left.T,
+        product = np.matmul(np.matmul(left, before, precision="highest"), left.T,
                             precision="highest")  # fmt: skip
         updated = product + r * np.outer(moved, moved)
         return BFGSState(

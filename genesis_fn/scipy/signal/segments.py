@@ -170,7 +170,8 @@ def istft(
         window: as of `stft`.
         nperseg: the length of a segment; by default what `Zxx` tells, an even one.
         noverlap: how many samples neighbouring segments share; nperseg // 2 by default.
-        nfft: the length of the transforms; by default what `Zxx` tells.
+        nfft: the length of the transforms, to which frequencies are cut off or filled with zeros;
+            by default what `Zxx` tells.
         input_onesided: whether it has the frequencies from 0 on alone, of a real signal.
         boundary: whether `stft` extended the signal, so that its ends are cut off.
         time_axis: the axis of the segments.
@@ -183,7 +184,7 @@ def istft(
 
     Raises:
         ArgumentError: a length or an overlap that is none, or two equal axes.
-        ShapeError: `Zxx` has one dimension, or the window or `nfft` does not fit.
+        ShapeError: `Zxx` has one dimension, or the window does not fit.
 
     >>> from genesis_fn.scipy.signal import istft, stft
     >>> _, _, z = stft(jnp.array([1.0, 2.0, 3.0, 2.0, 1.0, 0.0, 1.0, 2.0]), nperseg=4)
@@ -211,12 +212,6 @@ def istft(
     else:
         length = windows.length_of("istft", "nfft", nfft)
     length = windows.fft_length_of("istft", length, n)
-    needed = length // 2 + 1 if input_onesided else length
-    if needed != z.shape[-1]:
-        raise errors.ShapeError(
-            f"istft: transforms of length {length} have {needed} frequencies, got {z.shape[-1]}\n"
-            f"  at {where().describe()}"
-        )
     step = n - windows.overlap_of("istft", noverlap, n)
     win = windows.window_of("istft", window, n, z.dtype)
     inverse = np.fft.irfft if input_onesided else np.fft.ifft

@@ -58,13 +58,13 @@ def _sums(x: Array, y: Array, points: list[float]) -> tuple[Array, Array]:
 
 
 def _pole(x: Array, y: Array, sign: float) -> tuple[Array, Array]:
-    """The parts of 2 exp(-z^2) / (1 + sign exp(-2 pi i z / h))."""
-    y = np.minimum(y, 50.0)  # above, nothing is left of it
-    size, turn = np.exp(y * y - x * x), 2 * x * y
-    real, imag = 2 * size * np.cos(turn), -2 * size * np.sin(turn)
-    away = sign * np.exp((2 * math.pi / _STEP) * y)
-    angle = (-2 * math.pi / _STEP) * x
-    below, beside = 1 + away * np.cos(angle), away * np.sin(angle)
+    """The parts of 2 exp(-z^2) / (1 + sign exp(-2 pi i z / h)), y not negative. Both are divided by
+    exp(2 pi y / h), whose square has no place in float32."""
+    fall = (2 * math.pi / _STEP) * y
+    size = 2 * np.exp(np.minimum((y - x) * (y + x) - fall, 80.0))  # what is above is not used
+    turn, angle = 2 * x * y, (-2 * math.pi / _STEP) * x
+    real, imag = size * np.cos(turn), -size * np.sin(turn)
+    below, beside = np.exp(-fall) + sign * np.cos(angle), sign * np.sin(angle)
     scale = 1 / (below * below + beside * beside)
     return (real * below + imag * beside) * scale, (imag * below - real * beside) * scale
 
@@ -195,7 +195,7 @@ def erfcx(x: ArrayLike) -> Array:
     """exp(x^2) erfc(x), which neither over- nor underflows for large x.
 
     Args:
-        x: real numbers.
+        x: real or complex numbers.
 
     Returns:
         The function's values: w(i x), by modified trapezoidal rules (Al Azah and Chandler-Wilde,
@@ -204,7 +204,10 @@ def erfcx(x: ArrayLike) -> Array:
     >>> round(float(erfcx(100.0)), 4)
     0.0056
     """
-    return rounded_once(_erfcx_differentiable, real_operand(x, "erfcx"))
+    x = inexact(x)
+    if dtypes.is_complex(x.dtype):
+        return _wofz_differentiable(lax.complex(-np.imag(x), np.real(x)))
+    return rounded_once(_erfcx_differentiable, x)
 
 
 def _dawsn(x: Array) -> Array:

@@ -83,7 +83,9 @@ def _complex_gamma(z: Array) -> Array:
     y = math.sqrt(2 * math.pi) * np.exp((w + 0.5) * np.log(t) - t) * total
     # gamma(z) gamma(1 - z) = pi / sin(pi z)
     sine = np.sin(math.pi * np.where(left, z, 0.5))
-    return np.where(left, math.pi / (sine * y), y)
+    pole = (np.imag(z) == 0) & (np.real(z) <= 0) & (np.floor(np.real(z)) == np.real(z))
+    y = np.where(left, math.pi / (sine * y), y)
+    return np.where(pole, complex(math.nan, math.nan), y)
 
 
 def betaln(a: ArrayLike, b: ArrayLike) -> Array:

@@ -72,7 +72,8 @@ def sph_harm_y(
     n, m = np.minimum(n, top).astype("int32"), m.astype("int32")
     n, m, theta, phi = np.broadcast_arrays(n, m, theta, phi)
     order = np.abs(m)
-    legendre = _legendre(n, order, np.cos(theta), np.sin(theta), top)
+    # SciPy's for angles outside of [0, pi], too: (1 - cos^2)^(|m| / 2) has no sign.
+    legendre = _legendre(n, order, np.cos(theta), np.abs(np.sin(theta)), top)
     odd = (m < 0) & (order % 2 == 1)
     legendre = np.where(order > n, 0.0, np.where(odd, -legendre, legendre))
     angle = m.astype(phi.dtype) * phi

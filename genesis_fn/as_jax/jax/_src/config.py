@@ -54,6 +54,11 @@ class Config:
         else:
             settings.update(name, value)
 
+    @property
+    def x64_enabled(self) -> bool:
+        """JAX's other name of `jax_enable_x64`."""
+        return self.jax_enable_x64
+
     def read(self, name: str) -> Any:
         """The value of a setting."""
         return getattr(self, name)
