@@ -24,6 +24,7 @@ leaf. For `f(x, 2.0)` it is (`_CallWriter.function` compiles it; print it there)
 from __future__ import annotations
 
 import gc
+import math
 import types
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -307,10 +308,10 @@ class _CallWriter:
     def _equals(self, at: str, x: Any, read: Callable[..., Any]) -> str:
         kind = type(x)
         # Types first: 1, 1.0 and True are equal and three different static values. A float that is
-        # NaN or a zero (0.0 == -0.0) is compared by its key below.
+        # a zero (0.0 == -0.0), NaN or infinite (which have no literals) is compared by its key below.
         if x is None or kind is bool:
             return f"{at} is {x}"
-        if kind in (str, int, bytes) or (kind is float and x == x and x):
+        if kind in (str, int, bytes) or (kind is float and x and math.isfinite(x)):
             return f"type({at}) is {kind.__name__} and {at} == {x!r}"
         key, fixed = read(x)
         if kind is tuple and len(x) <= _SHORT:
