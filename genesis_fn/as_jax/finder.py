@@ -18,6 +18,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from genesis_fn.as_jax.options import with_options
+
 FOLDER = Path(__file__).parent / "jax"
 
 # JAX's modules, and those of the library that have their names.
@@ -69,6 +71,7 @@ class PeerModule(ModuleType):
         value = getattr(importlib.import_module(ours), name, _NONE) if ours else _NONE
         if value is _NONE or isinstance(value, ModuleType):
             raise AttributeError(absent(self, name))
+        value = with_options(full, value)
         self.__dict__[name] = value  # found at once from now on
         return value
 

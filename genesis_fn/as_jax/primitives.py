@@ -35,7 +35,7 @@ class Zero:
         return f"Zero({self.aval})"
 
 
-class Primitive:
+class PeerPrimitive:
     """An operation by its rules: `p.def_impl(f)`, then `p.bind(*arrays, **params)`."""
 
     multiple_results = False
@@ -90,7 +90,9 @@ class _Call(CustomCall):
 
     forward = True
 
-    def __init__(self, prim: Primitive, params: dict[str, Any], jaxpr: Jaxpr, consts: int) -> None:
+    def __init__(
+        self, prim: PeerPrimitive, params: dict[str, Any], jaxpr: Jaxpr, consts: int
+    ) -> None:
         self.name, self.prim, self.params = prim.name, prim, params
         self.jaxpr, self.consts = jaxpr, consts
 

@@ -308,7 +308,7 @@ class _CallWriter:
     def _equals(self, at: str, x: Any, read: Callable[..., Any]) -> str:
         kind = type(x)
         # Types first: 1, 1.0 and True are equal and three different static values. A float that is
-        # a zero (0.0 == -0.0), NaN or infinite (which have no literals) is compared by its key below.
+        # a zero (0.0 == -0.0) or has no literal (NaN, infinity) is compared by its key below.
         if x is None or kind is bool:
             return f"{at} is {x}"
         if kind in (str, int, bytes) or (kind is float and x and math.isfinite(x)):

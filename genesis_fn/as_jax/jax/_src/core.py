@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from genesis_fn.as_jax.primitives import Primitive as Primitive
+from genesis_fn.as_jax.primitives import PeerPrimitive as Primitive
 from genesis_fn.as_jax.stubs import stub
 from genesis_fn.core.aval import (
     AbstractValue as AbstractValue,
@@ -21,7 +21,6 @@ from genesis_fn.core.primitive import (
     typeof as get_aval,
 )
 from genesis_fn.transforms.staging.tracing import eval_jaxpr as eval_jaxpr
-
 
 Effect = stub("jax.core.Effect")
 
@@ -78,3 +77,4 @@ def find_top_trace(values: Iterable[Any] = ()) -> Trace | None:
 # JAX's names of what a tracer belongs to.
 install_array_methods({"_trace": property(lambda tracer: tracer.owner)}, tracer_only=True)
 Trace.main = property(lambda trace: trace)
+Aval.sharding = None  # types do not carry placements
