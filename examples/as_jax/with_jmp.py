@@ -34,7 +34,7 @@ def step(w, scale):
     return w, scale.adjust(finite), value, finite
 
 
-w, scale = jnp.zeros(3), jmp.DynamicLossScale(jnp.float32(2.0**126), period=4)
+w, scale = jnp.zeros(3), jmp.DynamicLossScale(jnp.float32(2.0**126), period=12)
 losses, scales, finites = [], [], []
 for _ in range(20):
     w, scale, value, finite = step(w, scale)
