@@ -14,9 +14,11 @@ JAX's numbers; a key that is used twice and a function that is traced again give
 from __future__ import annotations
 
 import sys as _sys
+import warnings as _warnings
 
 from genesis_fn.as_jax.finder import Finder as _Finder, PeerModule as _PeerModule
 from genesis_fn.core.configuration import config as _config
+from genesis_fn.transforms.keys.key_reuse import KeyReuseWarning as _KeyReuseWarning
 
 
 def _install() -> None:
@@ -34,6 +36,7 @@ def _install() -> None:
     _sys.meta_path.insert(0, _Finder())
     _config.update("random_impl", "threefry2x32")
     _config.update("explain_cache_misses", False)
+    _warnings.filterwarnings("ignore", category=_KeyReuseWarning)
 
 
 _install()
