@@ -2,9 +2,10 @@
 
 Samples: Marsaglia and Tsang, "A simple method for generating gamma variables", 2000, for all
 elements at once, repeated until every element has accepted a proposal. With a key of threefry2x32,
-whose samplers draw JAX's numbers, each element has a key of its own, as in JAX. Derivatives: implicit
-reparameterisation (Figurnov, Mohamed and Mnih, 2018), d log z / da = -(dF(z; a)/da) / (z p(z; a)),
-integrated numerically.
+whose samplers draw JAX's numbers, each element has a key of its own, as in JAX.
+
+Derivatives: implicit reparameterisation (Figurnov, Mohamed and Mnih, 2018), d log z / da =
+-(dF(z; a)/da) / (z p(z; a)), integrated numerically.
 """
 
 from __future__ import annotations

@@ -279,7 +279,7 @@ def randint(
             return jnp.full(shape, minval, dtype)
         offset = low
         if not whole:
-            # (high * 2**bits + low) mod span, in arithmetic of that width, square and all, as in JAX.
+            # (high * 2**bits + low) mod span, all in arithmetic of that width, as in JAX.
             factor = (half % span) ** 2 % half**2 % span
             offset = ops.add(ops.mul(ops.rem(high, span), factor), ops.rem(low, span))
             offset = ops.rem(offset, span)
