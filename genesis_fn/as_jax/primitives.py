@@ -58,13 +58,14 @@ class PeerPrimitive:
     def bind(self, *args: Any, **params: Any) -> Any:
         """Apply the operation. Raises NotImplementedError if it has no `impl`, or if a transform
         runs for which it has no rule."""
-        if self.impl is None:
+        impl = self.impl
+        if impl is None:
             raise self.without("impl", "def_impl")
         if ctx.trace is None:
-            return self.impl(*args, **params)
+            return impl(*args, **params)
         xs = [as_array(x) for x in args]
         weak = [x.weak for x in xs]
-        run = lambda *xs: self.listed(self.impl(*xs, **params))
+        run = lambda *xs: self.listed(impl(*xs, **params))
         jaxpr, captured = stage(run, [typeof(x) for x in xs], name=self.name, weak=weak)
         call = _Call(self, params, jaxpr, len(captured))
         outs = bind(custom_call_p, *captured, *xs, call=call, jaxpr=jaxpr)
