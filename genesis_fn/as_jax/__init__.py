@@ -14,10 +14,12 @@ JAX's numbers; a key that is used twice and a function that is traced again give
 from __future__ import annotations
 
 import sys as _sys
+import warnings as _warnings
 
 from genesis_fn.as_jax.finder import Finder as _Finder, PeerModule as _PeerModule
 from genesis_fn.as_jax.placement import types_have_shardings as _types_have_shardings
 from genesis_fn.core.configuration import config as _config
+from genesis_fn.transforms.keys.key_reuse import KeyReuseWarning as _KeyReuseWarning
 
 
 def _install() -> None:
@@ -36,6 +38,7 @@ def _install() -> None:
     _types_have_shardings()
     _config.update("random_impl", "threefry2x32")
     _config.update("explain_cache_misses", False)
+    _warnings.filterwarnings("ignore", category=_KeyReuseWarning)
 
 
 _install()

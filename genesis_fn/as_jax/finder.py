@@ -18,6 +18,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from genesis_fn.as_jax.options import with_options
 from genesis_fn.as_jax.placement import TAKES, laid_out
 
 FOLDER = Path(__file__).parent / "jax"
@@ -74,6 +75,7 @@ class PeerModule(ModuleType):
         argument = TAKES.get(self.__name__, {}).get(name)
         if argument is not None:
             value = laid_out(value, argument)
+        value = with_options(full, value)
         self.__dict__[name] = value  # found at once from now on
         return value
 

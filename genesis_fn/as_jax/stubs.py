@@ -11,6 +11,10 @@ class MissingError(GenesisError, NotImplementedError):
     """A name of JAX's was used that only stands there so that it can be imported."""
 
 
+class MissingAttributeError(MissingError, AttributeError):
+    """A part of such a name was asked for: to `hasattr` it is not there."""
+
+
 class _Stub(type):
     """The kind of classes that can be named, subclassed and asked for, and do nothing else."""
 
@@ -21,7 +25,9 @@ class _Stub(type):
 
     def __getattr__(cls, name: str) -> Never:
         # Those with underscores are asked for by inspection, which takes their absence for a no.
-        raise AttributeError(name) if name.startswith("__") else MissingError(cls.said)
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise MissingAttributeError(cls.said)
 
     def __getitem__(cls, key: Any) -> Never:
         raise MissingError(cls.said)

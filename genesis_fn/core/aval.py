@@ -29,8 +29,15 @@ class Aval:
     varying: frozenset[Hashable]
 
     def __new__(
-        cls, shape: Sequence[int], dtype: DTypeLike, varying: frozenset[Hashable] = frozenset()
+        cls,
+        shape: Sequence[int],
+        dtype: DTypeLike,
+        weak_type: bool = False,
+        *,
+        varying: frozenset[Hashable] = frozenset(),
+        sharding: None = None,
     ) -> Aval:
+        """`weak_type` and `sharding` are arguments of JAX's: neither is part of a type here."""
         return aval(tuple(shape), dtypes.dtype(dtype), varying)
 
     def __repr__(self) -> str:

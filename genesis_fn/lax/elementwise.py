@@ -314,7 +314,9 @@ def stop_gradient(x: PyTree) -> PyTree:
     return tree.map(leaf, x)
 
 
-def dtype(x: ArrayLike) -> DType:
-    """The dtype of an array or number."""
+def dtype(x: ArrayLike | DTypeLike) -> DType:
+    """The dtype of an array or number, or the one that is named."""
+    if isinstance(x, np.dtype | type | str):
+        return dtypes.dtype(x)
     d: DType | None = getattr(x, "dtype", None)
     return dtypes.scalar_dtype(type(x)) if d is None else d

@@ -155,7 +155,11 @@ def truncated_normal(
 
 
 def _fans(shape: Shape, in_axis: Axes, out_axis: Axes, batch_axis: Axes) -> tuple[float, float]:
-    """The numbers of (inputs, outputs) of a unit; axes of no role are its receptive field."""
+    """The numbers of (inputs, outputs) of a unit; axes of no role are its receptive field.
+
+    An axis of two roles counts twice, as in JAX: the table of an embedding, whose axis 0 is both,
+    has as many inputs as a row has elements.
+    """
     ndim = len(shape)
     if ndim < 2 and (in_axis, out_axis) == (-2, -1):
         raise ArgumentError(
@@ -163,10 +167,11 @@ def _fans(shape: Shape, in_axis: Axes, out_axis: Axes, batch_axis: Axes) -> tupl
             "in_axis and out_axis, () for none"
         )
     as_set = lambda a: set(canonical_axes(a, ndim, "variance_scaling"))
-    inputs, outputs, batch = map(as_set, (in_axis, out_axis, batch_axis))
-    size = lambda axes: math.prod(shape[a] for a in axes)
-    field = size(set(range(ndim)) - inputs - outputs - batch)
-    return size(inputs) * field, size(outputs) * field
+    size = lambda axes: math.prod(shape[a] for a in as_set(axes))
+    inputs, outputs = size(in_axis), size(out_axis)
+    roles = inputs * outputs * size(batch_axis)
+    field = math.prod(shape) / roles if roles else 0.0
+    return inputs * field, outputs * field
 
 
 def _complex_disk(

@@ -2,9 +2,10 @@
 
 Samples: Marsaglia and Tsang, "A simple method for generating gamma variables", 2000, for all
 elements at once, repeated until every element has accepted a proposal; or approximately by one
-formula, without a loop. Derivatives of the former: implicit
-reparameterisation (Figurnov, Mohamed and Mnih, 2018), d log z / da = -(dF(z; a)/da) / (z p(z; a)),
-integrated numerically.
+formula, without a loop. With a key of threefry2x32, whose samplers draw JAX's numbers, each element
+has a key of its own, as in JAX. Derivatives of exact samples: implicit reparameterisation
+(Figurnov, Mohamed and Mnih, 2018), d log z / da = -(dF(z; a)/da) / (z p(z; a)), integrated
+numerically.
 """
 
 from __future__ import annotations
@@ -19,8 +20,9 @@ import genesis_fn.numpy as jnp
 from genesis_fn.core.dtypes import DType
 from genesis_fn.core.types.annotations import Array, ArrayLike, Key
 from genesis_fn.primitives import elementwise as ops
-from genesis_fn.random.keys import split
+from genesis_fn.random.keys import key_impl, split
 from genesis_fn.random.samplers import exponential, normal, uniform
+from genesis_fn.transforms.batching.mapped_axes import vmap
 from genesis_fn.transforms.control_flow.loops import while_loop
 from genesis_fn.transforms.custom.derivative_rules import custom_jvp
 from genesis_fn.transforms.keys.key_reuse import unmarked
@@ -38,8 +40,54 @@ def log_standard_gamma(key: Key, a: Array) -> Array:
 
 @custom_jvp
 def _sample(key: Key, a: Array) -> Array:
+    if key_impl(key) == "threefry2x32":
+        keys = split(unmarked(key), a.size)
+        valid = (a > 0) & (a < np.inf)
+        one = vmap(_sample_one)(keys, jnp.where(valid, a, 1).reshape(-1)).reshape(a.shape)
+        return jnp.where(valid, one, _at_limits(a))
+    return _sample_at_once(key, a)
+
+
+def _at_limits(a: Array) -> Array:
+    """log z where `a` is no positive number."""
+    return jnp.where(a == 0, -np.inf, jnp.where(a == np.inf, np.inf, np.nan)).astype(a.dtype)
+
+
+def _sample_one(key: Key, a: Array) -> Array:
+    """log z for one element, from a key of its own: the order of draws is JAX's."""
+    dtype = a.dtype
+    draw = lambda k: uniform(k, (), dtype)
+    large = a >= 1
+    d = jnp.where(large, a, a + 1) - 1 / 3
+    c = (1 / 3) / jnp.sqrt(d)
+
+    def propose(state: tuple[Any, ...]) -> tuple[Any, ...]:
+        k, sub = split(state[0])
+        x = normal(sub, (), dtype)
+        return k, x, 1 + x * c
+
+    def refused(state: tuple[Any, ...]) -> Array:
+        _, square, v, u = state
+        squeezed = u >= 1 - 0.0331 * (square * square)
+        return squeezed & (jnp.log(u) >= square * 0.5 + d * ((1 - v) + jnp.log(v)))
+
+    def attempt(state: tuple[Any, ...]) -> tuple[Any, ...]:
+        k, for_x, for_u = split(state[0], 3)
+        start = (for_x, jnp.zeros((), dtype), jnp.full((), -1, dtype))
+        _, x, v = while_loop(lambda s: s[2] <= 0, propose, start)
+        return k, x * x, (v * v) * v, draw(for_u)
+
+    key, boost = split(key)
+    first = (key, jnp.zeros((), dtype), jnp.ones((), dtype), jnp.full((), 2, dtype))
+    v = while_loop(refused, attempt, first)[2]
+    # Gamma(a) = Gamma(a + 1) * uniform**(1 / a), which underflows outside log space.
+    e = -exponential(boost, (), dtype)
+    return jnp.log(d) + jnp.log(v) + jnp.where(large | (e == 0), 0, e / a)
+
+
+def _sample_at_once(key: Key, a: Array) -> Array:
     shape, dtype = a.shape, a.dtype
-    rounds, boost = split(key)
+    rounds, boost = split(unmarked(key))
     small = a < 1
     d = jnp.where(small, a + 1, a) - 1 / 3
     c = 1 / (3 * jnp.sqrt(d))

@@ -279,8 +279,8 @@ def randint(
             return jnp.full(shape, minval, dtype)
         offset = low
         if not whole:
-            # (high * 2**bits + low) mod span, in arithmetic of that width.
-            factor = (half % span) ** 2 % span
+            # (high * 2**bits + low) mod span, all in arithmetic of that width, as in JAX.
+            factor = (half % span) ** 2 % half**2 % span
             offset = ops.add(ops.mul(ops.rem(high, span), factor), ops.rem(low, span))
             offset = ops.rem(offset, span)
         return ops.add(ops.convert(offset, dtype), minval)

@@ -160,3 +160,89 @@ def test_derivatives_by_integers_are_of_float0() -> None:
     assert theirs.returncode == 0, theirs.stderr
     assert ours.returncode == 0, ours.stderr
     assert ours.stdout == theirs.stdout
+
+
+# What libraries define by JAX's internals, for JAX and for the library.
+INTERNALS = """
+import jax, jax.numpy as jnp
+from jax import core, lax
+from jax.extend import core as extend, linear_util as lu
+from jax.interpreters import ad, batching, mlir, partial_eval as pe
+
+double_p = extend.Primitive("double")
+double_p.def_impl(lambda x, *, by: x * by)
+double_p.def_abstract_eval(lambda x, *, by: core.ShapedArray(x.shape, x.dtype))
+mlir.register_lowering(double_p, mlir.lower_fun(lambda x, *, by: x * by, multiple_results=False))
+# Rules that show that they are used.
+ad.primitive_jvps[double_p] = lambda xs, ts, *, by: (
+    double_p.bind(*xs, by=by), ts[0] * 10.0)
+batching.primitive_batchers[double_p] = lambda xs, dims, *, by: (
+    double_p.bind(*xs, by=by + 1.0), dims[0])
+f = lambda x: double_p.bind(x, by=2.0)
+x = jnp.arange(3.0)
+print(f(x), jax.jit(f)(x), jax.grad(lambda x: f(x).sum())(x), jax.jit(jax.grad(f))(1.0))
+print(jax.vmap(f)(x), jax.jit(jax.vmap(f, in_axes=1))(jnp.ones((2, 3))))
+pair_p = extend.Primitive("pair")
+pair_p.multiple_results = True
+pair_p.def_impl(lambda x: [x, x + 1])
+pair_p.def_abstract_eval(lambda x: [core.ShapedArray(x.shape, x.dtype)] * 2)
+mlir.register_lowering(pair_p, mlir.lower_fun(lambda x: [x, x + 1], multiple_results=True))
+print(jax.jit(lambda x: pair_p.bind(x))(x))
+try:
+    jax.grad(lambda x: pair_p.bind(x)[0])(1.0)
+except NotImplementedError as error:
+    print("refused")
+
+# Partial evaluation: what is known without the second argument.
+def both(x, y):
+    a = jax.jit(lambda x, y: (jnp.sin(x), x * y))(x, y)
+    return {"known": a[0], "unknown": a[1]}
+
+leaves, tree = jax.tree.flatten((x, x))
+flat, out_tree = jax.api_util.flatten_fun_nokwargs(
+    lu.wrap_init(both, debug_info=jax.api_util.debug_info("test", both, (), {})), tree)
+values = [pe.PartialVal.known(x), pe.PartialVal.unknown(core.ShapedArray((3,), jnp.float32))]
+_, (known, unknown), _ = pe.trace_to_jaxpr_nounits(flat, values)
+print(known[0] is None, [round(float(v), 4) for v in known[1]], unknown[0].shape, unknown[1])
+print(out_tree() == jax.tree.structure({"known": 0, "unknown": 0}))
+
+print(lax.cond(True, 2.0, lambda a: a + 1, 5.0, lambda b: b), lax.cond(False, 2, abs, -5, abs))
+print(jax.vmap(f, spmd_axis_name=None)(x))
+print(jnp.einsum("i,i", x, x, _dot_general=lax.dot_general))
+print(jax.random.uniform(jax.random.key(0), (2,), out_sharding=None))
+print(lax.scan(lambda c, _: (c, c), 1.0, None, length=2, _split_transpose=True)[0])
+print(isinstance(core.ShapedArray((2,), jnp.int32, False), core.AbstractValue))
+print(core.ShapedArray((2,), jnp.int32, sharding=None) == core.ShapedArray((2,), "int32"))
+kinds = []
+jax.jvp(lambda v: kinds.append((isinstance(v, ad.JVPTracer), v._trace.main is not None)) or v,
+        (1.0,), (1.0,))
+print(kinds)
+"""
+
+
+def test_internals_that_libraries_use_mean_what_they_mean_in_jax(tmp_path: Path) -> None:
+    script = tmp_path / "internals.py"
+    script.write_text(INTERNALS)
+    theirs = run(INTERNALS, "-")
+    ours = run("", "-m", "genesis_fn.as_jax", str(script))
+    assert theirs.returncode == 0, theirs.stderr
+    assert ours.returncode == 0, ours.stderr
+    assert ours.stdout.splitlines() == theirs.stdout.splitlines() != []
+
+
+def test_what_jax_takes_and_the_library_lacks_is_refused_by_name() -> None:
+    done = run(
+        "import genesis_fn.as_jax, warnings, jax, jax.numpy as jnp\n"
+        "from genesis_fn.as_jax.stubs import stub\n"
+        "try:\n"
+        "    jax.vmap(abs, spmd_axis_name='data')\n"
+        "except NotImplementedError as error:\n"
+        "    print(error)\n"
+        "print(hasattr(stub('jax.x.Thing'), 'part'))\n"
+        "key = jax.random.key(0)\n"
+        "with warnings.catch_warnings(record=True) as seen:\n"
+        "    print((jax.random.normal(key) == jax.random.normal(key)).item(), seen)\n",
+        "-",
+    )
+    said = "genesis_fn.as_jax: jax.vmap has no argument spmd_axis_name\nFalse\nTrue []\n"
+    assert (done.returncode, done.stdout) == (0, said), done.stderr

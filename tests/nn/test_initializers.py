@@ -36,7 +36,8 @@ def test_moments_and_values(name):
 @pytest.mark.parametrize("mode", ["fan_in", "fan_out", "fan_avg"])
 @pytest.mark.parametrize("distribution", ["normal", "uniform", "truncated_normal"])
 def test_variance_scaling(mode, distribution):
-    for axes in ({}, {"in_axis": (0, 1), "batch_axis": 2}):
+    both = {"in_axis": (0, 1), "out_axis": (1, 3)}  # axis 1 has two roles
+    for axes in ({}, {"in_axis": (0, 1), "batch_axis": 2}, both, {"out_axis": -2}):
         shape = (4, 3, 2, 8)
         kwargs = {"scale": 2.0, "mode": mode, "distribution": distribution, **axes}
         ours = initializers.variance_scaling(**kwargs)(random.key(1, impl="threefry"), shape)

@@ -239,7 +239,8 @@ LAX: dict[str, list[Entry]] = {
         jnp.float32(0), jnp.float32(1), (3,)).shape, peer=False)),
     **each("rng_bit_generator", E(call=lambda f: f(
         np.arange(4, dtype=np.uint32), (3,)), peer=False)),
-    **each("dtype", E(ANY, call=lambda f, x: str(f(x)), numbers=False, jit=False)),
+    **each("dtype", E(ANY, call=lambda f, x: [
+        str(f(y)) for y in (x, x.dtype, "int8", float)], numbers=False, jit=False)),
     **each("broadcast_shapes", E(call=lambda f: f((3, 1), (1, 4)))),
     **each("shape_as_value", E(call=lambda f: f((3, 1)))),
     **each("padtype_to_pads", E(call=lambda f: [

@@ -52,6 +52,30 @@ def test_continuous_samples_follow_their_distribution(name):
     assert stats.kstest(x, distribution.cdf).pvalue > 1e-3
 
 
+@pytest.mark.parametrize("name", ["gamma", "loggamma"])
+def test_gamma_variates_of_threefry_are_those_of_jax(name):
+    a = np.array([[0.05, 0.7, 1.0], [3.0, 40.0, 1e4]], np.float32)
+    draw = lambda m, k: getattr(m, name)(k, a, (5, 2, 3))
+    ours = draw(random, random.key(3, impl="threefry2x32"))
+    theirs = draw(jax.random, jax.random.key(3, impl="threefry2x32"))
+    np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
+    keys = random.split(random.key(4, impl="threefry2x32"), 3)
+    each = [np.asarray(random.gamma(k, 0.5, (2,))) for k in keys]
+    np.testing.assert_allclose(vmap(lambda k: random.gamma(k, 0.5, (2,)))(keys), each, rtol=1e-6)
+    limits = random.loggamma(
+        random.key(5, impl="threefry2x32"), jnp.array([0.0, np.inf, -1.0, np.nan])
+    )
+    np.testing.assert_array_equal(limits, [-np.inf, np.inf, np.nan, np.nan])
+    assert random.gamma(random.key(6, impl="threefry2x32"), 1.0, (0, 2)).shape == (0, 2)
+
+
+@pytest.mark.parametrize("low, high", [(0, 70_000), (0, 10**6), (-(2**31), 2**31 - 1)])
+def test_integers_of_a_wide_range_are_those_of_jax(low, high):
+    ours = random.randint(random.key(3, impl="threefry2x32"), (50,), low, high)
+    theirs = jax.random.randint(jax.random.key(3, impl="threefry2x32"), (50,), low, high)
+    np.testing.assert_array_equal(ours, theirs)
+
+
 COUNTS = {
     "poisson-0.3": (lambda k: random.poisson(k, 0.3, (N,)), stats.poisson(0.3)),
     "poisson-8": (lambda k: random.poisson(k, 8.0, (N,)), stats.poisson(8)),

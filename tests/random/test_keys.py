@@ -110,6 +110,8 @@ def test_what_is_not_reuse():
         x = jnp.ones(2)
         grad(lambda x: jnp.sum(x * random.normal(parent.copy(), (2,))))(x)
         scan(lambda c, k: (c, random.normal(k)), 0, random.split(random.key(4), 3))
+        # a sampler with a derivative of its own runs inside another call
+        vmap(lambda k: random.gamma(k, 2.0, (3,)))(random.split(random.key(5)))
 
 
 def test_reuse_inside_a_traced_function():

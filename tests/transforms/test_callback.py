@@ -85,6 +85,21 @@ def test_pytrees_and_keywords():
     assert int(out["n"]) == 3
 
 
+@pytest.mark.parametrize("transform", [jit, lambda f: f])
+def test_python_numbers_arrive_as_scalars_of_numpy(transform):
+    seen = []
+
+    def f(x, *numbers, **named):
+        seen.extend([*numbers, *named.values()])
+        return x
+
+    x, large = jnp.ones(3), 2**40
+    transform(lambda x: pure_callback(f, x, x, 3, True, 0.5, large, "a", z=1j))(x)
+    assert seen == [3, True, 0.5, large, "a", 1j]
+    kinds = [np.int32, np.bool_, np.float32, int, str, np.complex64]
+    assert [type(v) for v in seen] == kinds
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "uint32", "bool", "float8_e4m3fn", "complex64"])
 def test_dtypes_arrive_as_they_are(dtype):
     x = jnp.array([0, 1, 2]).astype(dtype)

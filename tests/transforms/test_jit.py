@@ -544,3 +544,21 @@ def test_log_compiles(caplog):
     with config.override(log_compiles=True):
         jit(lambda x: x * 3)(ours(V))
     assert "compiling <lambda>" in caplog.text
+
+
+def test_nodes_of_users_are_made_of_plain_objects_where_no_values_are():
+    """As in JAX: a class that checks its parts lets `object()` pass."""
+    made = []
+
+    class Checked:
+        def __init__(self, x):
+            made.append(type(x))
+            assert type(x) is object or hasattr(x, "dtype")
+            self.x = x
+
+    tree.register_node(Checked, lambda c: ((c.x,), None), lambda _, xs: Checked(*xs))
+    f = jit(lambda c: Checked(c.x * 2))
+    c = Checked(jnp.ones(2))
+    for _ in range(3):
+        assert f(c).x.tolist() == [2.0, 2.0]
+    assert object in made

@@ -44,6 +44,15 @@ def test_a_static_argument_by_position_and_by_name_is_one():
     assert f.traces[-1] == {"x": "f32[2]", "n": "4"}
 
 
+@pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan, -0.0])
+def test_a_static_float_without_a_literal_is_found_again(value):
+    f = gf.jit(lambda x, kind: jnp.maximum(x, kind[1]), static_argnums=1)
+    for _ in range(3):  # traced, then found by the generated code
+        np.testing.assert_array_equal(f(jnp.ones(2), ("max", value)), np.maximum(np.ones(2), value))
+    assert len(f.traces) == 1
+    assert f(jnp.ones(2), ("max", 3.0)).tolist() == [3.0, 3.0]
+
+
 def test_arguments_by_name_in_any_order_are_the_right_ones():
     @gf.jit
     def f(b, a, *, c):

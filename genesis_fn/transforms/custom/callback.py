@@ -74,6 +74,8 @@ class HostFunction:
         keys = {i: x for i, x in leaves.items() if type(x) is _KeyPlaceholder}
         count = len(values) + len(leaves) - len(keys)
         leaves |= {i: _wrap_keys(next(arrays), kind) for i, kind in keys.items()}
+        if not isinstance(self.f, Formatted):  # what prints shows a number as it was given
+            leaves |= {i: _host_number(x) for i, x in leaves.items() if type(x) in SCALARS}
         args, kwargs = tree.unflatten(
             self.in_tree, [leaves[i] if i in leaves else next(arrays) for i in range(count)]
         )
@@ -109,6 +111,15 @@ class HostFunction:
                     f"to return {declared}"
                 )
             x = narrowed(x, declared.dtype)
+        return x
+
+
+def _host_number(x: Any) -> Any:
+    """A Python number as NumPy's of its default dtype, which has the methods of an array; one that
+    the dtype does not hold as it is."""
+    try:
+        return np.asarray(x, dtypes.scalar_dtype(type(x)))[()]
+    except OverflowError:
         return x
 
 
@@ -292,7 +303,8 @@ def pure_callback(
     Args:
         callback: function of pytrees like the arguments, with ndarrays for arrays.
         result_shape_dtypes: what it returns, a pytree of ShapeDtypeStructs or arrays.
-        *args, **kwargs: pytrees; leaves that are no arrays reach `callback` unchanged.
+        *args, **kwargs: pytrees; Python numbers reach `callback` as NumPy scalars, and leaves that
+            are neither arrays nor numbers unchanged.
         sharding: ignored, as JAX's argument.
         vmap_method: how `vmap` calls it. "sequential": once per example, in a loop
             ("sequential_unrolled": without a loop); "expand_dims" or "broadcast_all": once, on
@@ -341,7 +353,8 @@ def io_callback(
         callback: function of pytrees like the arguments, with ndarrays for arrays.
         result_shape_dtypes: what it returns, a pytree of ShapeDtypeStructs or arrays; None for
             nothing.
-        *args, **kwargs: pytrees; leaves that are no arrays reach `callback` unchanged.
+        *args, **kwargs: pytrees; Python numbers reach `callback` as NumPy scalars, and leaves that
+            are neither arrays nor numbers unchanged.
         sharding: ignored, as JAX's argument.
         ordered: whether `vmap` is refused; without it, `vmap` calls once per example.
 
@@ -382,7 +395,8 @@ def debug_callback(
 
     Args:
         callback: function of pytrees like the arguments, with ndarrays for arrays.
-        *args, **kwargs: pytrees; leaves that are no arrays reach `callback` unchanged.
+        *args, **kwargs: pytrees; Python numbers reach `callback` as NumPy scalars, and leaves that
+            are neither arrays nor numbers unchanged.
         ordered, partitioned: ignored, as JAX's arguments; calls are always in order.
 
     >>> gf.jit(lambda x: gf.debug.callback(lambda v: print("x is", v), x))(jnp.array(2.0))

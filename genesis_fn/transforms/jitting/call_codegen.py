@@ -24,9 +24,10 @@ leaf. For `f(x, 2.0)` it is (`_CallWriter.function` compiles it; print it there)
 from __future__ import annotations
 
 import gc
+import math
 import types
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from sys import getrefcount
 from typing import Any, NamedTuple
@@ -145,7 +146,7 @@ def _carried(
     executable updates it in place."""
     is_state = lambda x: type(x) is TrainState
     passed = tree.leaves(values, is_leaf=is_state)
-    whole = tree.unflatten(program.out_tree, [_Leaf("")] * program.out_tree.num_leaves)
+    whole = tree.unflatten(program.out_tree, [object()] * program.out_tree.num_leaves)
     returned = tree.leaves(whole, is_leaf=is_state)
     at, outs = [[i for i, x in enumerate(xs) if is_state(x)] for xs in (passed, returned)]
     if len(at) != 1 or len(outs) != 1:
@@ -216,13 +217,6 @@ def _failed(executable: Executable, error: Exception, arrays: Sequence[ArrayImpl
     """The error to raise for a failed call: DonatedError if an argument was donated before."""
     gone = next((x.data for x in arrays if isinstance(x.data, Deleted)), None)
     return executable.explained(error) if gone is None else gone.error()
-
-
-class _Leaf:
-    """Stands for an output leaf in a pytree: its name in the generated code."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
 
 
 class _CallWriter:
@@ -307,10 +301,10 @@ class _CallWriter:
     def _equals(self, at: str, x: Any, read: Callable[..., Any]) -> str:
         kind = type(x)
         # Types first: 1, 1.0 and True are equal and three different static values. A float that is
-        # NaN or a zero (0.0 == -0.0) is compared by its key below.
+        # a zero (0.0 == -0.0) or has no literal (NaN, infinity) is compared by its key below.
         if x is None or kind is bool:
             return f"{at} is {x}"
-        if kind in (str, int, bytes) or (kind is float and x == x and x):
+        if kind in (str, int, bytes) or (kind is float and x and math.isfinite(x)):
             return f"type({at}) is {kind.__name__} and {at} == {x!r}"
         key, fixed = read(x)
         if kind is tuple and len(x) <= _SHORT:
@@ -359,21 +353,21 @@ class _CallWriter:
             self.unpack(names, kids)
         return [leaf for n, child in zip(names, children) for leaf in self.flatten(n, child)]
 
-    def unflatten(self, x: Any) -> str:
-        """The expression that builds a pytree whose leaves are `_Leaf`s."""
+    def unflatten(self, x: Any, names: Mapping[Any, str]) -> str:
+        """The expression that builds a pytree like `x`, by the names of its leaves."""
         kind = type(x)
-        if x is None or kind is _Leaf:
-            return "None" if x is None else x.name
+        if x is None or kind is object:
+            return "None" if x is None else names[x]
         if kind is TrainState and self.carried:
             return "from_buffers(layout, after)"
         if kind is dict:
-            items = [f"{self._key(k)}: {self.unflatten(v)}" for k, v in x.items()]
+            items = [f"{self._key(k)}: {self.unflatten(v, names)}" for k, v in x.items()]
             return "{" + ", ".join(items) + "}"
         node = tree.node_functions(kind)
         if node is None:  # what a node without leaves becomes: an array of float0
             return self.name(x)
         children, static = node[0](x)[:2]
-        inside = "".join([f"{self.unflatten(v)}, " for v in children])
+        inside = "".join([f"{self.unflatten(v, names)}, " for v in children])
         if kind is list:
             return f"[{inside}]"
         if tree.is_sequence(kind):
@@ -510,7 +504,9 @@ class _CallWriter:
             self.space["after_call"] = after_call
             arrays = ", ".join([at for at, _ in self.inputs])
             self.lines.append(f"after_call({self.name(uses)}, [{arrays}], [{', '.join(names)}])")
-        text = self.unflatten(tree.unflatten(self.program.out_tree, list(map(_Leaf, names))))
+        # Plain objects, as JAX passes to nodes of users that check what they are made of.
+        leaves = {object(): name for name in names}
+        text = self.unflatten(tree.unflatten(self.program.out_tree, list(leaves)), leaves)
         if many:
             end = "    if collects: gc.enable()"
             self.lines += ["try:", f"    result = {text}", "finally:", end]

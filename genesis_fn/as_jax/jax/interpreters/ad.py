@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
+from genesis_fn.as_jax.primitives import (
+    Zero as Zero,
+    primitive_jvps as primitive_jvps,
+    primitive_transposes as primitive_transposes,
+)
 from genesis_fn.as_jax.stubs import stub
-from genesis_fn.core.aval import Aval
+from genesis_fn.transforms.autodiff.linearize import LinearizeTracer as JVPTracer
 
-primitive_jvps: dict[Any, Any] = {}  # rules that libraries register; nothing reads them
-primitive_transposes: dict[Any, Any] = {}
-JVPTracer = stub("jax.interpreters.ad.JVPTracer")
 UndefinedPrimal = stub("jax.interpreters.ad.UndefinedPrimal")
 instantiate_zeros = stub("jax.interpreters.ad.instantiate_zeros")
-
-
-class Zero:
-    """A tangent that is zero."""
-
-    def __init__(self, aval: Aval) -> None:
-        self.aval = aval

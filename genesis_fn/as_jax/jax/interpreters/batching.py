@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from genesis_fn.as_jax.primitives import (
+    axis_primitive_batchers as axis_primitive_batchers,
+    primitive_batchers as primitive_batchers,
+)
 
-primitive_batchers: dict[Any, Any] = {}  # rules that libraries register; nothing reads them
-axis_primitive_batchers: dict[Any, Any] = {}
 not_mapped = None

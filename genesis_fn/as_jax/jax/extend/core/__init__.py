@@ -5,6 +5,7 @@ from __future__ import annotations
 from jax._src.core import (
     Effect as Effect,
     Primitive as Primitive,
+    find_top_trace as find_top_trace,
     get_opaque_trace_state as get_opaque_trace_state,
     jaxpr_as_fun as jaxpr_as_fun,
     mapped_aval as mapped_aval,
@@ -20,4 +21,3 @@ ClosedJaxpr = Jaxpr  # what a program captured is among its inputs
 Literal = stub("jax.extend.core.Literal", "operands of an equation that are Python numbers")
 DropVar = stub("jax.extend.core.DropVar")
 TraceTag = stub("jax.extend.core.TraceTag")
-find_top_trace = stub("jax.extend.core.find_top_trace")
