@@ -28,7 +28,7 @@ from genesis_fn.transforms.keys.key_reuse import unmarked
 
 
 def _integer_dtype(dtype: DTypeLike | None, name: str) -> DType:
-    dtype = dtype_or(dtype, dtypes.I32)
+    dtype = dtype_or(dtype, dtypes.default_int())
     if not dtypes.is_integer(dtype):
         raise TypeError(f"random.{name}: dtype must be an integer type, got {dtype.name}")
     return dtype
@@ -301,4 +301,4 @@ def multinomial(
 
     start = jnp.broadcast_to(as_dtype(n, chances.dtype), shape[:-1])
     _, counts = scan(draw, start, (ratios, keys), unroll=unroll)
-    return ops.convert(jnp.moveaxis(counts, 0, -1), dtype_or(dtype, dtypes.F32))
+    return ops.convert(jnp.moveaxis(counts, 0, -1), dtype_or(dtype, dtypes.default_float()))

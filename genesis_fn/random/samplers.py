@@ -29,7 +29,7 @@ def dtype_or(dtype: DTypeLike | None, default: DType) -> DType:
 
 def float_dtype(dtype: DTypeLike | None, name: str) -> DType:
     """`dtype` of the sampler `name`, float32 for None; raises TypeError if it is not floating."""
-    dtype = dtype_or(dtype, dtypes.F32)
+    dtype = dtype_or(dtype, dtypes.default_float())
     if not dtypes.is_float(dtype):
         raise TypeError(f"random.{name}: dtype must be floating, got {dtype.name}")
     return dtype
@@ -65,7 +65,7 @@ def bits(key: Key, shape: ShapeLike = (), dtype: DTypeLike | None = None) -> Arr
     >>> random.bits(random.key(0), (2,))
     Array([1713891541, 3781805453], dtype=uint32)
     """
-    dtype = dtype_or(dtype, dtypes.U32)
+    dtype = dtype_or(dtype, dtypes.default_uint())
     if not dtypes.is_unsigned(dtype):
         raise TypeError(f"random.bits: dtype must be unsigned, got {dtype.name}")
     k = consume_one(key, "bits")
@@ -144,7 +144,7 @@ def normal(key: Key, shape: ShapeLike = (), dtype: DTypeLike | None = None) -> A
     >>> random.normal(random.key(0), (3,))
     Array([-0.255816 ,  1.177591 ,  0.6301837], dtype=float32)
     """
-    dtype = dtype_or(dtype, dtypes.F32)
+    dtype = dtype_or(dtype, dtypes.default_float())
     if dtypes.is_complex(dtype):
         first, second = split(key)
         part = dtypes.real_of(dtype)
@@ -258,7 +258,7 @@ def randint(
     >>> random.randint(random.key(0), (4,), 0, 10)
     Array([4, 6, 7, 9], dtype=int32)
     """
-    dtype = dtype_or(dtype, dtypes.I32)
+    dtype = dtype_or(dtype, dtypes.default_int())
     if not dtypes.is_integer(dtype):
         raise TypeError(f"random.randint: dtype must be an integer type, got {dtype.name}")
     shape = shape_of(shape, minval, maxval)
@@ -588,6 +588,6 @@ def rademacher(key: Key, shape: ShapeLike = (), dtype: DTypeLike | None = None) 
     >>> random.rademacher(random.key(0), (4,))
     Array([ 1, -1, -1, -1], dtype=int32)
     """
-    dtype = dtype_or(dtype, dtypes.I32)
+    dtype = dtype_or(dtype, dtypes.default_int())
     sign = bernoulli(key, 0.5, shape_of(shape))
     return ops.sub(ops.mul(ops.convert(sign, dtype), 2), 1)

@@ -36,6 +36,8 @@ class Config:
             faster.
         precise: round division, square roots and reciprocals of float32 correctly on a GPU, which
             else are good to 2 units in the last place (docs/numerics.md); a CPU always does.
+        enable_x64: Python numbers and what is made without a dtype are 64-bit, and NumPy's 64-bit
+            values stay so.
         numpy_dtype_promotion: "strict" refuses operands of different dtypes.
         numpy_rank_promotion: "warn" or "raise" where operands differ in their number of
             dimensions.
@@ -59,6 +61,7 @@ class Config:
     matmul_precision: str = "default"
     deterministic: bool = True
     precise: bool = False
+    enable_x64: bool = False
     numpy_dtype_promotion: str = "standard"
     numpy_rank_promotion: str = "allow"
     random_impl: str = "philox"
