@@ -213,6 +213,11 @@ def default_complex() -> DType:
     return C128 if _settings().enable_x64 else C64
 
 
+def inexact_of(d: DType) -> DType:
+    """`d` if floating or complex; float64 for 64-bit integers with `enable_x64`; else float32."""
+    return d if d in _INEXACT else F64 if d.itemsize == 8 and _settings().enable_x64 else F32
+
+
 def or_default_float(spec: DTypeLike | None) -> DType:
     """The dtype that the argument `dtype=None` of a function names: `default_float()` for None."""
     return default_float() if spec is None else dtype(spec)

@@ -57,8 +57,8 @@ def array(
     """An array of `object`: a number, an array, an ndarray, or nested sequences of them.
 
     Python numbers become int32, float32, complex64 or bool; 64-bit ndarrays become 32-bit unless
-    `dtype` is given or `enable_x64` set. Raises OverflowError for integers that do not fit, TypeError for what is no
-    number, ValueError for ragged sequences.
+    `dtype` is given or `enable_x64` set. Raises OverflowError for integers that do not fit,
+    TypeError for what is no number, ValueError for ragged sequences.
     """
     d = None if dtype is None else dtypes.dtype(dtype)
     device = None if device is None else as_device(device)

@@ -101,9 +101,9 @@ def common_type(name: str, xs: Sequence[Any], inexact: bool = False) -> tuple[DT
 
 
 def inexact_dtype(d: DType) -> DType:
-    """`d` if floating or complex, else the default float: where mathematical functions take
+    """`d` if floating or complex, else the float of its integers: where mathematical functions take
     integers."""
-    return d if dtypes.is_inexact(d) else dtypes.default_float()
+    return dtypes.inexact_of(d)
 
 
 def scalar_as(x: Any, d: DType) -> Any:
@@ -273,7 +273,7 @@ def inexact_value(x: ArrayLike, name: str = "") -> Array:
     """`x` as an Array or tracer of a floating or complex dtype."""
     x = value(x, name)
     d = x.aval.dtype
-    return x if dtypes.is_inexact(d) else promoted(x, dtypes.default_float())
+    return x if dtypes.is_inexact(d) else promoted(x, dtypes.inexact_of(d))
 
 
 def promoted_with_number(x: ArrayLike, number: Scalar, inexact: bool = False) -> Array:

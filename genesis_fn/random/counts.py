@@ -14,14 +14,13 @@ import numpy as np
 
 import genesis_fn.numpy as jnp
 from genesis_fn.core import dtypes
-from genesis_fn.core.convert import as_array
 from genesis_fn.core.dtypes import DType
 from genesis_fn.core.types.annotations import Array, ArrayLike, DTypeLike, Key, ShapeLike
 from genesis_fn.primitives import elementwise as ops
 from genesis_fn.random.distributions import broadcast_parameters
 from genesis_fn.random.gamma_variates import as_dtype
 from genesis_fn.random.keys import split, take_key
-from genesis_fn.random.samplers import dtype_or, shape_of, uniform
+from genesis_fn.random.samplers import as_float, dtype_or, shape_of, uniform
 from genesis_fn.transforms.control_flow.loops import while_loop
 from genesis_fn.transforms.control_flow.scanning import scan
 from genesis_fn.transforms.keys.key_reuse import unmarked
@@ -56,7 +55,7 @@ def geometric(
     Array([4, 1, 2, 2], dtype=int32)
     """
     dtype = _integer_dtype(dtype, "geometric")
-    p = as_dtype(p, dtypes.F32) if not dtypes.is_float(as_array(p).dtype) else as_array(p)
+    p = as_float(p)
     shape = shape_of(shape, p)
     u = uniform(take_key(key, "geometric"), shape, p.dtype)
     u = jnp.where(u == 0, 1, u)
@@ -286,8 +285,7 @@ def multinomial(
     >>> random.multinomial(random.key(0), 10, jnp.array([0.2, 0.3, 0.5]))
     Array([2., 6., 2.], dtype=float32)
     """
-    p = as_array(p)
-    p = p if dtypes.is_float(p.dtype) else ops.convert(p, dtypes.F32)
+    p = as_float(p)
     shape = p.shape if shape is None else tuple(shape)
     chances = jnp.moveaxis(jnp.broadcast_to(p, shape), -1, 0)
     left = jnp.flip(jnp.cumsum(jnp.flip(chances, 0), 0), 0)

@@ -35,6 +35,12 @@ def float_dtype(dtype: DTypeLike | None, name: str) -> DType:
     return dtype
 
 
+def as_float(x: ArrayLike) -> Array:
+    """A parameter in its floating dtype, or in the default one."""
+    x = as_array(x)
+    return x if dtypes.is_float(x.dtype) else ops.convert(x, dtypes.default_float())
+
+
 def shape_of(shape: ShapeLike | None, *parameters: ArrayLike) -> tuple[int, ...]:
     """The sample's shape: `shape`, or what the parameters broadcast to if it is None. Raises
     ValueError if the parameters do not broadcast to `shape`."""
@@ -225,8 +231,7 @@ def bernoulli(
     >>> random.bernoulli(random.key(0), 0.5, (4,))
     Array([ True, False, False, False], dtype=bool)
     """
-    p = as_array(p)
-    p = p if dtypes.is_float(p.dtype) else ops.convert(p, dtypes.F32)
+    p = as_float(p)
     shape = shape_of(shape, p)
     if _mode(mode, ("low", "high"), "bernoulli") == "low":
         return unit(consume_one(key, "bernoulli"), shape, p.dtype) < p
@@ -371,8 +376,7 @@ def categorical(
     >>> random.categorical(random.key(0), jnp.array([0.0, 5.0, 0.0]), shape=(4,))
     Array([1, 1, 1, 1], dtype=int32)
     """
-    logits = as_array(logits)
-    logits = logits if dtypes.is_float(logits.dtype) else ops.convert(logits, dtypes.F32)
+    logits = as_float(logits)
     axis = canonical_axis(axis, logits.ndim, "random.categorical")
     batch = logits.shape[:axis] + logits.shape[axis + 1 :]
     shape = batch if shape is None else lengths(shape)
@@ -487,8 +491,7 @@ def choice(
     if not replace and draws > n:
         raise ValueError(f"random.choice: {draws} draws without replacement from {n}")
     if p is not None:
-        p = as_array(p)
-        p = p if dtypes.is_float(p.dtype) else ops.convert(p, dtypes.F32)
+        p = as_float(p)
         if p.shape != (n,):
             raise ValueError(f"random.choice: p has shape {p.shape}, expected {(n,)}")
     if p is None:

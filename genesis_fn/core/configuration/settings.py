@@ -245,7 +245,7 @@ precise: SettingContext[bool] = _context(
 )
 enable_x64: SettingContext[bool] = _context(
     "enable_x64",
-    """Within the block, what has no dtype of its own is 64-bit: Python numbers, `zeros(3)`, samples.
+    """Within the block, what has no dtype of its own is 64-bit: numbers, `zeros(3)`, samples.
 
     Outside of it such things are 32-bit, as are NumPy's 64-bit values. 64-bit types that are asked
     for by `dtype=` need no block.
