@@ -16,7 +16,7 @@ from __future__ import annotations
 import sys as _sys
 
 from genesis_fn.as_jax.finder import Finder as _Finder, PeerModule as _PeerModule
-from genesis_fn.core.configuration import config as _config
+from genesis_fn.core.configuration import config as _config, environment as _environment
 
 
 def _install() -> None:
@@ -34,6 +34,9 @@ def _install() -> None:
     _sys.meta_path.insert(0, _Finder())
     _config.update("random_impl", "threefry2x32")
     _config.update("explain_cache_misses", False)
+    if _environment.text("JAX_ENABLE_X64"):
+        wide = _config.flag("JAX_ENABLE_X64", _environment.text("JAX_ENABLE_X64"))
+        _config.update("enable_x64", wide)
 
 
 _install()

@@ -107,7 +107,7 @@ def fitted(x: bool | int | float | complex, dtype: DType) -> np.ndarray:
         if not info.min <= x <= info.max:
             raise OverflowError(
                 f"Python int {x} does not fit {dtype.name}\n  at {where().describe()}\n"
-                f"  pass {'a float' if dtype.itemsize == 8 else "dtype='int64'"}"
+                + ("  pass a float" if dtype.itemsize == 8 else "  pass dtype='int64'")
             )
     return np.asarray(x, dtype=dtype)
 

@@ -178,7 +178,7 @@ def real_of(d: DType) -> DType:
 
 def complex_of(d: DType) -> DType:
     """The complex dtype whose parts hold `d`."""
-    return d if d in _COMPLEX else C128 if d == F64 else C64
+    return d if d in _COMPLEX else C128 if inexact_of(d) == F64 else C64
 
 
 def scalar_dtype(kind: type) -> DType:

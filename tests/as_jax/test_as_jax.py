@@ -87,7 +87,6 @@ def test_modules_and_names() -> None:
         ("import jax.numpy; jax.numpy.concatenat", "use jax.numpy.concatenate"),
         ("import jax.experimental.pallas", "Triton kernels by genesis_fn.triton_call"),
         ("import jax.interpreters as i; i.pe", "genesis_fn.as_jax has no jax.interpreters.pe"),
-        ("import jax; jax.config.update('jax_enable_x64', True)", "ask for 64-bit types by dtype="),
         ("import jax; jax.pmap(lambda x: x)(1.0)", "jax.shard_map over a mesh, or jax.vmap"),
         ("import jax; jax.export.export(len)", "MissingError: genesis_fn.as_jax has no jax.export"),
         ("import jax; jax.new_ref(1.0)", "has no jax.new_ref: use values that a function takes"),

@@ -118,7 +118,8 @@ _FLAGS = {
 }  # fmt: skip
 
 
-def _flag(variable: str, text: str) -> bool:
+def flag(variable: str, text: str) -> bool:
+    """What an environment variable that switches something says. Raises ValueError for others."""
     if text.lower() not in _FLAGS:
         raise ValueError(f"{variable} is 1, true, yes or on, or else 0, false, no or off: {text!r}")
     return _FLAGS[text.lower()]
@@ -129,10 +130,10 @@ def _from_environment() -> Config:
     for name, f in _FIELDS.items():
         text = os.environ.get(f"GENESIS_{name.upper()}")
         if text is not None and isinstance(f.default, bool):
-            changes[name] = _flag(f"GENESIS_{name.upper()}", text)
+            changes[name] = flag(f"GENESIS_{name.upper()}", text)
         elif text is not None and isinstance(f.default, str):
             changes[name] = text
-    if _flag("GENESIS_CHECK", environment.text("GENESIS_CHECK")):
+    if flag("GENESIS_CHECK", environment.text("GENESIS_CHECK")):
         changes["check_types"] = True
     return _intern(Config(**changes))
 

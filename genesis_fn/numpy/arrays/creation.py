@@ -62,18 +62,14 @@ def zeros(
     shape: ShapeLike, dtype: DTypeLike | None = None, *, device: Device | str | None = None
 ) -> Array:
     """An array of zeros, float32 by default."""
-    return to_device(
-        constant(shape_of(shape), 0, dtypes.or_default_float(dtype)), device
-    )
+    return to_device(constant(shape_of(shape), 0, dtypes.or_default_float(dtype)), device)
 
 
 def ones(
     shape: ShapeLike, dtype: DTypeLike | None = None, *, device: Device | str | None = None
 ) -> Array:
     """An array of ones, float32 by default."""
-    return to_device(
-        constant(shape_of(shape), 1, dtypes.or_default_float(dtype)), device
-    )
+    return to_device(constant(shape_of(shape), 1, dtypes.or_default_float(dtype)), device)
 
 
 def empty(
