@@ -133,3 +133,21 @@ def test_a_stub_can_be_named_and_refuses_to_be_used() -> None:
     )
     said = "genesis_fn.as_jax has no jax.interpreters.x.Thing: use another thing\n"
     assert (done.returncode, done.stdout) == (0, 4 * said), done.stderr
+
+
+def test_64_bit_defaults_by_every_door(monkeypatch: pytest.MonkeyPatch) -> None:
+    program = (
+        "import genesis_fn.as_jax, jax, jax.numpy as jnp\n"
+        "from jax.experimental import disable_x64, enable_x64\n"
+        "width = lambda: jnp.zeros(1).dtype.itemsize\n"
+        "seen = [jax.config.jax_enable_x64, width()]\n"
+        "with jax.enable_x64(True): seen.append(width())\n"
+        "with enable_x64(): seen.append(width())\n"
+        "jax.config.update('jax_enable_x64', 1); seen.append(width())\n"
+        "with disable_x64(): seen.append(width())\n"
+        "with jax.enable_x64(False): seen.append(width())\n"
+        "print(*seen, jax.config.read('jax_enable_x64'))\n"
+    )
+    assert run(program, "-").stdout == "False 4 8 8 8 4 4 True\n"
+    monkeypatch.setenv("JAX_ENABLE_X64", "1")
+    assert run(program, "-").stdout == "True 8 8 8 8 4 4 True\n"

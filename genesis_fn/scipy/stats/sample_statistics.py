@@ -77,7 +77,7 @@ def rankdata(
         nan_policy: "propagate" alone: where a NaN is among the values, all ranks are NaN.
 
     Returns:
-        float32 ranks (float64 with `enable_x64`) of the shape of `a`, or of one dimension for axis None.
+        float32 ranks (float64 with `enable_x64`) of the shape of `a`, or flat for axis None.
 
     Raises:
         ValueError: another `method` or `nan_policy`.
