@@ -20,7 +20,7 @@ def ravel_pytree(pytree: PyTree) -> tuple[Array, Callable[[ArrayLike], PyTree]]:
     arrays = [as_array(x) for x in leaves]
     avals = [x.aval for x in arrays]
     sizes = [a.size for a in avals]
-    common = dtypes.F32
+    common = dtypes.default_float()
     if avals:
         common = avals[0].dtype
         for a in avals[1:]:

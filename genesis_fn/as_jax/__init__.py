@@ -18,7 +18,7 @@ import warnings as _warnings
 
 from genesis_fn.as_jax.finder import Finder as _Finder, PeerModule as _PeerModule
 from genesis_fn.as_jax.placement import types_have_shardings as _types_have_shardings
-from genesis_fn.core.configuration import config as _config
+from genesis_fn.core.configuration import config as _config, environment as _environment
 from genesis_fn.transforms.keys.key_reuse import KeyReuseWarning as _KeyReuseWarning
 
 
@@ -39,6 +39,9 @@ def _install() -> None:
     _config.update("random_impl", "threefry2x32")
     _config.update("explain_cache_misses", False)
     _warnings.filterwarnings("ignore", category=_KeyReuseWarning)
+    if _environment.text("JAX_ENABLE_X64"):
+        wide = _config.flag("JAX_ENABLE_X64", _environment.text("JAX_ENABLE_X64"))
+        _config.update("enable_x64", wide)
 
 
 _install()

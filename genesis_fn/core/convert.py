@@ -33,6 +33,7 @@ def as_array(x: Any, dtype: DType | None = None, device: Device | None = None) -
 
     Python scalars become bool, int32, float32 or complex64, and weak (but bool), unless `dtype` is
     given; ndarrays and NumPy scalars of 64-bit types become 32-bit unless `dtype` says otherwise.
+    With `enable_x64` the scalars become 64-bit and NumPy's values stay so.
     What offers `__array__`, DLPack or `__jax_array__`, as a torch tensor does, is copied as it is
     now. Raises OverflowError where an integer does not fit, TypeError for anything that is not a
     number or an array.
@@ -50,7 +51,7 @@ def as_array(x: Any, dtype: DType | None = None, device: Device | None = None) -
             raise errors.DTypeError(
                 f"an ndarray of dtype {x.dtype} cannot become an array\n  at {where().describe()}"
             )
-        target = dtype or dtypes.NARROWED.get(x.dtype, x.dtype)
+        target = dtype or dtypes.counted(x.dtype)
         if isinstance(x, np.ma.MaskedArray):
             raise errors.ArgumentError(
                 f"a masked array cannot become an array: there are no masks here\n"
@@ -106,7 +107,7 @@ def fitted(x: bool | int | float | complex, dtype: DType) -> np.ndarray:
         if not info.min <= x <= info.max:
             raise OverflowError(
                 f"Python int {x} does not fit {dtype.name}\n  at {where().describe()}\n"
-                "  pass dtype='int64'"
+                + ("  pass a float" if dtype.itemsize == 8 else "  pass dtype='int64'")
             )
     return np.asarray(x, dtype=dtype)
 

@@ -1,8 +1,9 @@
 """Data types: names, kinds, the promotion lattice, Python scalars.
 
 A dtype is a NumPy dtype (`ml_dtypes` supplies bfloat16 and the 8-bit floats), so NumPy's own tools
-read arrays of this library unchanged. Promotion is JAX's lattice in its 64-bit form; defaults are
-32-bit, and 64-bit types are had by asking for them.
+read arrays of this library unchanged. Promotion is JAX's lattice in its 64-bit form. Defaults are
+32-bit, and 64-bit types are had by asking for them; with the setting `enable_x64` they are 64-bit.
+All that depends on the setting asks here: `scalar_dtype`, `counted`, `default_float` and its like.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any, Protocol, TypeAlias
 import ml_dtypes
 import numpy as np
 
+from genesis_fn.core.configuration import config
 from genesis_fn.core.errors import DTypeError, TypePromotionError
 from genesis_fn.core.types.extended import (
     KEY_TYPES,
@@ -83,23 +85,25 @@ SHORT = {
     C64: "c64", C128: "c128",
 }  # fmt: skip
 
-# What a Python scalar becomes when nothing else decides.
+# What a Python scalar becomes when nothing else decides, without and with `enable_x64`.
 _SCALAR_DTYPE = {bool: BOOL, int: I32, float: F32, complex: C64}
-# The dtypes that a weak value may have: those of Python scalars, and float64, where uint64 and
-# int64 meet.
-WEAK = frozenset((*_SCALAR_DTYPE.values(), F64, C128))
-# What a NumPy value of a 64-bit type counts as unless its dtype is asked for.
+_WIDE_SCALAR_DTYPE = {bool: BOOL, int: I64, float: F64, complex: C128}
+# The dtypes that a weak value may have: those of Python scalars. (Without `enable_x64` float64 is
+# one too, where uint64 and int64 meet.)
+WEAK = frozenset((*_SCALAR_DTYPE.values(), *_WIDE_SCALAR_DTYPE.values()))
+# What a NumPy value of a 64-bit type counts as unless its dtype is asked for, without `enable_x64`.
 NARROWED: dict[DType, DType] = {F64: F32, I64: I32, U64: U32, C128: C64}
+_settings = config.current
 
 
 def dtype(spec: DTypeLike) -> DType:
     """The NumPy dtype that `spec` names, which may be torch's; Python's `float`, `int`, `complex`
-    mean the 32-bit defaults.
+    mean the defaults: 32-bit ones, or 64-bit ones with `enable_x64`.
 
     Raises DTypeError for a type outside the library's list.
     """
     if isinstance(spec, type) and spec in _SCALAR_DTYPE:
-        return _SCALAR_DTYPE[spec]
+        return scalar_dtype(spec)
     if isinstance(spec, str) and spec in NAMES:
         return NAMES[spec]
     named: Any = spec if is_key(spec) else getattr(spec, "dtype", None)
@@ -174,12 +178,49 @@ def real_of(d: DType) -> DType:
 
 def complex_of(d: DType) -> DType:
     """The complex dtype whose parts hold `d`."""
-    return d if d in _COMPLEX else C128 if d == F64 else C64
+    return d if d in _COMPLEX else C128 if inexact_of(d) == F64 else C64
 
 
 def scalar_dtype(kind: type) -> DType:
-    """The dtype of a Python scalar type on its own: bool, int32, float32 or complex64."""
-    return _SCALAR_DTYPE[kind]
+    """The dtype of a Python scalar type on its own: bool, int32, float32 or complex64, or with
+    `enable_x64` the 64-bit one (complex128)."""
+    return (_WIDE_SCALAR_DTYPE if _settings().enable_x64 else _SCALAR_DTYPE)[kind]
+
+
+def counted(d: DType) -> DType:
+    """What a NumPy value of dtype `d` counts as: a 64-bit one as 32-bit, unless `enable_x64`."""
+    narrow = NARROWED.get(d)
+    return d if narrow is None or _settings().enable_x64 else narrow
+
+
+def default_float() -> DType:
+    """The dtype of floats that nothing else decides, as that of `zeros(3)` and of sin(1)."""
+    return F64 if _settings().enable_x64 else F32
+
+
+def default_int() -> DType:
+    """The dtype of integers that nothing else decides, as that of `arange(3)` and of counts."""
+    return I64 if _settings().enable_x64 else I32
+
+
+def default_uint() -> DType:
+    """The unsigned integers as wide as `default_int()`."""
+    return U64 if _settings().enable_x64 else U32
+
+
+def default_complex() -> DType:
+    """The complex dtype whose parts are `default_float()`."""
+    return C128 if _settings().enable_x64 else C64
+
+
+def inexact_of(d: DType) -> DType:
+    """`d` if floating or complex; float64 for 64-bit integers with `enable_x64`; else float32."""
+    return d if d in _INEXACT else F64 if d.itemsize == 8 and _settings().enable_x64 else F32
+
+
+def or_default_float(spec: DTypeLike | None) -> DType:
+    """The dtype that the argument `dtype=None` of a function names: `default_float()` for None."""
+    return default_float() if spec is None else dtype(spec)
 
 
 # The lattice's arrows. "i*", "f*", "c*" stand for weak Python int, float and complex.
@@ -216,12 +257,20 @@ def _name(node: Any) -> str:
 
 _WEAK_NODE = (BOOL, "i*", "f*", "c*")  # by kind_rank
 _WEAK_RESULT = {"i*": I32, "f*": F32, "c*": C64}
+_WIDE = {narrow: wide for wide, narrow in NARROWED.items()}
 
 
-@functools.cache
 def promote(strong: frozenset[DType], weak: frozenset[DType] = frozenset()) -> tuple[DType, bool]:
     """(result dtype, whether it is weak) of combining strong operands with weak ones, by their
     dtypes. A Python scalar is weak and has its `scalar_dtype`; booleans are never weak."""
+    found = _promote(strong, weak)
+    # Only the dtypes of weak results are defaults; all others are the same under any setting.
+    return (_WIDE.get(found[0], found[0]), True) if found[1] and _settings().enable_x64 else found
+
+
+@functools.cache
+def _promote(strong: frozenset[DType], weak: frozenset[DType]) -> tuple[DType, bool]:
+    """`promote` without `enable_x64`."""
     if any(is_key(d) for d in strong):
         if len(strong) > 1 or weak:
             names = ", ".join(sorted(d.name for d in strong) + (["numbers"] if weak else []))

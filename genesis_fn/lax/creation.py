@@ -58,8 +58,8 @@ def array(
     """An array of `object`: a number, an array, an ndarray, or nested sequences of them.
 
     Python numbers become int32, float32, complex64 or bool; 64-bit ndarrays become 32-bit unless
-    `dtype` is given. Raises OverflowError for integers that do not fit, TypeError for what is no
-    number, ValueError for ragged sequences.
+    `dtype` is given or `enable_x64` set. Raises OverflowError for integers that do not fit,
+    TypeError for what is no number, ValueError for ragged sequences.
     """
     d = None if dtype is None else dtypes.dtype(dtype)
     device = None if device is None else as_device(device)
@@ -110,7 +110,7 @@ def _from_sequence(items: Any, d: DType | None, device: Device | None) -> Array:
         if d is None:
             types = {type(x) for x in leaves}
             if types <= {int, float, complex, bool}:
-                d = dtypes.NARROWED.get(values.dtype, values.dtype)
+                d = dtypes.counted(values.dtype)
             else:
                 d = result_type(*leaves)
         return from_numpy(narrowed(values, d), device)
@@ -238,7 +238,7 @@ def _like(a: Any, dtype: Any, shape: Any) -> tuple[tuple[int, ...], DType]:
         a = asarray(a)
     own = dtypes.dtype(a.dtype)
     if isinstance(a, (np.ndarray, np.generic)):
-        own = dtypes.NARROWED.get(own, own)
+        own = dtypes.counted(own)
     return tuple(a.shape) if shape is None else shape_of(shape), _dtype(dtype, own)
 
 

@@ -78,7 +78,7 @@ def _kinds(xs: Sequence[Any]) -> tuple[frozenset[DType], frozenset[DType]]:
         if type(x) in SCALARS:
             weak.add(dtypes.scalar_dtype(type(x)))
         elif isinstance(x, (np.ndarray, np.generic)):
-            strong.add(dtypes.NARROWED.get(x.dtype, x.dtype))
+            strong.add(dtypes.counted(x.dtype))
         else:
             (weak if x.weak else strong).add(x.aval.dtype)
     return frozenset(strong), frozenset(weak)
@@ -110,8 +110,9 @@ def common_type(name: str, xs: Sequence[Any], inexact: bool = False) -> tuple[DT
 
 
 def inexact_dtype(d: DType) -> DType:
-    """`d` if floating or complex, else float32: where mathematical functions take integers."""
-    return d if dtypes.is_inexact(d) else dtypes.F32
+    """`d` if floating or complex, else the float of its integers: where mathematical functions take
+    integers."""
+    return dtypes.inexact_of(d)
 
 
 def scalar_as(x: Any, d: DType) -> Any:
@@ -286,7 +287,7 @@ def inexact_value(x: ArrayLike, name: str = "") -> Array:
     """`x` as an Array or tracer of a floating or complex dtype."""
     x = value(x, name)
     d = x.aval.dtype
-    return x if dtypes.is_inexact(d) else promoted(x, dtypes.F32)
+    return x if dtypes.is_inexact(d) else promoted(x, dtypes.inexact_of(d))
 
 
 def promoted_with_number(x: ArrayLike, number: Scalar, inexact: bool = False) -> Array:
@@ -309,8 +310,7 @@ def result_type(*args: ArrayLike | DTypeLike) -> DType:
         elif isinstance(a, type) and a in SCALARS:
             weak.add(dtypes.scalar_dtype(a))
         elif isinstance(a, (np.generic, np.ndarray)):
-            d = dtypes.dtype(a.dtype)
-            strong.add(dtypes.NARROWED.get(d, d))
+            strong.add(dtypes.counted(dtypes.dtype(a.dtype)))
         elif offers_array(type(a)):
             strong.add(as_array(a).aval.dtype)
         elif getattr(a, "weak_type", False):  # a ShapeDtypeStruct

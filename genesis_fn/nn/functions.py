@@ -751,4 +751,4 @@ def one_hot(
     shape[axis] = num_classes
     numbers = jnp.reshape(jnp.arange(num_classes, dtype=classes.dtype), shape)
     hot = jnp.expand_dims(classes, axis) == numbers
-    return jnp.astype(hot, jnp.float32 if dtype is None else dtype)
+    return jnp.astype(hot, float if dtype is None else dtype)

@@ -29,7 +29,7 @@ def _initializer(
     """`make` with a default dtype, of which None is float32."""
 
     def init(key: Key, shape: Shape, dtype: DTypeLike | None = default) -> Array:
-        return make(key, shape, jnp.float32 if dtype is None else dtype)
+        return make(key, shape, float if dtype is None else dtype)
 
     return init
 

@@ -192,7 +192,7 @@ def rfftfreq(
 
 
 def _numbers(values: np.ndarray, dtype: Any, device: Any) -> Array:
-    d = dtypes.F32 if dtype is None else dtypes.dtype(dtype)
+    d = dtypes.or_default_float(dtype)
     x = from_numpy(values.astype(d))
     return x if device is None else x.to_device(device)
 

@@ -458,15 +458,15 @@ def matrix_rank(
         raise errors.ArgumentError("matrix_rank: give rtol= or tol=, not both")
     (x,) = _inexact("matrix_rank", M)
     if x.ndim < 2:
-        return p.convert(r.any(not_equal(x, 0)), dtypes.I32)
+        return p.convert(r.any(not_equal(x, 0)), dtypes.default_int())
     s = absolute(eigvalsh(x)) if hermitian else linalg.svdvals(x)
     if tol is not None:
-        return r.sum(greater(s, asarray(tol, s.dtype)[..., None]), -1, dtypes.I32)
+        return r.sum(greater(s, asarray(tol, s.dtype)[..., None]), -1)
     limit = multiply(
         r.max(s, -1, keepdims=True),
         _tolerance(s, x.aval.shape) if rtol is None else asarray(rtol, s.dtype)[..., None],
     )
-    return r.sum(greater(s, limit), -1, dtypes.I32)
+    return r.sum(greater(s, limit), -1)
 
 
 def cond(x: ArrayLike | Sequence[Any], p: int | float | str | None = None) -> Array:
@@ -577,7 +577,7 @@ def lstsq(
         p.convert(inverse, a.dtype)[:, None], matmul(conj(u.T), rhs, precision="highest")
     )
     x = matmul(conj(vh.T), projected, precision="highest")
-    rank = r.sum(keep, dtype=dtypes.I32)
+    rank = r.sum(keep)
     missed = subtract(rhs, matmul(a, x, precision="highest"))
     residuals = r.sum(p.square(absolute(missed)), 0)
     m, n = a.aval.shape

@@ -14,21 +14,20 @@ import numpy as np
 
 import genesis_fn.numpy as jnp
 from genesis_fn.core import dtypes, errors
-from genesis_fn.core.convert import as_array
 from genesis_fn.core.dtypes import DType
 from genesis_fn.core.types.annotations import Array, ArrayLike, DTypeLike, Key, ShapeLike
 from genesis_fn.primitives import elementwise as ops
 from genesis_fn.random.distributions import broadcast_parameters, is_approximate
 from genesis_fn.random.gamma_variates import as_dtype, sum_of_powers
 from genesis_fn.random.keys import split, take_key
-from genesis_fn.random.samplers import dtype_or, normal, shape_of, uniform
+from genesis_fn.random.samplers import as_float, dtype_or, normal, shape_of, uniform
 from genesis_fn.transforms.control_flow.loops import while_loop
 from genesis_fn.transforms.control_flow.scanning import scan
 from genesis_fn.transforms.keys.key_reuse import unmarked
 
 
 def _integer_dtype(dtype: DTypeLike | None, name: str) -> DType:
-    dtype = dtype_or(dtype, dtypes.I32)
+    dtype = dtype_or(dtype, dtypes.default_int())
     if not dtypes.is_integer(dtype):
         raise errors.DTypeError(f"random.{name}: dtype must be an integer type, got {dtype.name}")
     return dtype
@@ -56,7 +55,7 @@ def geometric(
     Array([4, 1, 2, 2], dtype=int32)
     """
     dtype = _integer_dtype(dtype, "geometric")
-    p = as_dtype(p, dtypes.F32) if not dtypes.is_float(as_array(p).dtype) else as_array(p)
+    p = as_float(p)
     shape = shape_of(shape, p)
     u = uniform(take_key(key, "geometric"), shape, p.dtype)
     u = jnp.where(u == 0, 1, u)
@@ -344,8 +343,7 @@ def multinomial(
     >>> random.multinomial(random.key(0), 10, jnp.array([0.2, 0.3, 0.5]))
     Array([2., 6., 2.], dtype=float32)
     """
-    p = as_array(p)
-    p = p if dtypes.is_float(p.dtype) else ops.convert(p, dtypes.F32)
+    p = as_float(p)
     shape = p.shape if shape is None else tuple(shape)
     chances = jnp.moveaxis(jnp.broadcast_to(p, shape), -1, 0)
     left = jnp.flip(jnp.cumsum(jnp.flip(chances, 0), 0), 0)
@@ -359,4 +357,4 @@ def multinomial(
 
     start = jnp.broadcast_to(as_dtype(n, chances.dtype), shape[:-1])
     _, counts = scan(draw, start, (ratios, keys), unroll=unroll)
-    return ops.convert(jnp.moveaxis(counts, 0, -1), dtype_or(dtype, dtypes.F32))
+    return ops.convert(jnp.moveaxis(counts, 0, -1), dtype_or(dtype, dtypes.default_float()))

@@ -681,7 +681,7 @@ def orthogonal(
     >>> random.orthogonal(random.key(0), 3).shape
     (3, 3)
     """
-    dtype = dtype_or(dtype, dtypes.F32)
+    dtype = dtype_or(dtype, dtypes.default_float())
     m = n if m is None else m
     work = dtypes.promote_types(dtype, dtypes.F32)
     z = normal(take_key(key, "orthogonal"), (*shape_of(shape), max(n, m), min(n, m)), work)

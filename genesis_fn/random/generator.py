@@ -86,11 +86,11 @@ class Generator:
             self._count += 1
         return keys.fold_in(keys.key(seed, impl=self._impl), count)
 
-    def rand(self, *size: int | Sequence[int], dtype: DTypeLike = jnp.float32) -> Array:
+    def rand(self, *size: int | Sequence[int], dtype: DTypeLike = float) -> Array:
         """Uniform in [0, 1), of shape `size` (integers, or one sequence)."""
         return samplers.uniform(self.key(), _size(size), dtype)
 
-    def randn(self, *size: int | Sequence[int], dtype: DTypeLike = jnp.float32) -> Array:
+    def randn(self, *size: int | Sequence[int], dtype: DTypeLike = float) -> Array:
         """Normal with mean 0 and variance 1."""
         return samplers.normal(self.key(), _size(size), dtype)
 
@@ -99,7 +99,7 @@ class Generator:
         low: int,
         high: int | tuple[int, ...] | list[int] | None = None,
         size: int | Sequence[int] | None = None,
-        dtype: DTypeLike = jnp.int32,
+        dtype: DTypeLike = int,
     ) -> Array:
         """Uniform integers in [low, high): `randint(low, high, size)` or `randint(high, size)`."""
         if size is None:
@@ -110,7 +110,7 @@ class Generator:
             raise ValueError(f"Generator.randint: there is no integer in [{low}, {high})")
         return samplers.randint(self.key(), _size((size,)), low, high, dtype)
 
-    def randperm(self, n: int, dtype: DTypeLike = jnp.int32) -> Array:
+    def randperm(self, n: int, dtype: DTypeLike = int) -> Array:
         """A random permutation of 0 ... n - 1."""
         return jnp.astype(samplers.permutation(self.key(), n), dtypes.dtype(dtype))
 
@@ -235,7 +235,7 @@ def fork_rng() -> abc.Generator[Generator]:
         yield generator
 
 
-def rand(*size: int | Sequence[int], dtype: DTypeLike = jnp.float32) -> Array:
+def rand(*size: int | Sequence[int], dtype: DTypeLike = float) -> Array:
     """Uniform in [0, 1), drawn from the default generator.
 
     Args:
@@ -251,7 +251,7 @@ def rand(*size: int | Sequence[int], dtype: DTypeLike = jnp.float32) -> Array:
     return default_generator.rand(*size, dtype=dtype)
 
 
-def randn(*size: int | Sequence[int], dtype: DTypeLike = jnp.float32) -> Array:
+def randn(*size: int | Sequence[int], dtype: DTypeLike = float) -> Array:
     """Normal with mean 0 and variance 1, drawn from the default generator.
 
     Args:
@@ -267,7 +267,7 @@ def randn(*size: int | Sequence[int], dtype: DTypeLike = jnp.float32) -> Array:
     return default_generator.randn(*size, dtype=dtype)
 
 
-def randperm(n: int, dtype: DTypeLike = jnp.int32) -> Array:
+def randperm(n: int, dtype: DTypeLike = int) -> Array:
     """A random permutation of 0 ... n - 1, drawn from the default generator.
 
     Args:

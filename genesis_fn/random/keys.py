@@ -221,8 +221,9 @@ def _words_of_seed(seed: ArrayLike) -> Array:
     except TypeError:
         raise TypeError(f"a seed is an integer scalar, got {seed!r}") from None
     value = number & (2**64 - 1)
-    # A small negative seed means the 32-bit one, as in JAX.
-    high = 0 if -(2**31) <= number < 0 else value >> 32
+    # A small negative seed means the 32-bit one, as in JAX, where integers have 32 bits.
+    short = dtypes.default_int() is dtypes.I32 and -(2**31) <= number < 0
+    high = 0 if short else value >> 32
     return from_numpy(np.array([high, value & 0xFFFFFFFF], np.uint32))
 
 

@@ -29,10 +29,16 @@ def dtype_or(dtype: DTypeLike | None, default: DType) -> DType:
 
 def float_dtype(dtype: DTypeLike | None, name: str) -> DType:
     """`dtype` of the sampler `name`, float32 for None; raises DTypeError if it is not floating."""
-    dtype = dtype_or(dtype, dtypes.F32)
+    dtype = dtype_or(dtype, dtypes.default_float())
     if not dtypes.is_float(dtype):
         raise errors.DTypeError(f"random.{name}: dtype must be floating, got {dtype.name}")
     return dtype
+
+
+def as_float(x: ArrayLike) -> Array:
+    """A parameter in its floating dtype, or in the default one."""
+    x = as_array(x)
+    return x if dtypes.is_float(x.dtype) else ops.convert(x, dtypes.default_float())
 
 
 def shape_of(shape: ShapeLike | None, *parameters: ArrayLike) -> tuple[int, ...]:
@@ -65,7 +71,7 @@ def bits(key: Key, shape: ShapeLike = (), dtype: DTypeLike | None = None) -> Arr
     >>> random.bits(random.key(0), (2,))
     Array([1713891541, 3781805453], dtype=uint32)
     """
-    dtype = dtype_or(dtype, dtypes.U32)
+    dtype = dtype_or(dtype, dtypes.default_uint())
     if not dtypes.is_unsigned(dtype):
         raise errors.DTypeError(f"random.bits: dtype must be unsigned, got {dtype.name}")
     k = consume_one(key, "bits")
@@ -144,7 +150,7 @@ def normal(key: Key, shape: ShapeLike = (), dtype: DTypeLike | None = None) -> A
     >>> random.normal(random.key(0), (3,))
     Array([-0.255816 ,  1.177591 ,  0.6301837], dtype=float32)
     """
-    dtype = dtype_or(dtype, dtypes.F32)
+    dtype = dtype_or(dtype, dtypes.default_float())
     if dtypes.is_complex(dtype):
         first, second = split(key)
         part = dtypes.real_of(dtype)
@@ -225,8 +231,7 @@ def bernoulli(
     >>> random.bernoulli(random.key(0), 0.5, (4,))
     Array([ True, False, False, False], dtype=bool)
     """
-    p = as_array(p)
-    p = p if dtypes.is_float(p.dtype) else ops.convert(p, dtypes.F32)
+    p = as_float(p)
     shape = shape_of(shape, p)
     if _mode(mode, ("low", "high"), "bernoulli") == "low":
         return unit(consume_one(key, "bernoulli"), shape, p.dtype) < p
@@ -258,7 +263,7 @@ def randint(
     >>> random.randint(random.key(0), (4,), 0, 10)
     Array([4, 6, 7, 9], dtype=int32)
     """
-    dtype = dtype_or(dtype, dtypes.I32)
+    dtype = dtype_or(dtype, dtypes.default_int())
     if not dtypes.is_integer(dtype):
         raise errors.DTypeError(f"random.randint: dtype must be an integer type, got {dtype.name}")
     shape = shape_of(shape, minval, maxval)
@@ -372,8 +377,7 @@ def categorical(
     >>> random.categorical(random.key(0), jnp.array([0.0, 5.0, 0.0]), shape=(4,))
     Array([1, 1, 1, 1], dtype=int32)
     """
-    logits = as_array(logits)
-    logits = logits if dtypes.is_float(logits.dtype) else ops.convert(logits, dtypes.F32)
+    logits = as_float(logits)
     axis = canonical_axis(axis, logits.ndim, "random.categorical")
     batch = logits.shape[:axis] + logits.shape[axis + 1 :]
     shape = batch if shape is None else lengths(shape)
@@ -493,8 +497,7 @@ def choice(
     if not replace and draws > n:
         raise ValueError(f"random.choice: {draws} draws without replacement from {n}")
     if p is not None:
-        p = as_array(p)
-        p = p if dtypes.is_float(p.dtype) else ops.convert(p, dtypes.F32)
+        p = as_float(p)
         if p.shape != (n,):
             raise ValueError(f"random.choice: p has shape {p.shape}, expected {(n,)}")
     if p is None:
@@ -594,6 +597,6 @@ def rademacher(key: Key, shape: ShapeLike = (), dtype: DTypeLike | None = None) 
     >>> random.rademacher(random.key(0), (4,))
     Array([ 1, -1, -1, -1], dtype=int32)
     """
-    dtype = dtype_or(dtype, dtypes.I32)
+    dtype = dtype_or(dtype, dtypes.default_int())
     sign = bernoulli(key, 0.5, shape_of(shape))
     return ops.sub(ops.mul(ops.convert(sign, dtype), 2), 1)

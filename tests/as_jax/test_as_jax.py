@@ -87,7 +87,6 @@ def test_modules_and_names() -> None:
         ("import jax.numpy; jax.numpy.concatenat", "use jax.numpy.concatenate"),
         ("import jax.experimental.pallas", "Triton kernels by genesis_fn.triton_call"),
         ("import jax.interpreters as i; i.pe", "genesis_fn.as_jax has no jax.interpreters.pe"),
-        ("import jax; jax.config.update('jax_enable_x64', True)", "ask for 64-bit types by dtype="),
         ("import jax; jax.pmap(lambda x: x)(1.0)", "jax.shard_map over a mesh, or jax.vmap"),
         ("import jax; jax.export.export(len)", "MissingError: genesis_fn.as_jax has no jax.export"),
         ("import jax; jax.new_ref(1.0)", "has no jax.new_ref: use values that a function takes"),
@@ -246,3 +245,21 @@ def test_what_jax_takes_and_the_library_lacks_is_refused_by_name() -> None:
     )
     said = "genesis_fn.as_jax: jax.vmap has no argument spmd_axis_name\nFalse\nTrue []\n"
     assert (done.returncode, done.stdout) == (0, said), done.stderr
+
+
+def test_64_bit_defaults_by_every_door(monkeypatch: pytest.MonkeyPatch) -> None:
+    program = (
+        "import genesis_fn.as_jax, jax, jax.numpy as jnp\n"
+        "from jax.experimental import disable_x64, enable_x64\n"
+        "width = lambda: jnp.zeros(1).dtype.itemsize\n"
+        "seen = [jax.config.jax_enable_x64, width()]\n"
+        "with jax.enable_x64(True): seen.append(width())\n"
+        "with enable_x64(): seen.append(width())\n"
+        "jax.config.update('jax_enable_x64', 1); seen.append(width())\n"
+        "with disable_x64(): seen.append(width())\n"
+        "with jax.enable_x64(False): seen.append(width())\n"
+        "print(*seen, jax.config.read('jax_enable_x64'))\n"
+    )
+    assert run(program, "-").stdout == "False 4 8 8 8 4 4 True\n"
+    monkeypatch.setenv("JAX_ENABLE_X64", "1")
+    assert run(program, "-").stdout == "True 8 8 8 8 4 4 True\n"

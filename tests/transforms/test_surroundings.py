@@ -59,8 +59,8 @@ def test_config_reads_and_updates_under_jax_names():
         gf.config.update("nothing", 1)
     with pytest.raises(AttributeError, match="there are matmul_precision"):
         _ = gf.config.nothing
-    with pytest.warns(UserWarning, match="64-bit types need no flag"):
-        gf.config.update("jax_enable_x64", True)
+    with pytest.raises(TypeError, match="'enable_x64' takes a bool"):
+        gf.config.update("jax_enable_x64", 1)
 
 
 def test_contexts():
@@ -278,7 +278,7 @@ def test_settings_refuse_what_they_do_not_know():
         with pytest.raises(ValueError, match=message):
             gf.config.update(name, value)
         assert getattr(gf.config, name) == before
-    assert gf.config.jax_enable_x64 is True and "update" in dir(gf.config)
+    assert gf.config.jax_enable_x64 is False and "update" in dir(gf.config)
     assert "matmul_precision" in repr(gf.config) and not hasattr(gf.config, "__nothing__")
     with pytest.raises(TypeError, match="expected a device"):
         gf.config.update("default_device", 3)

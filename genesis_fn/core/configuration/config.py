@@ -36,6 +36,8 @@ class Config:
             faster.
         precise: round division, square roots and reciprocals of float32 correctly on a GPU, which
             else are good to 2 units in the last place (docs/numerics.md); a CPU always does.
+        enable_x64: Python numbers and what is made without a dtype are 64-bit, and NumPy's 64-bit
+            values stay so.
         numpy_dtype_promotion: "strict" refuses operands of different dtypes.
         numpy_rank_promotion: "warn" or "raise" where operands differ in their number of
             dimensions.
@@ -59,6 +61,7 @@ class Config:
     matmul_precision: str = "default"
     deterministic: bool = True
     precise: bool = False
+    enable_x64: bool = False
     numpy_dtype_promotion: str = "standard"
     numpy_rank_promotion: str = "allow"
     random_impl: str = "philox"
@@ -115,7 +118,8 @@ _FLAGS = {
 }  # fmt: skip
 
 
-def _flag(variable: str, text: str) -> bool:
+def flag(variable: str, text: str) -> bool:
+    """What an environment variable that switches something says. Raises ValueError for others."""
     if text.lower() not in _FLAGS:
         raise ValueError(f"{variable} is 1, true, yes or on, or else 0, false, no or off: {text!r}")
     return _FLAGS[text.lower()]
@@ -126,10 +130,10 @@ def _from_environment() -> Config:
     for name, f in _FIELDS.items():
         text = os.environ.get(f"GENESIS_{name.upper()}")
         if text is not None and isinstance(f.default, bool):
-            changes[name] = _flag(f"GENESIS_{name.upper()}", text)
+            changes[name] = flag(f"GENESIS_{name.upper()}", text)
         elif text is not None and isinstance(f.default, str):
             changes[name] = text
-    if _flag("GENESIS_CHECK", environment.text("GENESIS_CHECK")):
+    if flag("GENESIS_CHECK", environment.text("GENESIS_CHECK")):
         changes["check_types"] = True
     return _intern(Config(**changes))
 

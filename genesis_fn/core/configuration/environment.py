@@ -36,6 +36,9 @@ VARIABLES = {
         " their defects. Unset: they end in the user's line; a command's error is one line."
     ),
     "GENESIS_CHECK": "`1` checks every program after every transform, as `check_types` does.",
+    "JAX_ENABLE_X64": (
+        "`1` has programs under `genesis_fn.as_jax` start with the setting `enable_x64`, as JAX's."
+    ),
     "GENESIS_CUDA_DRIVER": (
         "`interpret` runs the CUDA backend on host memory through Triton's interpreter (with"
         " `TRITON_INTERPRET=1`). Unset, or `cuda`: the GPU."

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import warnings
 from collections.abc import Generator
 from typing import Any, Protocol, TypeVar
 
@@ -73,17 +72,12 @@ class Settings:
 
     def update(self, name: str, value: Any) -> None:
         """Set one setting. Raises AttributeError for a name that is not known."""
-        if _ours(name) == "enable_x64":
-            _explain_64_bit(value)
-            return
         name = _ours(name)
         config.update(name, _value(name, value))
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        if _ours(name) == "enable_x64":
-            return True
         try:
             return getattr(config.current(), _ours(name))
         except AttributeError:
@@ -98,14 +92,6 @@ class Settings:
 
     def __repr__(self) -> str:
         return repr(config.current())
-
-
-def _explain_64_bit(value: Any) -> None:
-    if value:
-        warnings.warn(
-            "64-bit types need no flag here: ask for them by dtype=. Defaults stay 32-bit.",
-            stacklevel=4,
-        )
 
 
 class SettingBlock(contextlib.AbstractContextManager[None], contextlib.ContextDecorator):
@@ -257,6 +243,25 @@ precise: SettingContext[bool] = _context(
     """,
     True,
 )
+enable_x64: SettingContext[bool] = _context(
+    "enable_x64",
+    """Within the block, what has no dtype of its own is 64-bit: numbers, `zeros(3)`, samples.
+
+    Outside of it such things are 32-bit, as are NumPy's 64-bit values. 64-bit types that are asked
+    for by `dtype=` need no block.
+
+    Args:
+        new_val: whether they are.
+
+    Returns:
+        A context manager, which is a decorator too.
+
+    >>> with gf.enable_x64():
+    ...     jnp.arange(3) / 2
+    Array([0. , 0.5, 1. ], dtype=float64)
+    """,
+    True,
+)
 numpy_dtype_promotion: SettingContext[str] = _context(
     "numpy_dtype_promotion", 'Within the block, "strict" refuses mixed dtypes.', "strict"
 )
@@ -282,13 +287,6 @@ transfer_guard_device_to_device: ValueContext[str] = _context(
 transfer_guard_device_to_host: ValueContext[str] = _context(
     "transfer_guard_device_to_host", "Within the block, `transfer_guard` for copies to the host."
 )
-
-
-@contextlib.contextmanager
-def enable_x64(new_val: bool = True) -> Generator[None, None, None]:
-    """Nothing but a warning: 64-bit types need no flag, and defaults stay 32-bit."""
-    _explain_64_bit(new_val)
-    yield
 
 
 settings = Settings()

@@ -48,7 +48,7 @@ def astype(
     """`x` in another dtype. Floats to integers saturate, NaN becomes 0; complex to real drops the
     imaginary part; anything to bool is `x != 0`. None is float32, as in JAX."""
     x = value(x, "astype")
-    d = dtypes.F32 if dtype is None else dtypes.dtype(dtype)
+    d = dtypes.or_default_float(dtype)
     result = strong(convert(x, d))
     if copy and result is x and type(x) is ArrayImpl and ctx.trace is None:
         result = copy_of(x)
@@ -62,18 +62,14 @@ def zeros(
     shape: ShapeLike, dtype: DTypeLike | None = None, *, device: Device | str | None = None
 ) -> Array:
     """An array of zeros, float32 by default."""
-    return to_device(
-        constant(shape_of(shape), 0, dtypes.F32 if dtype is None else dtypes.dtype(dtype)), device
-    )
+    return to_device(constant(shape_of(shape), 0, dtypes.or_default_float(dtype)), device)
 
 
 def ones(
     shape: ShapeLike, dtype: DTypeLike | None = None, *, device: Device | str | None = None
 ) -> Array:
     """An array of ones, float32 by default."""
-    return to_device(
-        constant(shape_of(shape), 1, dtypes.F32 if dtype is None else dtypes.dtype(dtype)), device
-    )
+    return to_device(constant(shape_of(shape), 1, dtypes.or_default_float(dtype)), device)
 
 
 def empty(
@@ -121,7 +117,7 @@ def empty_like(
 
 def fromiter(iterable: Iterable[Any], dtype: DTypeLike | None = None, count: int = -1) -> Array:
     """An array of the numbers that an iterable yields, float32 by default."""
-    d = dtypes.F32 if dtype is None else dtypes.dtype(dtype)
+    d = dtypes.or_default_float(dtype)
     return from_numpy(np.fromiter(iterable, d, count))
 
 

@@ -77,7 +77,7 @@ def arange(
     whole = all(float(b).is_integer() and abs(b) < 1 << 53 for b in bounds)
     if d == dtypes.BOOL or not whole:
         return to_device(from_numpy(np.arange(first, last, increment).astype(d)), device)
-    exact = d if dtypes.is_integer(d) or d.itemsize >= 4 and n < 1 << 24 else dtypes.I32
+    exact = d if dtypes.is_integer(d) or d.itemsize >= 4 and n < 1 << 24 else dtypes.default_int()
     x = iota(exact, n)
     kind = int if dtypes.is_integer(exact) else float
     if increment != 1:
@@ -227,7 +227,7 @@ def eye(
 ) -> Array:
     """The N x M matrix with ones on the k-th diagonal and zeros elsewhere, float32 by default."""
     shape = shape_of((N, N if M is None else M))
-    d = dtypes.F32 if dtype is None else dtypes.dtype(dtype)
+    d = dtypes.or_default_float(dtype)
     row, column = broadcasted_iota(dtypes.I32, shape, 0), broadcasted_iota(dtypes.I32, shape, 1)
     return to_device(p.convert(p.eq(add(row, _diagonal(k, shape)), column), d), device)
 
@@ -250,7 +250,7 @@ def tri(N: int, M: int | None = None, k: int = 0, dtype: DTypeLike | None = None
     """The N x M matrix with ones at and below the k-th diagonal."""
     return p.convert(
         _lower(shape_of((N, N if M is None else M)), k),
-        dtypes.F32 if dtype is None else dtypes.dtype(dtype),
+        dtypes.F32 if dtype is None else dtypes.dtype(dtype),  # with `enable_x64` too, as in JAX
     )
 
 
@@ -309,7 +309,7 @@ def indices(
 ) -> Array | tuple[Array, ...]:
     """The index grids of a shape, stacked along a new first axis (a tuple if `sparse`)."""
     shape = shape_of(dimensions)
-    d = dtypes.I32 if dtype is None else dtypes.dtype(dtype)
+    d = dtypes.default_int() if dtype is None else dtypes.dtype(dtype)
     if sparse:
         return tuple(
             [
@@ -392,7 +392,7 @@ class _Grid:
         if isinstance(key, slice):
             return _span(key)
         if not key:
-            return [] if self.sparse else full((0,), 0, dtypes.I32)
+            return [] if self.sparse else full((0,), 0, dtypes.default_int())
         vectors = promote_arrays("mgrid", [_span(k) for k in key])
         grids = meshgrid(*vectors, sparse=self.sparse, indexing="ij")
         if self.sparse:

@@ -138,10 +138,10 @@ class __array_namespace_info__:
     def default_dtypes(self, *, device: Device | str | None = None) -> dict[str, np.dtype]:
         """The dtypes that numbers get."""
         return {
-            "real floating": dtypes.F32,
-            "complex floating": dtypes.C64,
-            "integral": dtypes.I32,
-            "indexing": dtypes.I32,
+            "real floating": dtypes.default_float(),
+            "complex floating": dtypes.default_complex(),
+            "integral": dtypes.default_int(),
+            "indexing": dtypes.default_int(),
         }
 
     def dtypes(

@@ -24,12 +24,12 @@ from genesis_fn.primitives.shape import iota
 
 
 def _vectors(found: Sequence[np.ndarray]) -> tuple[Array, ...]:
-    return tuple([from_numpy(i.astype(np.int32)) for i in found])
+    return tuple([from_numpy(i.astype(dtypes.default_int())) for i in found])
 
 
 def diag_indices(n: int, ndim: int = 2) -> tuple[Array, ...]:
     """The indices of the main diagonal of an array with `ndim` axes of length n."""
-    return (iota(dtypes.I32, n),) * ndim
+    return (iota(dtypes.default_int(), n),) * ndim
 
 
 def diag_indices_from(arr: Array | np.ndarray) -> tuple[Array, ...]:
@@ -63,7 +63,7 @@ def mask_indices(
     n: int, mask_func: Callable[..., Any], k: int = 0, *, size: int | None = None
 ) -> tuple[Array, ...]:
     """The indices where `mask_func(ones((n, n)), k)` is not zero."""
-    return nonzero(mask_func(full((n, n), 1.0, dtypes.F32), k), size=size)
+    return nonzero(mask_func(full((n, n), 1.0, dtypes.default_float()), k), size=size)
 
 
 def unravel_index(

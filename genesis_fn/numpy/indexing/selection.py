@@ -263,12 +263,12 @@ def nonzero(
     size: int | None = None,
     fill_value: ArrayLike | Sequence[ArrayLike] | None = None,
 ) -> tuple[Array, ...]:
-    """The int32 indices of nonzero elements, one vector per axis.
+    """The indices of nonzero elements, one vector per axis.
 
     Under a trace `size` gives their number: further ones are dropped, missing ones are `fill_value`
     (a number, or one per axis; 0 by default).
     """
-    a = value(a, "nonzero")
+    a, index_type = value(a, "nonzero"), dtypes.default_int()
     if a.ndim == 0:
         raise ValueError("nonzero of a scalar: use atleast_1d(x)")
     if size is None:
@@ -279,7 +279,7 @@ def nonzero(
                 "  give size= (and fill_value=), or use jnp.where(mask, x, y)"
             )
         found = np.nonzero(host(concrete(a, "index")))
-        return tuple([from_numpy(i.astype(np.int32)) for i in found])
+        return tuple([from_numpy(i.astype(index_type)) for i in found])
     size = operator.index(size)
     mask = ravel(truth(a))
     if fill_value is None:
@@ -291,17 +291,17 @@ def nonzero(
     else:
         fills = (fill_value,) * a.ndim
     if not a.size or not size:
-        return tuple([broadcast(asarray(f, dtypes.I32), (size,)) for f in fills])
+        return tuple([broadcast(asarray(f, index_type), (size,)) for f in fills])
     # The k-th nonzero element stands where the running count first exceeds k.
-    rank = cumsum(p.convert(mask, dtypes.I32))
-    slot = p.select(mask, p.sub(rank, 1), full((a.size,), size, dtypes.I32))
-    flat = Update(full((size,), 0, dtypes.I32), slot).set(iota(dtypes.I32, a.size), mode="drop")
-    missing = p.ge(iota(dtypes.I32, size), broadcast(rank[a.size - 1], (size,)))
+    rank = cumsum(p.convert(mask, index_type))
+    slot = p.select(mask, p.sub(rank, 1), full((a.size,), size, index_type))
+    flat = Update(full((size,), 0, index_type), slot).set(iota(index_type, a.size), mode="drop")
+    missing = p.ge(iota(index_type, size), broadcast(rank[a.size - 1], (size,)))
     result, stride = [], a.size
     for n, f in zip(a.aval.shape, fills):
         stride //= max(n, 1)
-        result.append(choice(missing, f, p.rem(p.div(flat, stride), full((size,), n, dtypes.I32))))
-    return tuple([p.convert(r, dtypes.I32) for r in result])
+        result.append(choice(missing, f, p.rem(p.div(flat, stride), full((size,), n, index_type))))
+    return tuple([p.convert(r, index_type) for r in result])
 
 
 @overload

@@ -76,7 +76,7 @@ def argwhere(
     a = value(a, "argwhere")
     if a.ndim == 0:
         found = nonzero(reshape(a, (1,)), size=size, fill_value=fill_value)[0]
-        return full((found.size, 0), 0, dtypes.I32)
+        return full((found.size, 0), 0, dtypes.default_int())
     columns = nonzero(a, size=size, fill_value=fill_value)
     return concatenate([reshape(c, (c.size, 1)) for c in columns], 1)
 
@@ -165,16 +165,17 @@ def unique(
         rows = reshape(moved, (kept[0], int(np.prod(kept[1:]))))
     order, first = _runs(rows, equal_nan)
     n = rows.aval.shape[0]
-    run = p.sub(cumsum(p.convert(first, dtypes.I32), 0), 1) if n else full((0,), 0, dtypes.I32)
+    index_type = dtypes.default_int()
+    run = p.sub(cumsum(p.convert(first, index_type), 0), 1) if n else full((0,), 0, index_type)
     if n:
         # One more than is asked for: where the last one that is kept ends.
         (starts,) = nonzero(first, size=None if size is None else size + 1, fill_value=n)
         if size is None:
-            ends = concatenate([starts[1:], full((1,), n, dtypes.I32)])
+            ends = concatenate([starts[1:], full((1,), n, index_type)])
         else:
             starts, ends = starts[:size], starts[1:]
     else:
-        starts = ends = full((size or 0,), 0, dtypes.I32)
+        starts = ends = full((size or 0,), 0, index_type)
     count = starts.aval.shape[0]
     where_first = take(order, starts, mode="clip") if n else starts
     values = take(rows, where_first, 0, mode="clip") if n else rows
@@ -197,7 +198,7 @@ def unique(
     if return_index:
         result.append(where_first)
     if return_inverse:
-        inverse = full((n,), 0, dtypes.I32).at[order].set(run) if n else order
+        inverse = full((n,), 0, index_type).at[order].set(run) if n else order
         result.append(reshape(inverse, shape if kept is None else (n,)))
     if return_counts:
         result.append(subtract(ends, starts))
@@ -208,7 +209,7 @@ def _runs(rows: Any, equal_nan: bool) -> tuple[Array, Array]:
     """(positions that sort the rows, which sorted rows differ from the one before)."""
     n, width = rows.aval.shape
     if not n or not width:
-        return iota(dtypes.I32, n), p.eq(iota(dtypes.I32, n), 0)
+        return iota(dtypes.default_int(), n), p.eq(iota(dtypes.I32, n), 0)
     columns = [reshape(slice_in_dim(rows, i, i + 1, axis=1), (n,)) for i in range(width)]
     if equal_nan and dtypes.is_complex(rows.dtype):  # NaN in either part, so that all come last
         columns = [where(isnan(c), complex(math.nan, math.nan), c) for c in columns]
@@ -463,7 +464,7 @@ def bincount(
             )
         values = host(concrete(x, "index"))
         length = max(minlength, int(values.max()) + 1 if values.size else 0)
-    data = full(x.aval.shape, 1, dtypes.I32) if weights is None else asarray(weights)
+    data = full(x.aval.shape, 1, dtypes.default_int()) if weights is None else asarray(weights)
     if data.aval.shape != x.aval.shape:
         raise errors.ShapeError(f"bincount: weights {data.aval} do not fit {x.aval}")
     ids = p.convert(x, dtypes.I32) if x.dtype != dtypes.I32 else x

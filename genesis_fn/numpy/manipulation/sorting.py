@@ -44,8 +44,8 @@ def argsort(
     descending: bool = False,
     dtype: DTypeLike | None = None,
 ) -> Array:
-    """The positions that sort `a` along `axis`, int32 or of an integer `dtype`; ties keep their
-    order."""
+    """The positions that sort `a` along `axis`, int32 (int64 with `enable_x64`) or of an integer
+    `dtype`; ties keep their order."""
     _no_kind("argsort", kind, order)
     if dtype is not None:
         d = dtypes.dtype(dtype)
@@ -57,10 +57,11 @@ def argsort(
         return p.convert(found, d)
     a, axis = on_axis("argsort", a, axis)
     if not descending:
-        return sorts.argsort(a, axis, bool(stable))
+        return p.convert(sorts.argsort(a, axis, bool(stable)), dtypes.default_int())
     # Sorting the reversed array and reversing keeps ties in their order.
     n = a.aval.shape[axis]
-    return p.sub(n - 1, rev(sorts.argsort(rev(a, (axis,)), axis, True), (axis,)))
+    found = p.sub(n - 1, rev(sorts.argsort(rev(a, (axis,)), axis, True), (axis,)))
+    return p.convert(found, dtypes.default_int())
 
 
 def _no_kind(name: str, kind: Any, order: Any) -> None:
@@ -81,8 +82,8 @@ def lexsort(keys: Array | Sequence[ArrayLike], axis: int = -1) -> Array:
         raise TypeError("lexsort needs at least one key")
     axis = canonical_axis(axis, ks[0].ndim, "lexsort") if ks[0].ndim else 0
     if not ks[0].ndim:
-        return full((), 0, dtypes.I32)
-    positions = broadcasted_iota(dtypes.I32, ks[0].aval.shape, axis)
+        return full((), 0, dtypes.default_int())
+    positions = broadcasted_iota(dtypes.default_int(), ks[0].aval.shape, axis)
     return sorts.sort([*ks[::-1], positions], axis, True, num_keys=len(ks))[-1]
 
 

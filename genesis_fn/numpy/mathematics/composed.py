@@ -464,7 +464,9 @@ radians, degrees = deg2rad, rad2deg
 
 def angle(z: ArrayLike, deg: bool = False) -> Array:
     """The argument of complex numbers; 0 or pi for real ones."""
-    z = inexact_value(z, "angle")
+    z = value(z, "angle")
+    if not dtypes.is_inexact(z.aval.dtype):
+        z = promoted(z, dtypes.default_float())
     result = arctan2(imag(z), real(z))
     return rad2deg(result) if deg else result
 

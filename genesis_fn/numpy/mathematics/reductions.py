@@ -97,13 +97,12 @@ def _no_out(out: None, name: str) -> None:
 
 
 def accumulated(d: DType, promote_integers: bool = True) -> DType:
-    """The dtype in which integers of dtype `d` are summed: at least 32 bits."""
-    if not promote_integers:
-        return dtypes.I32 if d == BOOL else d
+    """The dtype in which integers of dtype `d` are summed: at least as wide as the default."""
     if d == BOOL:
-        return dtypes.I32
-    if dtypes.is_integer(d) and d.itemsize < 4:
-        return dtypes.U32 if dtypes.is_unsigned(d) else dtypes.I32
+        return dtypes.default_int()
+    if promote_integers and dtypes.is_integer(d):
+        wide = dtypes.default_uint() if dtypes.is_unsigned(d) else dtypes.default_int()
+        return wide if d.itemsize < wide.itemsize else d
     return d
 
 
@@ -466,8 +465,8 @@ def any(
 
 
 def count_nonzero(a: ArrayLike, axis: Axis = None, keepdims: bool = False) -> Array:
-    """How many elements over `axis` are not zero, as int32."""
-    return sum(truth(value(a, "count_nonzero")), axis, dtypes.I32, keepdims=keepdims)
+    """How many elements over `axis` are not zero, as int32 (int64 with `enable_x64`)."""
+    return sum(truth(value(a, "count_nonzero")), axis, keepdims=keepdims)
 
 
 # ---- positions of extremes ----
@@ -481,9 +480,9 @@ def _position(name: str, find: Callable[..., Any], a: Any, axis: Any, keepdims: 
     if dtypes.is_complex(a.aval.dtype):
         best = (max if name == "argmax" else min)(a, axis, keepdims=True)
         hit = p.eq(a, broadcast_to(best, a.aval.shape))
-        x = r.argmax(p.bitwise_or(hit, isnan(a)), axis)
+        x = r.argmax(p.bitwise_or(hit, isnan(a)), axis, dtypes.default_int())
     else:
-        x = find(a, axis)
+        x = find(a, axis, dtypes.default_int())
     if not keepdims:
         return x
     lengths = [1] * original.ndim if a is not original else list(a.aval.shape)
@@ -495,7 +494,8 @@ def _position(name: str, find: Callable[..., Any], a: Any, axis: Any, keepdims: 
 def argmax(
     a: ArrayLike, axis: int | None = None, out: None = None, keepdims: bool | None = None
 ) -> Array:
-    """The first position of the maximum along `axis` (flattened for None), as int32."""
+    """The first position of the maximum along `axis` (flattened for None), as int32 (int64 with
+    `enable_x64`)."""
     _no_out(out, "argmax")
     return _position("argmax", r.argmax, a, axis, keepdims)
 
@@ -503,7 +503,8 @@ def argmax(
 def argmin(
     a: ArrayLike, axis: int | None = None, out: None = None, keepdims: bool | None = None
 ) -> Array:
-    """The first position of the minimum along `axis` (flattened for None), as int32."""
+    """The first position of the minimum along `axis` (flattened for None), as int32 (int64 with
+    `enable_x64`)."""
     _no_out(out, "argmin")
     return _position("argmin", r.argmin, a, axis, keepdims)
 

@@ -10,7 +10,7 @@ from typing import Any
 from genesis_fn.core import dtypes, errors
 from genesis_fn.core.types.annotations import Array, ArrayLike, Axis, DTypeLike
 from genesis_fn.lax.creation import asarray
-from genesis_fn.lax.promotion import inexact_value, promote_arrays, strong, value
+from genesis_fn.lax.promotion import inexact_value, promote_arrays, promoted, strong, value
 from genesis_fn.numpy.arrays.creation import zeros_like
 from genesis_fn.numpy.indexing.selection import take, take_along_axis
 from genesis_fn.numpy.manipulation.shapes import (
@@ -587,8 +587,8 @@ def unwrap(
 ) -> Array:
     """`p` with jumps larger than half a `period` along `axis` removed by adding periods."""
     x = value(p, "unwrap")
-    if period == 6.283185307179586:
-        (x,) = promote_arrays("unwrap", (x,), inexact=True)
+    if period == 6.283185307179586 and not dtypes.is_inexact(x.aval.dtype):
+        x = promoted(x, dtypes.default_float())
     axis = canonical_axis(axis, x.ndim, "unwrap")
     steps = diff(x, axis=axis)
     whole: Any = period

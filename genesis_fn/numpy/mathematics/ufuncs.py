@@ -256,13 +256,13 @@ conjugate = conj
 
 
 def rint(x: ArrayLike, /) -> Array:
-    """The nearest integer, ties to even; of integers and booleans, as float32."""
+    """The nearest integer, ties to even; of integers and booleans, as the default float."""
     x = value(x, "rint")
     if dtypes.is_complex(x.aval.dtype):
         return p.complex_(p.round_even(p.real(x)), p.round_even(p.imag(x)))
     if dtypes.is_inexact(x.aval.dtype):
         return p.round_even(x)
-    return strong(p.convert(x, dtypes.F32))
+    return strong(p.convert(x, dtypes.default_float()))
 
 
 def imag(x: ArrayLike, /) -> Array:

@@ -23,14 +23,14 @@ def _positions(M: int, name: str) -> Array | None:
         raise errors.ArgumentError(
             f"{name} has M >= 0 points, got {count}\n  at {user_line().describe()}"
         )
-    return arange(count, dtype=dtypes.F32) if count > 1 else None
+    return arange(count, dtype=dtypes.default_float()) if count > 1 else None
 
 
 def _cosines(M: int, name: str, *weights: float) -> Array:
     """The sum of weights[k] cos(2 pi k n / (M - 1))."""
     n = _positions(M, name)
     if n is None:
-        return full((M,), 1.0, dtypes.F32)
+        return full((M,), 1.0, dtypes.default_float())
     total = weights[0]
     for k, w in enumerate(weights[1:], 1):
         total = total + w * cos(n * (2 * math.pi * k / (M - 1)))
@@ -51,7 +51,7 @@ def bartlett(M: int) -> Array:
     """
     n = _positions(M, "bartlett")
     if n is None:
-        return full((M,), 1.0, dtypes.F32)
+        return full((M,), 1.0, dtypes.default_float())
     return strong(1.0 - absolute(2.0 * n + (1.0 - M)) / (M - 1.0))
 
 
@@ -115,7 +115,7 @@ def kaiser(M: int, beta: ArrayLike) -> Array:
     """
     n = _positions(M, "kaiser")
     if n is None:
-        return full((M,), 1.0, dtypes.F32)
+        return full((M,), 1.0, dtypes.default_float())
     away = n * (2.0 / (M - 1)) - 1.0
     # The square root has no derivative at the ends, where it is 0, and needs none: n is constant.
     return i0(beta * sqrt(maximum(1.0 - square(away), 0.0))) / i0(beta)

@@ -13,9 +13,10 @@ from genesis_fn.core.types.annotations import Array, ArrayLike
 
 
 def inexact(x: ArrayLike) -> Array:
-    """Integers and booleans as float32; floats and complex numbers as they are."""
+    """Integers and booleans as floats (`dtypes.inexact_of`); floats and complex numbers as they
+    are."""
     x = as_array(x)
-    return x if dtypes.is_inexact(x.dtype) else x.astype("float32")
+    return x if dtypes.is_inexact(x.dtype) else x.astype(dtypes.inexact_of(x.dtype))
 
 
 def real_operand(x: ArrayLike, name: str) -> Array:

@@ -49,10 +49,10 @@ def mode(
         last = canonical_axis(axis, x.ndim, "mode")
     kept = tuple(s for i, s in enumerate(x.shape) if i != last)
     if x.shape[last] == 0:
-        result = np.full(kept, np.nan, "float32"), np.zeros(kept, "float32")
+        result = np.full(kept, np.nan, float), np.zeros(kept, float)
     else:
         ordered = np.sort(np.moveaxis(x, last, -1), axis=-1)
-        index = np.arange(ordered.shape[-1], dtype="int32")
+        index = np.arange(ordered.shape[-1], dtype=int)
         # How many equal values stand up to each: greatest at the end of the longest run.
         run = index - _starts_of_runs(ordered) + 1
         longest = np.argmax(run, axis=-1, keepdims=True)
@@ -77,7 +77,7 @@ def rankdata(
         nan_policy: "propagate" alone: where a NaN is among the values, all ranks are NaN.
 
     Returns:
-        float32 ranks of the shape of `a`, or of one dimension for axis None.
+        float32 ranks (float64 with `enable_x64`) of the shape of `a`, or flat for axis None.
 
     Raises:
         ValueError: another `method` or `nan_policy`.
@@ -95,7 +95,7 @@ def rankdata(
     x = np.moveaxis(x, at, -1)
     order = np.argsort(x, axis=-1)
     ordered = np.take_along_axis(x, order, axis=-1)
-    ranks = _ranks_of_ordered(ordered, method).astype("float32")
+    ranks = _ranks_of_ordered(ordered, method).astype(float)
     # The inverse of the order puts each rank where its value stood.
     ranks = np.take_along_axis(ranks, np.argsort(order, axis=-1), axis=-1)
     ranks = np.where(np.any(np.isnan(x), axis=-1, keepdims=True), np.nan, ranks)
@@ -104,7 +104,7 @@ def rankdata(
 
 def _ranks_of_ordered(ordered: Array, method: str) -> Array:
     size = ordered.shape[-1]
-    index = np.broadcast_to(np.arange(size, dtype="int32"), ordered.shape)
+    index = np.broadcast_to(np.arange(size, dtype=int), ordered.shape)
     if method == "ordinal":
         return index + 1
     starts = _starts_of_runs(ordered)
@@ -120,12 +120,12 @@ def _ranks_of_ordered(ordered: Array, method: str) -> Array:
 
 
 def _starts_of_runs(ordered: Array) -> Array:
-    """For each of ordered values along the last axis, where the run of its equals starts, int32."""
+    """For each of ordered values along the last axis, where the run of its equals starts."""
     before, after = ordered[..., :-1], ordered[..., 1:]
     changes = (before != after) & ~(np.isnan(before) & np.isnan(after))
-    index = np.arange(1, ordered.shape[-1], dtype="int32")
+    index = np.arange(1, ordered.shape[-1], dtype=int)
     starts = np.where(changes, index, 0)
-    first = np.zeros((*ordered.shape[:-1], min(1, ordered.shape[-1])), "int32")
+    first = np.zeros((*ordered.shape[:-1], min(1, ordered.shape[-1])), int)
     return lax.cummax(np.concatenate([first, starts], axis=-1), axis=ordered.ndim - 1)
 
 

@@ -247,7 +247,7 @@ def pmean(x: Tree, axis_name: AxisName, *, axis_index_groups: None = None) -> Tr
     def one(leaf: Any) -> Any:
         leaf = as_array(leaf)
         if not dtypes.is_inexact(typeof(leaf).dtype):
-            leaf = with_weak(ops.convert(leaf, dtypes.F32), leaf.weak)
+            leaf = with_weak(ops.convert(leaf, dtypes.inexact_of(leaf.dtype)), leaf.weak)
         return ops.div(psum(leaf, axis_name), float(count))
 
     return on_tree(one, x)

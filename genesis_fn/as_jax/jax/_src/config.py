@@ -27,14 +27,7 @@ WITHOUT_EFFECT: dict[str, Any] = {
 }  # fmt: skip
 # Settings that have one value here.
 FIXED = {
-    "jax_enable_x64": (
-        False,
-        "defaults are 32-bit here; ask for 64-bit types by dtype=, which needs no flag",
-    ),
-    "jax_threefry_partitionable": (
-        True,
-        "threefry2x32 is partitionable here, as in JAX by default",
-    ),
+    "jax_threefry_partitionable": (True, "threefry2x32 is partitionable here, as in JAX by default")
 }
 
 
@@ -52,7 +45,7 @@ class Config:
         elif full in WITHOUT_EFFECT:
             WITHOUT_EFFECT[full] = value
         else:
-            settings.update(name, value)
+            settings.update(name, bool(value) if full == "jax_enable_x64" else value)
 
     @property
     def x64_enabled(self) -> bool:
@@ -96,7 +89,7 @@ config = Config()
 
 
 def context(name: str) -> Callable[..., contextlib.AbstractContextManager[None]]:
-    """Makes blocks in which a setting has another value, as `jax.enable_x64(False)` does."""
+    """Makes blocks in which a setting of JAX's alone has another value."""
 
     @contextlib.contextmanager
     def block(new_val: Any = True) -> Iterator[None]:
