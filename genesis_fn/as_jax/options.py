@@ -42,4 +42,6 @@ def _taking(full: str, fun: Callable[..., Any], names: tuple[str, ...]) -> Calla
 
 
 def _asks_for_nothing(name: str, value: Any) -> bool:
-    return name in _HINTS or value is None or value is dot_general or value in ((), False)
+    if getattr(value, "__wrapped__", value) is dot_general:  # as jax.lax shows it
+        return True
+    return name in _HINTS or value is None or value in ((), False)
