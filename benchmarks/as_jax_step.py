@@ -3,9 +3,9 @@
     python benchmarks/as_jax_step.py [--tiny] [--only haiku] [--out FOLDER]
 
 Each side is a process of its own that runs the very same program: a transformer of dm-haiku and a
-residual network of flax.linen, in float32 with products at full precision, a jitted step with
-optax's adamw that donates its state. Times are medians of repeats, after steps that compile; each
-is waited for by reading the loss.
+residual network of flax.linen, in float32, with products at full precision and in TF32, a jitted
+step with optax's adamw that donates its state. Times are medians of repeats, after steps that
+compile; each is waited for by reading the loss.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
+# JAX's names of what products of float32 are computed in.
+PRECISIONS = ("highest", "tensorfloat32")
 # (steps to warm up, repeats, steps of each)
 TIMING, TINY_TIMING = (5, 20, 5), (2, 3, 2)
 TRANSFORMER = {"batch": 16, "length": 256, "width": 512, "layers": 6, "heads": 8, "words": 8192}
@@ -137,11 +139,11 @@ def flax_step(tiny: bool) -> tuple[Callable[..., Any], Any]:
 STEPS = {"haiku": haiku_step, "flax": flax_step}
 
 
-def run(name: str, tiny: bool) -> dict[str, Any]:
+def run(name: str, precision: str, tiny: bool) -> dict[str, Any]:
     """Time a step; what one side prints."""
     import jax
 
-    jax.config.update("jax_default_matmul_precision", "highest")
+    jax.config.update("jax_default_matmul_precision", precision)
     warm, repeats, count = TINY_TIMING if tiny else TIMING
     begin = time.perf_counter()
     step, state = STEPS[name](tiny)
@@ -170,9 +172,9 @@ def run(name: str, tiny: bool) -> dict[str, Any]:
 # ---- both sides ----
 
 
-def side(name: str, tiny: bool, *options: str) -> dict[str, Any]:
+def side(name: str, precision: str, tiny: bool, *options: str) -> dict[str, Any]:
     """Run the program in a process of its own."""
-    command = [sys.executable, *options, str(Path(__file__).resolve()), "--run", name]
+    command = [sys.executable, *options, str(Path(__file__).resolve()), "--run", name, precision]
     # JAX would take most of the memory at once, and the sides run one after the other.
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     env = {**os.environ, "PYTHONPATH": path, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
@@ -183,15 +185,15 @@ def side(name: str, tiny: bool, *options: str) -> dict[str, Any]:
     return json.loads(done.stdout.strip().splitlines()[-1])
 
 
-def compare(name: str, tiny: bool) -> dict[str, Any]:
+def compare(name: str, precision: str, tiny: bool) -> dict[str, Any]:
     """Both sides' times, and what of them is to be said."""
-    theirs = side(name, tiny)
-    ours = side(name, tiny, "-m", "genesis_fn.as_jax")
+    theirs = side(name, precision, tiny)
+    ours = side(name, precision, tiny, "-m", "genesis_fn.as_jax")
     pairs = list(zip(ours["losses"], theirs["losses"], strict=True))
     return {
         "ours": ours,
         "jax": theirs,
-        "ratio": ours["ms"] / theirs["ms"],
+        "ratio": theirs["ms"] / ours["ms"],
         # Of the first step, before rounding has had its effects.
         "first_loss_differs": abs(pairs[0][0] - pairs[0][1]) / abs(pairs[0][1]),
     }
@@ -199,7 +201,7 @@ def compare(name: str, tiny: bool) -> dict[str, Any]:
 
 def table(rows: dict[str, Any]) -> str:
     """The rows for people."""
-    lines = ["| model | ours, ms | JAX, ms | ours / JAX | first steps, s (ours, JAX) |"]
+    lines = ["| model | ours, ms | JAX, ms | JAX / ours | first steps, s (ours, JAX) |"]
     lines.append("| --- | --- | --- | --- | --- |")
     for name, r in rows.items():
         starts = f"{r['ours']['first_steps_s']}, {r['jax']['first_steps_s']}"
@@ -218,15 +220,21 @@ def main() -> None:
     device = surroundings()["device"]
     where = "cpu" if device == "unknown" else short(device)
     results = Results(Path(asked.out) / f"as-jax-step-{where}", asked.redo)
-    for name in [asked.only] if asked.only else list(STEPS):
-        if name not in results.rows:
-            results.measure(name, lambda: compare(name, asked.tiny))
-    rows = results.in_order(list(STEPS))
+    cases = {
+        f"{name}, {precision}": (name, precision)
+        for name in ([asked.only] if asked.only else list(STEPS))
+        for precision in PRECISIONS
+    }
+    for row, case in cases.items():
+        if row not in results.rows:
+            results.measure(row, lambda: compare(*case, asked.tiny))
+    rows = results.in_order([f"{n}, {p}" for n in STEPS for p in PRECISIONS])
     results.write_table(f"A step under JAX's names, {device}", table(rows))
 
 
 if __name__ == "__main__":
     if "--run" in sys.argv:
-        print(json.dumps(run(sys.argv[sys.argv.index("--run") + 1], "--tiny" in sys.argv)))
+        at = sys.argv.index("--run")
+        print(json.dumps(run(*sys.argv[at + 1 : at + 3], "--tiny" in sys.argv)))
     else:
         main()
