@@ -13,11 +13,12 @@ from genesis_fn.core.convert import as_array, is_value
 from genesis_fn.core.dtypes import DType
 from genesis_fn.core.primitive import SCALARS
 from genesis_fn.core.types.annotations import Array, ArrayLike, DTypeLike, PyTree, ShapeLike
-from genesis_fn.lax import complex_order, creation
+from genesis_fn.lax import creation
 from genesis_fn.lax.operands import BinaryOperation, array, arrays, on_operands
 from genesis_fn.lax.promotion import broadcast, strong
 from genesis_fn.lax.special import zeta
 from genesis_fn.primitives import elementwise as p
+from genesis_fn.primitives.reductions import complex_order
 
 neg = on_operands("neg", p.neg, "-x.")
 add = on_operands("add", p.add, "x + y.", names="x y")

@@ -13,7 +13,6 @@ from genesis_fn.core.array import from_numpy
 from genesis_fn.core.diagnostics.source_info import where
 from genesis_fn.core.primitive import SCALARS
 from genesis_fn.core.types.annotations import Array, ArrayLike, DTypeLike, PyTree
-from genesis_fn.lax import complex_order
 from genesis_fn.lax.creation import asarray
 from genesis_fn.lax.operands import array as to_array  # `squeeze` has a parameter `array`
 from genesis_fn.lax.promotion import promote_arrays, scalar_as
@@ -22,6 +21,7 @@ from genesis_fn.primitives.conv import dilated
 from genesis_fn.primitives.elementwise import convert
 from genesis_fn.primitives.fft import FftType
 from genesis_fn.primitives.reductions import (
+    complex_order,
     cumulative,
     reduce as reductions,
     reduce_generic,

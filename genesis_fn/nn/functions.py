@@ -376,7 +376,7 @@ def scaled_matmul(
     rhs: ArrayLike,
     lhs_scales: ArrayLike,
     rhs_scales: ArrayLike,
-    preferred_element_type: DTypeLike = "float32",
+    preferred_element_type: DTypeLike = jnp.float32,
 ) -> Array:
     """The products of rows of block-scaled matrices: lhs @ rhs.T, each block times its scale.
 

@@ -89,7 +89,7 @@ class ufunc:
         at: Callable[..., Any] | None = None,
         reduceat: Callable[..., Any] | None = None,
     ) -> None:
-        functools.update_wrapper(self, func)
+        functools.update_wrapper(self, func, updated=())
         count = operator.index(nin)
         self._func, self._identity, self._nin, self._nout = (
             func,

@@ -13,7 +13,7 @@ import pytest
 
 import genesis_fn as gf
 import genesis_fn.numpy as jnp
-from genesis_fn import lax
+from genesis_fn import lax, nn
 
 RNG = np.random.default_rng(0)
 X, Y = RNG.normal(size=(5, 7)).astype(np.float32), RNG.normal(size=(7, 3)).astype(np.float32)
@@ -160,3 +160,15 @@ def test_a_convolution_mapped_over_nothing():
     conv = lambda m: lambda x, w: m.conv(x, w, (1, 1), "VALID")
     assert gf.vmap(conv(lax))(x, w).shape == jax.vmap(conv(jax.lax))(x, w).shape
     assert gf.vmap(conv(lax), (0, None))(x, w[:1].reshape(0, 2, 1, 2)).shape[0] == 0
+
+
+def test_products_of_block_scaled_matrices():
+    x, y = RNG.normal(size=(2, 3, 8)), RNG.normal(size=(2, 5, 8))
+    a, b = RNG.normal(size=(2, 3, 2)), RNG.normal(size=(2, 5, 4))
+    want = np.einsum("bmk,bnk->bmn", x * np.repeat(a, 4, -1), y * np.repeat(b, 2, -1))
+    operands = [v.astype(np.float32) for v in (x, y, a, b)]
+    np.testing.assert_allclose(nn.scaled_matmul(*operands), want, rtol=1e-4, atol=1e-5)
+    assert nn.scaled_matmul(*operands, preferred_element_type="bfloat16").dtype == "bfloat16"
+    for bad in ((x[0], y, a, b), (x[:, :, :4], y, a, b), (x, y, a[:, :, :1].repeat(3, 2), b)):
+        with pytest.raises(ValueError, match="scaled_"):
+            nn.scaled_matmul(*bad)

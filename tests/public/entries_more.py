@@ -27,7 +27,7 @@ NN: dict[str, list[Entry]] = {
            "softplus sparse_plus sparse_sigmoid squareplus standardize swish tanh glu", E(X)),
     **each("scaled_matmul", E(
         Operand((2, 3, 4), "s"), Operand((2, 5, 4), "s"), Operand((2, 3, 2), "s"),
-        Operand((2, 5, 1), "s"))),
+        Operand((2, 5, 1), "s"), peer=False)),
     **each("log1mexp", E(P)), **each("logmeanexp", E(X)),
     **each("one_hot", E(INDEX, call=lambda f, i: f(i, 4))),
     **each("linear", E(X, Operand((2, 4)))), **each("plain_weight", E(Operand((2, 4)))),

@@ -225,6 +225,14 @@ class ArrayInterface(Described):
         """The values as nested lists of Python numbers."""
         ...
 
+    def byteswap(self) -> Array:
+        """The elements with their bytes in the other order."""
+        ...
+
+    def unsafe_buffer_pointer(self) -> int:
+        """The address of the memory, which nobody may write to."""
+        ...
+
     def tobytes(self, order: Literal["C", "F"] = "C") -> bytes:
         """The bytes of the values."""
         ...

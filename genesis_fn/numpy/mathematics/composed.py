@@ -15,7 +15,6 @@ from genesis_fn.core.configuration import config
 from genesis_fn.core.dtypes import BOOL, DType
 from genesis_fn.core.primitive import SCALARS, with_weak
 from genesis_fn.core.types.annotations import Array, ArrayLike
-from genesis_fn.lax import complex_order
 from genesis_fn.lax.creation import asarray
 from genesis_fn.lax.promotion import (
     broadcast,
@@ -52,6 +51,7 @@ from genesis_fn.numpy.mathematics.ufuncs import (
 )
 from genesis_fn.primitives import elementwise as p
 from genesis_fn.primitives.factories import full
+from genesis_fn.primitives.reductions import complex_order
 from genesis_fn.primitives.reductions.reduce import reduce_and
 
 

@@ -13,7 +13,6 @@ from genesis_fn.core import dtypes, errors
 from genesis_fn.core.dtypes import BOOL, DType
 from genesis_fn.core.primitive import with_weak
 from genesis_fn.core.types.annotations import Array, ArrayLike, Axis, DTypeLike, PyTree
-from genesis_fn.lax import complex_order
 from genesis_fn.lax.creation import asarray
 from genesis_fn.lax.promotion import broadcast_shapes, inexact_dtype, promote_arrays, strong, value
 from genesis_fn.numpy.manipulation.shapes import broadcast_to, concatenate, on_axis
@@ -34,7 +33,7 @@ from genesis_fn.numpy.mathematics.ufuncs import (
 )
 from genesis_fn.primitives import elementwise as p
 from genesis_fn.primitives.factories import full
-from genesis_fn.primitives.reductions import cumulative as cumulatives, reduce as r
+from genesis_fn.primitives.reductions import complex_order, cumulative as cumulatives, reduce as r
 from genesis_fn.primitives.reductions.reduce_generic import reduce_prod
 from genesis_fn.primitives.shape import canonical_axes, canonical_axis, reshape, transpose
 

@@ -10,7 +10,6 @@ from genesis_fn.core.array import ArrayImpl
 from genesis_fn.core.diagnostics.source_info import where as user_line
 from genesis_fn.core.primitive import SCALARS, Primitive, bind, with_weak
 from genesis_fn.core.types.annotations import Array, ArrayLike
-from genesis_fn.lax import complex_order
 from genesis_fn.lax.promotion import (
     inexact_value,
     is_operand,
@@ -25,6 +24,7 @@ from genesis_fn.lax.promotion import (
 )
 from genesis_fn.primitives import elementwise as p
 from genesis_fn.primitives.factories import full, zeros as zeros_of
+from genesis_fn.primitives.reductions import complex_order
 
 _FLOAT_KINDS = frozenset(dtypes.FLOATS)
 _REAL_KINDS = frozenset((dtypes.BOOL, *dtypes.INTEGERS, *dtypes.FLOATS))
