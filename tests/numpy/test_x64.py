@@ -40,7 +40,7 @@ def same(mine: Any, theirs: Any, what: str = "", bound: float = 1e-12) -> None:
     assert len(ours) == len(want), what
     for x, y in zip(ours, want):
         assert str(np.asarray(x).dtype) == str(np.asarray(y).dtype), what
-        narrow = {2: 1e-2, 4: 2e-5}.get(np.asarray(y).real.dtype.itemsize, bound)
+        narrow = {2: 1e-2, 4: 2e-5}.get(np.real(np.asarray(y)).dtype.itemsize, bound)
         a, b = [np.asarray(v).astype(np.complex128) for v in (x, y)]
         np.testing.assert_allclose(a, b, rtol=narrow, atol=narrow, err_msg=what)
 
