@@ -69,7 +69,7 @@ class PeerModule(ModuleType):
         if _found(full):
             return importlib.import_module(full)
         ours = self.__dict__["__ours__"]
-        value = getattr(importlib.import_module(ours), name, _NONE) if ours else _NONE
+        value: Any = getattr(importlib.import_module(ours), name, _NONE) if ours else _NONE
         if value is _NONE or isinstance(value, ModuleType):
             raise AttributeError(absent(self, name))
         argument = TAKES.get(self.__name__, {}).get(name)

@@ -196,10 +196,8 @@ def pad(
     operand = to_array(operand)
     if type(padding_value) in SCALARS:
         padding_value = scalar_as(padding_value, operand.aval.dtype)
-    elif getattr(padding_value, "shape", ()):
-        raise errors.ShapeError(
-            f"pad: padding_value is a scalar, got one of shape {list(padding_value.shape)}"
-        )
+    elif shape := getattr(padding_value, "shape", ()):
+        raise errors.ShapeError(f"pad: padding_value is a scalar, got one of shape {list(shape)}")
     elif isinstance(padding_value, (np.generic, np.ndarray)):
         padding_value = scalar_as(padding_value.item(), operand.aval.dtype)
     return shapes.pad(operand, padding_value, padding_config)

@@ -68,7 +68,8 @@ def canonical_precision(precision: PrecisionLike) -> str:
     Raises ValueError for an unknown name.
     """
     if isinstance(precision, (tuple, list)) and len(precision) == 2:
-        return max(map(canonical_precision, precision), key=_PRECISION_RANK.index)
+        pair: Any = precision
+        return max(map(canonical_precision, pair), key=_PRECISION_RANK.index)
     try:
         name = _PRECISION_NAMES[precision.lower() if isinstance(precision, str) else precision]
     except (KeyError, TypeError):
@@ -300,7 +301,8 @@ def _by_algorithm(
     algorithm: Any, lhs: Array, rhs: Array, numbers: DotDimensionNumbers, preferred: Any
 ) -> Array:
     """`dot_general`, rounding operands and summing as `algorithm` has it."""
-    out = product_dtype(*map(typeof, promote_operands(lhs, rhs)), None)
+    wide_lhs, wide_rhs = promote_operands(lhs, rhs)
+    out = product_dtype(typeof(wide_lhs), typeof(wide_rhs), None)
     out = out if preferred is None else dtypes.dtype(preferred)
     x, y, precision, sums = dot_algorithm.prepared(algorithm, lhs, rhs)
     return convert(dot_general(x, y, numbers, precision, out if sums is None else sums), out)

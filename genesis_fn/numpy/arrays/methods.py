@@ -276,7 +276,7 @@ def _byteswap(self: Any) -> Any:
 
 
 def _buffer_pointer(self: Any) -> int:
-    data = live(self).data if isinstance(self, ArrayImpl) else None
+    data: Any = live(self).data if isinstance(self, ArrayImpl) else None
     if not hasattr(data, "data_ptr"):
         raise errors.BackendError(f"{self.aval} has no address: it is not in one piece of memory")
     return data.data_ptr()

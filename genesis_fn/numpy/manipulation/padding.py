@@ -48,7 +48,8 @@ def _padded(x: Any, pad_width: Any, mode: Any, kwargs: dict[str, Any]) -> Array:
     if callable(mode):
         wide: Any = p.pad(x, scalar_as(0, x.dtype), [(low, high, 0) for low, high in widths])
         for axis, width in enumerate(widths):
-            wide = statistics.apply_along_axis(mode, axis, wide, width, axis, kwargs)
+            extra: Any = (width, axis, kwargs)
+            wide = statistics.apply_along_axis(mode, axis, wide, *extra)
         return wide
     allowed = _PAD_OPTIONS.get(mode)
     if allowed is None:

@@ -108,9 +108,11 @@ class _NoTangent:
         self.shape = shape
 
 
-tree.register_node(
-    _NoTangent, lambda x: ((), x.shape), lambda shape, _: np.zeros(shape, dtypes.FLOAT0)
-)
+def _no_tangents(shape: Any, _: Any) -> Any:
+    return np.zeros(shape, dtypes.FLOAT0)
+
+
+tree.register_node(_NoTangent, lambda x: ((), x.shape), _no_tangents)
 
 
 def _is_float0(x: Any) -> bool:

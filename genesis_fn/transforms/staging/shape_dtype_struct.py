@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -35,9 +34,9 @@ class ShapeDtypeStruct(Described):
     __slots__ = ("aval", "weak", "sharding")
 
     def __init__(
-        self, shape: Sequence[int], dtype: Any, *, sharding: Any = None, weak_type: bool = False
+        self, shape: Any, dtype: Any, *, sharding: Any = None, weak_type: bool = False
     ) -> None:
-        if dtype is None or None in tuple(shape):
+        if dtype is None or any(n is None for n in shape):
             raise errors.ArgumentError(
                 f"ShapeDtypeStruct: shape and dtype are known, got {tuple(shape)} and {dtype!r}\n"
                 f"  at {where().describe()}"
