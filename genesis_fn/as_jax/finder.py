@@ -126,6 +126,9 @@ class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
             loader = importlib.machinery.SourceFileLoader(module.__name__, str(path))
             module.__file__ = str(path)
             loader.exec_module(module)
+        for name, argument in TAKES.get(module.__name__, {}).items():
+            if name in module.__dict__:
+                module.__dict__[name] = laid_out(module.__dict__[name], argument)
 
 
 def _file(name: str) -> Path | None:

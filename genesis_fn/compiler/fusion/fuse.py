@@ -153,7 +153,7 @@ class _FusionState:
         self.before: dict[int, set[int]] = {}
         self.after: dict[int, set[int]] = {}
         self._next = 0
-        self._too_large: list[tuple[int, int, Var, Var]] = []  # steps and a root of each
+        self._too_large: list[tuple[set[int], Var, Var]] = []  # steps, and a root of each
         # A program of generated kernels alone keeps nothing for its backward pass: see
         # _in_backward.
         self._opaque_until = list(itertools.accumulate([k == "opaque" for k in graph.kinds]))
@@ -311,7 +311,7 @@ class _FusionState:
         if domain is None:
             return False
         if len(x.roots) + len(y.roots) > _MAX_ROOTS and not self._mostly_inside(a, b, domain):
-            self._too_large.append((a, b, x.roots[0], y.roots[0]))
+            self._too_large.append(({a, b}, x.roots[0], y.roots[0]))
             return False
         columns = _column_outputs(x, domain) | _column_outputs(y, domain)
         lo, hi = self._span(x, y, columns)
@@ -330,7 +330,7 @@ class _FusionState:
             return False
         loads = kernel.loads
         if len(loads) > _MAX_LOADS or not _small_enough(kernel, self.target):
-            self._too_large.append((a, b, x.roots[0], y.roots[0]))
+            self._too_large.append(({a, b}, x.roots[0], y.roots[0]))
             return False
         # A split row is reduced by two kernels: none of them can walk along it after its reduction.
         if domain.wants_split(self.target) and any(
@@ -682,11 +682,11 @@ class _FusionState:
         the values between two steps, which one of them stored for others, may be in neither."""
         while self._too_large:
             tried, self._too_large = self._too_large, []
-            for a, b, v, w in tried:
+            for steps, v, w in tried:
                 now = self.owner[v], self.owner[w]
                 x, y = [self.groups[n] for n in now]
                 near = max(x.lo - y.hi, y.lo - x.hi) <= _MAX_DISTANCE
-                if now[0] != now[1] and now != (a, b) and near:
+                if now[0] != now[1] and {*now} != steps and near:
                     self.try_merge(*now)
 
     def scheduled(self) -> list[FusionGroup]:
