@@ -55,7 +55,7 @@ FLAT = set("around ceil floor round rint trunc fix sign spacing imag isfinite st
            "gammasgn copy array from_dlpack asarray ascontiguousarray conj conjugate clip "
            "block squeeze transpose stage "
            "optimization_barrier empty_like ones_like zeros_like "
-           "real_if_close zeta".split())  # fmt: skip
+           "real_if_close trim_zeros zeta".split())  # fmt: skip
 
 
 def elementwise(f: Any) -> bool:

@@ -150,7 +150,6 @@ X = jnp.ones(8)
         (lambda: signal.welch(X, window=jnp.ones(4), nperseg=5), "nperseg is 5"),
         (lambda: signal.csd(X, X[None]), "one rank"),
         (lambda: signal.istft(X), "frequencies and times"),
-        (lambda: signal.istft(jnp.ones((5, 3)), nperseg=4, nfft=6), "4 frequencies, got 5"),
         (lambda: signal.istft(jnp.ones((5, 3)), time_axis=0, freq_axis=0), "axis 0 cannot"),
     ],
 )

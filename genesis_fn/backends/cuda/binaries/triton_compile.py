@@ -12,8 +12,10 @@ import importlib
 import importlib.metadata
 import linecache
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
+
+from genesis_fn.backends.cuda.binaries.other_forms import other_forms
 
 GENERATOR = "genesis_fn.kernels.language.source"
 
@@ -71,6 +73,23 @@ def triton_version() -> str:
 
 def compiled_by_triton(wanted: CompileRequest) -> Any:
     """What Triton makes of one kernel, here: `asm` holds its PTX and cubin."""
+    try:
+        return _compiled(wanted)
+    except CompileError as error:
+        if wanted.where[0] != "text" or "PassManager" not in str(error):
+            raise
+        _, name, text = wanted.where
+        options = dict(wanted.options)
+        for other, warps in other_forms(text, options.get("num_warps", 4)):
+            given = tuple({**options, "num_warps": warps}.items())
+            try:
+                return _compiled(replace(wanted, where=("text", name, other), options=given))
+            except CompileError:
+                continue
+        raise
+
+
+def _compiled(wanted: CompileRequest) -> Any:
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
@@ -104,23 +123,14 @@ def compiled_by_triton(wanted: CompileRequest) -> Any:
     else:
         Source = ASTSource
     target = GPUTarget("cuda", wanted.architecture, 32)
-    options = dict(wanted.options)
-    while True:
-        try:
-            source = Source(kernel, full, values, attributes)
-            return triton.compile(source, target=target, options=options)
-        except Exception as error:
-            warps = options.get("num_warps", 4)
-            if wanted.where[0] == "text" and warps > 1 and "PassManager" in str(error):
-                # Triton 3.6 moves conversions of layouts above what they convert in some branches
-                # with reductions, for four warps and not for two. What a generated kernel computes
-                # does not depend on their number.
-                options["num_warps"] = warps // 2
-                continue
-            raise CompileError(
-                f"kernel {kernel.__name__} with {types} and {constants} for "
-                f"sm_{wanted.architecture}: {type(error).__name__}: {error}"
-            ) from error
+    try:
+        source = Source(kernel, full, values, attributes)
+        return triton.compile(source, target=target, options=dict(wanted.options))
+    except Exception as error:
+        raise CompileError(
+            f"kernel {kernel.__name__} with {types} and {constants} for sm_{wanted.architecture}: "
+            f"{type(error).__name__}: {error}"
+        ) from error
 
 
 def compile_request(wanted: CompileRequest) -> tuple[dict[str, Any], bytes]:
