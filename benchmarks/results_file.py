@@ -26,7 +26,7 @@ def parser(description: str | None) -> argparse.ArgumentParser:
 
 def short(device: str) -> str:
     """A device's name in the names of files: "h200" of "NVIDIA H200"."""
-    return device.split()[1].lower()
+    return device.split()[1].lower().strip(",")
 
 
 def surroundings() -> dict[str, Any]:

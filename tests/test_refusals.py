@@ -118,7 +118,7 @@ CASES: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (lambda: random.key(O(2)), TypeError, r"a seed is an integer scalar, got f32"),
     (lambda: random.bits(KEY, (2,), "int32"), TypeError, "must be unsigned"),
     (lambda: random.normal(KEY, (2,), "int32"), TypeError, "dtype must be floating"),
-    (lambda: random.categorical(KEY, O((2, 3)), shape=(5,)), ValueError, "must end in the batch"),
+    (lambda: random.categorical(KEY, O((2, 3)), shape=(5,)), ValueError, "must end in what"),
     (lambda: random.choice(KEY, I(3), (2,), p=O(2)), ValueError, r"p has shape"),
     (lambda: random.Generator(0).randint(5), TypeError, "takes .low, high, size"),
     (lambda: random.Generator(0).set_state(O(3)), ValueError, "a generator's state is uint64"),

@@ -24,6 +24,7 @@ from tests.public.names import PUBLIC, path_of
 PACKAGE = pathlib.Path(g.__file__).parent
 # Where names of primitives are words for something else as well, and for what.
 WORDS = {
+    "as_jax/placement.py": "public functions",
     "numpy/": "public functions", "random/": "public functions",
     "scipy/linalg/decompositions.py": "forms of a decomposition",
     "core/diagnostics/torch_habits.py": "torch's functions", "core/dtypes.py": "fields of finfo",

@@ -272,7 +272,7 @@ def test_settings_refuse_what_they_do_not_know():
         ("numpy_dtype_promotion", "loose", '"standard" or "strict"'),
         ("numpy_rank_promotion", "never", '"allow", "warn" or "raise"'),
         ("random_impl", "mersenne", "'philox', 'threefry2x32'"),
-        ("jax_default_prng_impl", "rbg", "'philox', 'threefry2x32'"),
+        ("jax_default_prng_impl", "mt19937", "'philox', 'threefry2x32'"),
     ):
         before = getattr(gf.config, name)
         with pytest.raises(ValueError, match=message):

@@ -18,7 +18,7 @@ from genesis_fn.core.types.extended import is_key
 from genesis_fn.lax.creation import on_device
 from genesis_fn.lax.promotion import is_operand
 from genesis_fn.numpy.arrays import creation
-from genesis_fn.numpy.arrays.conversion import concrete, host, number, text
+from genesis_fn.numpy.arrays.conversion import concrete, host, number, text, traced_error
 from genesis_fn.numpy.indexing import index_expressions as indexing, selection, updates
 from genesis_fn.numpy.manipulation import rearrange, shapes, sorting
 from genesis_fn.numpy.mathematics import composed, contraction, reductions, ufuncs
@@ -276,7 +276,9 @@ def _byteswap(self: Any) -> Any:
 
 
 def _buffer_pointer(self: Any) -> int:
-    data: Any = live(self).data if isinstance(self, ArrayImpl) else None
+    if not isinstance(self, ArrayImpl):
+        raise traced_error(self, "memory")
+    data: Any = live(self).data
     if not hasattr(data, "data_ptr"):
         raise errors.BackendError(f"{self.aval} has no address: it is not in one piece of memory")
     return data.data_ptr()

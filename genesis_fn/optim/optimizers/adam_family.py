@@ -373,8 +373,7 @@ def adabelief(
         nesterov: whether the first moment is taken one step ahead.
 
     Returns:
-        The transformation, whose states have the fields `belief`, `schedule`, and with weight
-        decay `decay`.
+        The transformation, whose states have a field for each part that is used, as `belief`.
 
     >>> w, g = jnp.array([1.0, -2.0]), jnp.array([0.5, -3.0])
     >>> tx = optim.adabelief(0.1)
