@@ -250,7 +250,7 @@ def tri(N: int, M: int | None = None, k: int = 0, dtype: DTypeLike | None = None
     """The N x M matrix with ones at and below the k-th diagonal."""
     return p.convert(
         _lower(shape_of((N, N if M is None else M)), k),
-        dtypes.F32 if dtype is None else dtypes.dtype(dtype),  # with `enable_x64` too, as in JAX
+        dtypes.default_float() if dtype is None else dtypes.dtype(dtype),
     )
 
 

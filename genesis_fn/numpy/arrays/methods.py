@@ -279,9 +279,11 @@ def _buffer_pointer(self: Any) -> int:
     if not isinstance(self, ArrayImpl):
         raise traced_error(self, "memory")
     data: Any = live(self).data
-    if not hasattr(data, "data_ptr"):
-        raise errors.BackendError(f"{self.aval} has no address: it is not in one piece of memory")
-    return data.data_ptr()
+    if hasattr(data, "data_ptr"):  # a tensor
+        return data.data_ptr()
+    if hasattr(data, "address"):  # a block of a GPU's memory
+        return data.address
+    raise errors.BackendError(f"{self.aval} has no address: it is not in one piece of memory")
 
 
 def _tobytes(self: Any, order: Literal["C", "F"] = "C") -> bytes:
