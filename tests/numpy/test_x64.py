@@ -277,6 +277,7 @@ def test_the_setting_and_the_block() -> None:
 
 
 def test_tri_is_of_the_default_float_as_numpys() -> None:
-    assert gf.numpy.tri(2).dtype == np.float32
+    with gf.enable_x64(False):
+        assert gf.numpy.tri(2).dtype == np.float32
     with gf.enable_x64(True):
         assert gf.numpy.tri(2).dtype == np.tri(2).dtype == np.float64

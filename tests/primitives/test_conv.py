@@ -339,7 +339,11 @@ def test_reduce_window_of_any_function():
         (elementwise.add, 2.0, jax.lax.add),
         (elementwise.mul, 1.0, jax.lax.mul),
     ]:
-        for options in (dict(padding="SAME"), dict(base_dilation=(2, 1), window_dilation=(1, 2))):
+        for options in (
+            dict(padding="SAME"),
+            dict(padding="SAME", base_dilation=(3, 2)),
+            dict(base_dilation=(2, 1), window_dilation=(1, 2)),
+        ):
             got = reduce_window.reduce_window(
                 to_array(x), init, computation, (2, 3), (2, 1), **options
             )

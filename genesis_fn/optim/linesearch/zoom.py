@@ -136,7 +136,8 @@ class _Conditions(NamedTuple):
             decrease = jnp.minimum(jnp.maximum(by_slope, near), decrease)
         # (3.7b) of Nocedal & Wright.
         curvature = jnp.abs(at.slope) - self.curv_rtol * jnp.abs(slope)
-        return _Errors(_excess(decrease), _excess(curvature))
+        # In the value's dtype, whatever that of the options.
+        return _Errors(*(_excess(e).astype(value.dtype) for e in (decrease, curvature)))
 
 
 def _excess(x: Array) -> Array:

@@ -204,9 +204,8 @@ def window_of(
     a, b = some(base_dilation), some(window_dilation)
     if isinstance(padding, str):
         spans = [dilated(k, d) for k, d in zip(lengths, b)]
-        padding = padtype_to_pads(
-            [dilated(n, d) for n, d in zip(shape, a)], spans, strides, padding
-        )
+        # Of the operand's shape before its dilation, as in JAX.
+        padding = padtype_to_pads(shape, spans, strides, padding)
     pairs = tuple([(int(low), int(high)) for low, high in padding])
     return Window(lengths, strides, pairs, a, b)
 

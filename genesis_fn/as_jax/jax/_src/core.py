@@ -77,4 +77,3 @@ def find_top_trace(values: Iterable[Any] = ()) -> Trace | None:
 # JAX's names of what a tracer belongs to.
 install_array_methods({"_trace": property(lambda tracer: tracer.owner)}, tracer_only=True)
 Trace.main = property(lambda trace: trace)
-Aval.sharding = None  # types do not carry placements
