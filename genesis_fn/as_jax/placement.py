@@ -106,6 +106,13 @@ class TypeSharding:
     def __repr__(self) -> str:
         return f"NamedSharding(mesh=AbstractMesh(()), spec={self.spec})"
 
+    def update(self, *, spec: PartitionSpec) -> TypeSharding:
+        """The sharding of a type with these dimensions; raises ValueError for one that names an
+        axis, of which there are none."""
+        if any(axis is not None for axis in spec):
+            raise ValueError(f"{spec} names axes of a mesh; types carry no placement here")
+        return TypeSharding(len(spec))
+
     def shard_shape(self, global_shape: Sequence[int]) -> tuple[int, ...]:
         """The shape itself: no axis divides it."""
         return tuple(global_shape)

@@ -35,7 +35,7 @@ class Aval:
         weak_type: bool = False,
         *,
         varying: frozenset[Hashable] = frozenset(),
-        sharding: None = None,
+        sharding: object = None,
     ) -> Aval:
         """`weak_type` and `sharding` are arguments of JAX's: neither is part of a type here."""
         return aval(tuple(shape), dtypes.dtype(dtype), varying)

@@ -50,10 +50,12 @@ def test_results_are_laid_out() -> None:
         "print(jax.lax.full((4,), 1.0, sharding=rows).sharding.spec)\n"
         "kind = jax.typeof(jnp.ones((2, 3))).sharding\n"
         "print(kind.mesh.empty, kind.mesh.are_all_axes_explicit, kind.shard_shape((2, 3)))\n"
-        "print(jnp.ones(3, out_sharding=kind).shape)\n",
+        "print(jnp.ones(3, out_sharding=kind).shape)\n"
+        "print(kind.update(spec=jax.P(None)).spec, len(kind.spec))\n",
         "-",
     )
     spec = "PartitionSpec('x')\n"
-    assert (done.returncode, done.stdout) == (0, f"{4 * spec}True False (2, 3)\n(3,)\n"), (
-        done.stderr
-    )
+    assert (done.returncode, done.stdout) == (
+        0,
+        f"{4 * spec}True False (2, 3)\n(3,)\nPartitionSpec(None) 2\n",
+    ), done.stderr
