@@ -28,7 +28,7 @@ PUBLIC = {
     "optax": ("genesis_fn.optim",),
     "optax._src": (
         "genesis_fn.optim", "genesis_fn.optim.transforms", "genesis_fn.optim.tree_utils",
-        "genesis_fn.optim.second_order",
+        "genesis_fn.optim.second_order", "genesis_fn.optim.schedules",
     ),
     **{f"optax.{part}": (f"genesis_fn.optim.{part}", "genesis_fn.optim") for part in (
         "assignment", "contrib", "losses", "microbatching", "perturbations", "projections",
