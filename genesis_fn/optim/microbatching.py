@@ -265,6 +265,13 @@ def microbatch(
         raise ArgumentError(f"microbatch: {len(axes)} in_axes for {given} arguments with a batch")
 
     def run(*args: Any, **kwargs: Any) -> Any:
+        absent = [f"position {i}" for i in positions if not -len(args) <= i < len(args)]
+        absent += [f"{n}=" for n in names if n not in kwargs]
+        if absent:
+            raise ArgumentError(
+                f"microbatch: the call has no argument at {', '.join(absent)}, which has a batch; "
+                "pass those of argnums by position and those of argnames by name"
+            )
         count = _count(
             [args[i] for i in positions] + [kwargs[n] for n in names], axes, microbatch_size
         )

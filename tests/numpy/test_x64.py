@@ -176,7 +176,7 @@ DRAWN: dict[str, Callable[[Any, Any], Any]] = {
 
 
 @pytest.mark.parametrize("name", DRAWN)
-def test_samplers_to_the_bit(name: str) -> None:
+def test_samplers_are_jaxs(name: str) -> None:
     mine, theirs = [np.asarray(DRAWN[name](m.random, m.random.key(7))) for m in (gf, jax)]
     assert mine.dtype == theirs.dtype
     if mine.dtype.kind == "f" and name not in ("uniform", "float"):  # libm's last bit

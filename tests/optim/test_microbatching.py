@@ -13,6 +13,7 @@ from optax import microbatching as peer
 import genesis_fn as gf
 import genesis_fn.numpy as jnp
 from genesis_fn import optim
+from genesis_fn.errors import ArgumentError
 from genesis_fn.optim import microbatching
 from tests.public.agree import close
 
@@ -226,3 +227,13 @@ def test_errors() -> None:
     for kind in (kinds.MEAN, kinds.RUNNING_MEAN):
         with pytest.raises(TypeError, match=f"{kind.name} of microbatches takes floating results"):
             optim.microbatch(of, 0, 2, kind)(x)
+
+
+def test_an_argument_with_a_batch_that_a_call_lacks_is_named() -> None:
+    add = lambda x, y: (x + y).sum()
+    x = jnp.ones((4, 2))
+    options: dict[str, Any] = {"microbatch_size": 2, "accumulator": "sum"}
+    with pytest.raises(ArgumentError, match="no argument at position 1, which has a batch"):
+        microbatching.microbatch(add, (0, 1), **options)(x, y=x)
+    with pytest.raises(ArgumentError, match="no argument at y=, which has a batch"):
+        microbatching.microbatch(add, 0, argnames="y", **options)(x, x)
