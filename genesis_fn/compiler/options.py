@@ -23,6 +23,7 @@ PASSES = {
     "sums": "sums by segment compute what they add, and share the sort of equal ids",
     "stored_casts": "a cast of a product that must be in memory is what its kernel stores",
     "overlap": "collectives run on a stream of their own, beside kernels that need none of them",
+    "row_loops": "loops whose rows do not wait for each other are one kernel each",
     "grouped": "matrix products with too few tiles to fill the GPU share launches",
 }
 

@@ -2,8 +2,8 @@
 
     program          physical -> represented -> contiguous_collectives        compile_jaxpr
                      -> simplify -> rematerialise -> donations
-    body by body     absorb_casts -> group_matmuls -> share_sorts -> fuse     schedule
-                     -> lower -> fuse_horizontally -> overlap_collectives
+    body by body     row_loops -> absorb_casts -> group_matmuls -> share_sorts    schedule
+                     -> fuse -> lower -> fuse_horizontally -> overlap_collectives
                      -> pack_arena
     executable       ProgramBinding, IOBuffers, CudaExecutable                compile_jaxpr
 
@@ -41,6 +41,7 @@ from genesis_fn.compiler.fusion.matmul_grouping import group_matmuls
 from genesis_fn.compiler.loop_ir.kernel import SliceStore
 from genesis_fn.compiler.memory.inplace import donations
 from genesis_fn.compiler.memory.rematerialise import rematerialise_jaxpr
+from genesis_fn.compiler.row_loops.row_loops import row_loops
 from genesis_fn.compiler.simplify.collectives import contiguous_collectives
 from genesis_fn.compiler.simplify.simplify import simplify_jaxpr
 from genesis_fn.core.aval import sig
@@ -132,6 +133,9 @@ def schedule(
 ) -> Schedule:
     """Schedule one body: the whole program, or the body of a loop or branch. `ProgramLowering`
     describes the arguments, and calls this function for the bodies that it meets."""
+    # Run loops whose rows do not wait for each other as one kernel each.
+    jaxpr = row_loops(jaxpr, table.target)
+
     # Absorb casts into the kernels of fused functions that compute in float32 anyway.
     jaxpr = absorb_casts(jaxpr, table.target)
 

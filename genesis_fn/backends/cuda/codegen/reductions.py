@@ -90,20 +90,27 @@ def finish(t: KernelWriter, n: int, x: str, axis: int = 1, whole: bool = False) 
     """Define v{n}: tile `x` reduced along an axis; if `whole`, in the accumulator's dtype."""
     i, kind = t.loops.instrs[n], t.loops.accumulator(n)
     combine = i.meta[0].combine
-    if combine == "add":
-        text = f"tl.sum({x}, {axis}, keep_dims=True)"
-    elif combine in _EXTREME:
+    if combine in _EXTREME:
         t.line(f"x{n} = {x}")
-        text = _extreme(f"x{n}", combine == "maximum", kind, axis)
-    elif combine == "bit_xor":
-        text = f"tl.xor_sum({x}, {axis}, keep_dims=True)"
-    else:
-        text = f"tl.reduce({x}, {axis}, {combine}, keep_dims=True)"
+        x = f"x{n}"
+    text = reduced(x, combine, kind, axis)
     # Partial results stay in the accumulator's dtype: rounding them would change the sum.
     if not (whole or t.partial or dtypes.widened(i.dtype) == kind):
         text = f"{text} != 0" if i.dtype == dtypes.BOOL else f"({text}).to({MEMORY[i.dtype]})"
     t.line(f"v{n} = {text}")
     t.value[n] = f"v{n}"
+
+
+def reduced(x: str, combine: str, kind: DType, axis: int) -> str:
+    """The text of tile `x`, a name where it is an extreme that is asked for, reduced along an
+    axis."""
+    if combine == "add":
+        return f"tl.sum({x}, {axis}, keep_dims=True)"
+    if combine in _EXTREME:
+        return _extreme(x, combine == "maximum", kind, axis)
+    if combine == "bit_xor":
+        return f"tl.xor_sum({x}, {axis}, keep_dims=True)"
+    return f"tl.reduce({x}, {axis}, {combine}, keep_dims=True)"
 
 
 def _position(t: KernelWriter, n: int, here: str) -> None:

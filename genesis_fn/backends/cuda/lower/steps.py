@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 
 from genesis_fn.backends.cuda import lowerings
 from genesis_fn.backends.cuda.codegen import GeneratedKernels, KernelCache, generate_once
+from genesis_fn.backends.cuda.codegen.row_nests import plan_row_nest
 from genesis_fn.backends.cuda.driver.communication import Permute
 from genesis_fn.backends.cuda.lower.fused_matmul import plan_few_rows, plan_matmul_epilogue
 from genesis_fn.backends.cuda.lower.fused_sums import plan_fused_sum
@@ -38,6 +39,7 @@ from genesis_fn.compiler.loop_ir.kernel import SliceStore
 from genesis_fn.compiler.memory.inplace import updated_operand
 from genesis_fn.compiler.memory.memory_plan import pack
 from genesis_fn.compiler.options import enabled
+from genesis_fn.compiler.row_loops.row_loops import row_loop_p
 from genesis_fn.compiler.simplify.loop_body import loop_body
 from genesis_fn.compiler.target import Target
 from genesis_fn.core import errors
@@ -350,7 +352,8 @@ class ProgramLowering:
                 return False
         return True
 
-    def _planned(self, plan: Plan, reads: Sequence[int], writes: Sequence[int]) -> ScheduledStep:
+    def planned(self, plan: Plan, reads: Sequence[int], writes: Sequence[int]) -> ScheduledStep:
+        """A plan over these buffers."""
         scratch = [self.temporary(w.bytes) for w in plan.workspaces]
         used = (*reads, *writes, *scratch)
         child = SubProgram(plan.steps, tuple([(b, 0) for b in used]))
@@ -375,7 +378,7 @@ class ProgramLowering:
         self.table.summaries.append(
             StepSummary(text, g.traffic, work, [], [str(e.where)], self.depth)
         )
-        return self._planned(plan, reads, [self.buffers[v] for v in g.writes])
+        return self.planned(plan, reads, [self.buffers[v] for v in g.writes])
 
     def _sum(self, g: FusionGroup) -> ScheduledStep:
         """A sum by segment that computes what it adds."""
@@ -393,7 +396,7 @@ class ProgramLowering:
         self.table.summaries.append(
             StepSummary(text, g.traffic, g.operations, [], [str(e.where)], self.depth)
         )
-        return self._planned(plan, [self.buffer(u) for u in operands], writes)
+        return self.planned(plan, [self.buffer(u) for u in operands], writes)
 
     def _site(self, e: Eqn) -> int:
         """The site of an equation that checks something."""
@@ -470,7 +473,7 @@ class ProgramLowering:
             self._site(e)
             assert self.table.error_word is not None
             writes = [*writes, self.table.error_word]
-        return self._planned(lowered, reads, writes)
+        return self.planned(lowered, reads, writes)
 
     def _exchange(self, e: Eqn, lowered: Exchange, read: int, write: int) -> ScheduledStep:
         step = Collective(lowered, read, write, f"{e.prim.name} at {e.where}")
@@ -635,8 +638,13 @@ def _cond(s: ProgramLowering, e: Eqn) -> ScheduledStep:
     return ScheduledStep([Switch(BufferArg(ins[0], "i32"), branches)], ins, outs, [arena])
 
 
+def _row_loop(s: ProgramLowering, e: Eqn) -> ScheduledStep:
+    plan, reads, _ = plan_row_nest(e.params["nest"], s.table.target)
+    return s.planned(plan, [s.buffer(v) for v in reads], [s.buffers[v] for v in e.outs])
+
+
 _CONTROL: dict[Primitive, Callable[[ProgramLowering, Eqn], ScheduledStep]] = {
-    scan_p: _scan, while_p: _while, cond_p: _cond,
+    scan_p: _scan, while_p: _while, cond_p: _cond, row_loop_p: _row_loop,
 }  # fmt: skip
 
 

@@ -5,36 +5,11 @@ from __future__ import annotations
 import math
 
 from genesis_fn.backends.cuda.codegen.kernel_text import add_elements
+from genesis_fn.backends.cuda.codegen.random_words import philox_lines, threefry_lines
 from genesis_fn.backends.cuda.lowerings.call import Call, Lowered, lowers
 from genesis_fn.kernels.plan_builder import INT32_MAX, PlanBuilder, cdiv
 from genesis_fn.kernels.random import RandomBits, plan_random_bits
 from genesis_fn.primitives.random_bits import key_hash_p, random_bits_p
-
-_ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
-
-
-def _philox_lines(counter: tuple[str, str, str, str]) -> list[str]:
-    """w0 .. w3: the block of Philox-4x32-10 at a counter of four words, under the key k0, k1."""
-    named = ", ".join([f"({c}).to(tl.uint32)" for c in counter])
-    return [f"w0, w1, w2, w3 = tl.philox_impl({named}, k0, k1, 10)"]
-
-
-def _threefry_lines(x0: str, x1: str) -> list[str]:
-    """(w0, w1): Threefry-2x32-20 of the counter (x0, x1) under the key k0, k1."""
-    lines = [
-        "k2 = k0 ^ k1 ^ tl.full((), 0x1BD11BDA, tl.uint32)",
-        f"w0 = ({x0}).to(tl.uint32) + k0",
-        f"w1 = ({x1}).to(tl.uint32) + k1",
-    ]
-    for i in range(5):
-        for r in _ROTATIONS[i % 2]:
-            lines += ["w0 = w0 + w1", f"w1 = ((w1 << {r}) | (w1 >> {32 - r})) ^ w0"]
-        lines += [
-            f"w0 = w0 + k{(i + 1) % 3}",
-            f"w1 = w1 + k{(i + 2) % 3} + tl.full((), {i + 1}, tl.uint32)",
-        ]
-    return lines
-
 
 def _key_lines(row: str) -> list[str]:
     return [
@@ -56,7 +31,7 @@ def _random_bits(call: Call) -> Lowered:
         f"row = i // {count}",
         f"e = (i % {count}).to(tl.int64)",
         *_key_lines("row"),
-        *_threefry_lines("e >> 32", "e & 0xFFFFFFFF"),
+        *threefry_lines("e >> 32", "e & 0xFFFFFFFF"),
     ]
     if width == 64:
         value = "(w0.to(tl.uint64) << 32) | w1.to(tl.uint64)"
@@ -77,7 +52,7 @@ def _philox_bits(call: Call, builder: PlanBuilder, keys: int, count: int, width:
         f"row = i // {blocks}",
         f"b = (i % {blocks}).to(tl.int64)",
         *_key_lines("row"),
-        *_philox_lines(("b & 0xFFFFFFFF", "b >> 32", "b * 0", "b * 0")),
+        *philox_lines(("b & 0xFFFFFFFF", "b >> 32", "b * 0", "b * 0")),
         f"first = row.to(tl.int64) * {count}",
     ]
     per = 128 // width
@@ -100,9 +75,9 @@ def _key_hash(call: Call) -> Lowered:
     builder = PlanBuilder(2, 1)
     lines = [*_key_lines(f"i // {max(per_key, 1)}"), "d = tl.load(data + i, inside, other=0)"]
     if call.params["impl"] == "philox":
-        lines += _philox_lines(("d", "d * 0", "d * 0", f"d * 0 + {call.params['tag']}"))
+        lines += philox_lines(("d", "d * 0", "d * 0", f"d * 0 + {call.params['tag']}"))
     else:
-        lines += _threefry_lines("d * 0", "d")
+        lines += threefry_lines("d * 0", "d")
     lines += ["tl.store(y + i * 2, w0, inside)", "tl.store(y + i * 2 + 1, w1, inside)"]
     buffers = {"keys": call.read(0), "data": call.read(1), "y": call.write()}
     add_elements(builder, "key_hash", buffers, data.size, lines)

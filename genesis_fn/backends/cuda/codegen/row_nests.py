@@ -1,0 +1,414 @@
+"""Writes the kernel of a loop that runs for each row by itself (`compiler/row_loops/nest.py`).
+
+A program has a block of rows, one to a thread or, with lanes, tiles [rows, lanes]. What a loop
+carries stays in registers: `c{n}` in the text, assigned at the end of each step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from genesis_fn.backends.cuda.binaries.compile import SourceKernel
+from genesis_fn.backends.cuda.codegen.loops import INT32, accumulator, is_wide, map_text
+from genesis_fn.backends.cuda.codegen.random_words import philox_lines, threefry_lines
+from genesis_fn.backends.cuda.codegen.reductions import reduced
+from genesis_fn.backends.cuda.codegen.source import kernel
+from genesis_fn.compiler.loop_ir.kernel import Instr, Literal
+from genesis_fn.compiler.row_loops.nest import RowNest, RowStep, RowStore
+from genesis_fn.compiler.target import Target
+from genesis_fn.core import dtypes
+from genesis_fn.core.backend.index import Expr, IndexGuard
+from genesis_fn.core.jaxpr import Var
+from genesis_fn.kernels.language.dtypes import MEMORY, NAMES
+from genesis_fn.kernels.language.expressions import literal, loaded, register, rounded, stored
+from genesis_fn.kernels.plan import BufferArg, Launch, Plan
+from genesis_fn.kernels.plan_builder import cdiv, next_power_of_two
+
+_PRECISION = {"default": "default", "tf32": "tf32", "tf32x3": "tf32x3", "highest": "ieee"}
+_UNROLLED = 512  # instructions of the unrolled steps of a loop
+_MOST_STEPS = 8  # that are unrolled, so that the loads of all wait together
+
+
+@dataclass(frozen=True, slots=True)
+class RowTiling:
+    """A program's `block` rows and `warps`."""
+
+    block: int
+    warps: int
+
+
+def choose_row_tiling(nest: RowNest, target: Target) -> RowTiling:
+    """Rows enough to fill the processors, then wider programs."""
+    lanes = next_power_of_two(max(nest.lanes.values(), default=1))
+    rows = next_power_of_two(nest.rows)
+    if lanes == 1:
+        # A thread is a row: a warp to a processor before programs of four warps.
+        block = 128 if nest.rows >= 256 * target.processors else 32
+        block = min(block, rows)
+        return RowTiling(block, max(1, block // 32))
+    least = 16 if nest.of("dot") else 1
+    block = max(least, min(32, rows, 8192 // lanes))
+    while block > least and cdiv(nest.rows, block) < target.processors:
+        block //= 2
+    return RowTiling(block, min(8, max(1, block * lanes // 256)))
+
+
+def plan_row_nest(nest: RowNest, target: Target) -> tuple[Plan, list[Var], str]:
+    """(plan, the values that it reads, source) of the kernel of a nest; it writes `nest.results`."""
+    tiling = choose_row_tiling(nest, target)
+    writer = _Writer(nest, tiling)
+    function, parameters = writer.write()
+    reads = list(dict.fromkeys([v for v, written in parameters.values() if not written]))
+    number = {(v, False): n for n, v in enumerate(reads)}
+    number |= {(v, True): len(reads) + n for n, v in enumerate(nest.results)}
+    arguments = {
+        name: BufferArg(number[key], NAMES[key[0].aval.dtype]) for name, key in parameters.items()
+    }
+    grid = (cdiv(nest.rows, tiling.block), 1, 1)
+    launch = Launch(function, grid, arguments, {}, tiling.warps, 1)
+    return Plan(len(reads), len(nest.results), (launch,)), reads, function.text
+
+
+class _Writer:
+    """Writes the lines of one kernel. `value[n]` is the text of instruction n."""
+
+    def __init__(self, nest: RowNest, tiling: RowTiling) -> None:
+        self.nest, self.tiling = nest, tiling
+        self.lines: list[str] = []
+        self.depth = 1
+        self.suffix = ""
+        self.value: dict[int, str] = {}
+        self.masks: dict[str, str] = {}
+        self.wide: set[str] = set()
+        self.parameters: dict[str, tuple[Var, bool]] = {}
+        self._names: dict[tuple[Var, bool], str] = {}
+
+    def write(self) -> tuple[SourceKernel, Mapping[str, tuple[Var, bool]]]:
+        """(kernel, what its parameters point to: a value, and whether it is written)."""
+        nest, block = self.nest, self.tiling.block
+        offsets = [i.meta[1] for i in nest.instrs if i.op in ("load", "matrix")]
+        for e in [*offsets, *[s.offset for stores in nest.writes for s in stores]]:
+            if is_wide(e):
+                self.wide |= e.names
+        if nest.rows > 1:
+            cast = ".to(tl.int64)" if cdiv(nest.rows, block) * block > INT32 else ""
+            spread = "[:, None]" if nest.lanes else ""
+            self.line(f"p = tl.program_id(0){cast} * {block} + tl.arange(0, {block}){spread}")
+            self._bounded("p", nest.rows, nest.rows % block == 0)
+        for name, n in nest.lanes.items():
+            self.line(f"{name} = tl.arange(0, {next_power_of_two(n)})[None, :]")
+            self._bounded(name, n, n == next_power_of_two(n))
+        self._block(0)
+        body = "".join([f"{line}\n" for line in self.lines or ["    pass"]])
+        return kernel("rows", ", ".join(self.parameters), body), self.parameters
+
+    def line(self, text: str) -> None:
+        """Append a line at the current indentation."""
+        self.lines.append("    " * self.depth + text)
+
+    @contextmanager
+    def _indented(self) -> Iterator[None]:
+        self.depth += 1
+        yield
+        self.depth -= 1
+
+    def _bounded(self, name: str, size: int, exact: bool) -> None:
+        if not exact:
+            self.masks[name] = f"{name}_in"
+            self.line(f"{name}_in = {name} < {size}")
+        self._widened(name)
+
+    def _widened(self, name: str) -> None:
+        if name in self.wide:
+            self.line(f"{name}_wide = {name}.to(tl.int64)")
+
+    # ---- blocks and loops ----
+
+    def _block(self, block: int, made: Collection[int] = ()) -> None:
+        """Write the instructions of a block but those `made`, and its stores."""
+        for n in self.nest.blocks[block]:
+            if n not in made:
+                self._instruction(n)
+        for store in self.nest.writes[block]:
+            self._store(store)
+
+    def _instruction(self, n: int) -> None:
+        i = self.nest.instrs[n]
+        if i.op == "loop":
+            self._loop(i.meta)
+        elif i.op == "after":
+            self.value[n] = self.value[i.args[0]]
+        elif i.op == "const":
+            # Constants stand where they are used: the compiler folds them into instructions.
+            self.value[n] = rounded(literal(i.meta.value, i.dtype), i.dtype)
+        elif i.op != "carried":
+            self.value[n] = f"v{n}{self.suffix}"
+            self._define(self.value[n], n, i)
+
+    def _loop(self, step: RowStep) -> None:
+        for first, here, _ in step.carried:
+            # Of one shape and dtype in every step.
+            self.value[here] = f"c{here}"
+        for first, here, _ in step.carried:
+            i = self.nest.instrs[here]
+            self.line(f"c{here} = {self._whole(self.value[first], i)}")
+        if step.predicate is not None:
+            self._while(step)
+            return
+        copies = self._copies(step)
+        main = step.length - step.length % copies
+        outer = self.suffix
+        for first, last, count in ((0, main, copies), (main, step.length, 1)):
+            if first == last:
+                continue
+            self.line(f"for {step.counter}_at in range({first}, {last}, {count}):")
+            with self._indented():
+                self._steps(step, count, outer)
+        self.suffix = outer
+
+    def _copies(self, step: RowStep) -> int:
+        """How many steps are written one after the other: few instructions leave the time to the
+        loads, of which several are then under way."""
+        size = len(self.nest.blocks[step.block])
+        inner = any(self.nest.instrs[n].op == "loop" for n in self.nest.blocks[step.block])
+        if inner or not self._early_loads(step):
+            return 1
+        copies = min(_MOST_STEPS, max(1, _UNROLLED // max(size, 1)), step.length)
+        divisors = [k for k in range(1, copies + 1) if step.length % k == 0]
+        return max(divisors) if max(divisors) * 2 > copies else copies
+
+    def _early_loads(self, step: RowStep) -> list[int]:
+        instrs = self.nest.instrs
+        return [
+            n
+            for n in self.nest.blocks[step.block]
+            if instrs[n].op == "load" and step.counter in instrs[n].names
+        ]
+
+    def _steps(self, step: RowStep, count: int, outer: str) -> None:
+        """`count` steps of a scan: the loads of all, then one after the other."""
+        early = self._early_loads(step) if count > 1 else []
+        loads = []
+        for k in range(count):
+            self.suffix = f"{outer}_{k}" if count > 1 else outer
+            self._count(step, k)
+            for n in early:
+                self._instruction(n)
+            loads.append({n: self.value[n] for n in early})
+        for k in range(count):
+            self.suffix = f"{outer}_{k}" if count > 1 else outer
+            if count > 1:
+                self._count(step, k)
+            self.value.update(loads[k])
+            self._block(step.block, early)
+            self._assign(step)
+
+    def _count(self, step: RowStep, k: int) -> None:
+        """Define the counter's variable."""
+        # A sum with a tensor: of the interpreter's loops the variable is a Python number.
+        self.line(f"{step.counter} = tl.full((), {k}, tl.int32) + {step.counter}_at")
+        self._widened(step.counter)
+
+    def _while(self, step: RowStep) -> None:
+        assert step.predicate is not None
+        name = f"go{step.block}"
+        needed = self._needed(step.predicate, step.block)
+        self._decide(name, step, needed)
+        self.line(f"while {name} != 0:")
+        with self._indented():
+            self._block(step.block)
+            self._assign(step)
+            self._decide(name, step, needed)
+
+    def _needed(self, root: int, block: int) -> list[int]:
+        """The instructions of a block that one depends on."""
+        found: set[int] = set()
+        todo = [root]
+        while todo:
+            n = todo.pop()
+            if n not in found and self.nest.block_of[n] == block:
+                found.add(n)
+                todo += self.nest.instrs[n].operands()
+        return sorted(found)
+
+    def _decide(self, name: str, step: RowStep, needed: Collection[int]) -> None:
+        """Define whether a program goes on, by the values that its rows carry now."""
+        before, suffix = dict(self.value), self.suffix
+        self.suffix = f"{suffix}_q"
+        for n in needed:
+            self._instruction(n)
+        assert step.predicate is not None
+        text = self.value[step.predicate]
+        names = self.nest.instrs[step.predicate].names
+        if "p" in self.masks and "p" in names:
+            text = f"({text} & p_in)"
+        text = f"{text}.to(tl.int32)"
+        self.line(f"{name} = tl.max({text})" if "p" in names else f"{name} = {text}")
+        self.value, self.suffix = before, suffix
+
+    def _assign(self, step: RowStep) -> None:
+        """The next values become those that the loop carries: all at once."""
+        moved = [(here, n) for _, here, n in step.carried if n != here]
+        for here, n in moved:
+            self.line(f"n{here} = {self._whole(self.value[n], self.nest.instrs[here])}")
+        for here, _ in moved:
+            self.line(f"c{here} = n{here}")
+
+    # ---- values ----
+
+    def _shape(self, names: Collection[str]) -> str:
+        """The shape of a value that depends on `names`; "" of a single number."""
+        nest, rows = self.nest, str(self.tiling.block if "p" in names else 1)
+        lanes = [next_power_of_two(nest.lanes[x]) for x in names if x in nest.lanes]
+        if "p" not in names and not lanes:
+            return ""
+        return f"({rows}, {lanes[0] if lanes else 1})" if nest.lanes else f"({rows},)"
+
+    def _whole(self, text: str, i: Instr) -> str:
+        """A value in the shape and register type of instruction `i`."""
+        text = f"({text}).to({register(i.dtype)})"
+        shape = self._shape(i.names)
+        return f"tl.broadcast_to({text}, {shape})" if shape else text
+
+    def _define(self, name: str, n: int, i: Instr) -> None:
+        """Write the lines that define instruction n as `name`."""
+        if i.op == "words":
+            self._words(name, i)
+        elif i.op == "reduce":
+            self._reduce(name, i)
+        elif i.op == "dot":
+            self._dot(name, i)
+        else:
+            self.line(f"{name} = {self._text(i)}")
+
+    def _text(self, i: Instr) -> str:
+        values = [self.value[a] if type(a) is int else "" for a in i.args]
+        if i.op == "map":
+            return map_text(self.nest.instrs, i, values)
+        if i.op == "load":
+            target, offset, guards = i.meta
+            mask = self._mask(i.names, guards)
+            other = f", {mask}, other={_zero(target)}" if mask else ""
+            access = f"tl.load({self._pointer(target, False)} + ({self._address(offset)}){other})"
+            return loaded(access, target.aval.dtype)
+        if i.op == "lookup":
+            return self._lookup(i, values[0])
+        if i.op == "matrix":
+            return self._matrix(i)
+        if i.op == "index":
+            if not i.meta.names:
+                return literal(i.meta.const, i.dtype)
+            return rounded(f"({i.meta.text()}).to({register(i.dtype)})", i.dtype)
+        if i.op == "where":
+            guards = " & ".join(sorted([f"({g.text() or 'True'})" for g in i.meta]))
+            return f"tl.where({guards}, {values[0]}, {values[1]})"
+        if i.op == "round":
+            return rounded(values[0], i.dtype)
+        if i.op == "word":
+            return f"{values[0]}_{i.meta[0]}"
+        assert i.op == "combine"
+        a, b = values
+        combine = i.meta[0].combine
+        return f"({a} + {b})" if combine == "add" else f"{combine}({a}, {b})"
+
+    def _lookup(self, i: Instr, index: str) -> str:
+        """An element of row `index` of a table, clamped or masked."""
+        table, rest, stride, count, mode, fill = i.meta
+        pointer = self._pointer(table, False)
+        dtype = table.aval.dtype
+        at = f"tl.minimum(tl.maximum({index}, 0), {count - 1}).to(tl.int64)"
+        mask = self._mask(i.names, ())
+        other = f", {mask}, other={_zero(table)}" if mask else ""
+        text = loaded(
+            f"tl.load({pointer} + ({at} * {stride} + {self._address(rest)}){other})", dtype
+        )
+        if mode != "fill":
+            return text
+        inside = f"({index} >= 0) & ({index} < {count})"
+        return f"tl.where({inside}, {text}, {rounded(literal(fill, dtype), dtype)})"
+
+    def _matrix(self, i: Instr) -> str:
+        source, offset, depth, lane = i.meta
+        padded = next_power_of_two(depth)
+        self.line(f"k = tl.arange(0, {padded})[:, None]")
+        masks = [self.masks[lane]] if lane in self.masks else []
+        masks += [f"(k < {depth})"] if padded != depth else []
+        other = f", {' & '.join(masks)}, other=0.0" if masks else ""
+        return f"tl.load({self._pointer(source, False)} + ({offset.text()}){other})"
+
+    def _dot(self, name: str, i: Instr) -> None:
+        tile, matrix = [self.nest.instrs[a] for a in i.args]
+        (lane,) = [x for x in tile.names if x in self.nest.lanes]
+        text = self._whole(self.value[i.args[0]], tile)
+        if lane in self.masks:
+            # What lies beyond the lanes is multiplied by zeros, and must be a number.
+            text = f"tl.where({self.masks[lane]}, {text}, 0.0)"
+        text = stored(text, matrix.dtype)
+        zero = f"tl.zeros({self._shape(i.names)}, tl.float32)"
+        precision = _PRECISION[i.meta[0]]
+        self.line(f'{name} = dot({text}, {self.value[i.args[1]]}, {zero}, "{precision}")')
+
+    def _reduce(self, name: str, i: Instr) -> None:
+        how, lane = i.meta
+        x, text = self.nest.instrs[i.args[0]], self.value[i.args[0]]
+        kind = accumulator(x.dtype)
+        padded = next_power_of_two(self.nest.lanes[lane])
+        text = f"({text}).to({MEMORY[kind]})"
+        if lane in self.masks:
+            text = f"tl.where({self.masks[lane]}, {text}, {literal(how.identity(kind), kind)})"
+        rows = self.tiling.block if "p" in x.names else 1
+        self.line(f"{name} = tl.broadcast_to({text}, ({rows}, {padded}))")
+        self.line(f"{name} = {reduced(name, how.combine, kind, 1)}")
+        if i.dtype == dtypes.BOOL:
+            self.line(f"{name} = {name} != 0")
+        elif dtypes.widened(i.dtype) != kind:
+            self.line(f"{name} = {name}.to({register(i.dtype)})")
+
+    def _words(self, name: str, i: Instr) -> None:
+        """A block of random words: `name`_0, `name`_1, ..."""
+        k0, k1, *counter = [
+            literal(a.value, dtypes.U32) if type(a) is Literal else self.value[a] for a in i.args
+        ]
+        self.line(f"k0 = ({k0}).to(tl.uint32)")
+        self.line(f"k1 = ({k1}).to(tl.uint32)")
+        philox = i.meta[0] == "philox"
+        for line in philox_lines(tuple(counter)) if philox else threefry_lines(*counter):
+            self.line(line)
+        for k in range(4 if philox else 2):
+            self.line(f"{name}_{k} = w{k}")
+
+    # ---- memory ----
+
+    def _pointer(self, target: Var, written: bool) -> str:
+        # Named in order of appearance, so that equal structures give equal texts.
+        key = target, written
+        if key not in self._names:
+            name = self._names[key] = f"b{len(self._names)}"
+            self.parameters[name] = key
+        return self._names[key]
+
+    def _address(self, offset: Expr) -> str:
+        return offset.text("_wide" if is_wide(offset) else "")
+
+    def _mask(self, names: Collection[str], guards: Collection[IndexGuard]) -> str:
+        parts = [self.masks[x] for x in sorted(names) if x in self.masks]
+        parts += sorted([f"({g.text()})" for g in guards if g.text()])
+        return " & ".join(parts)
+
+    def _store(self, store: RowStore) -> None:
+        value = self.nest.instrs[store.value]
+        names = store.offset.names | value.names | {x for g in store.guards for x in g.expr.names}
+        names = frozenset(x for x in names if x == "p" or x in self.nest.lanes)
+        pointer, address = self._pointer(store.target, True), self._address(store.offset)
+        # An address has the axes of what is stored there.
+        address += "".join([f" + {x} * 0" for x in sorted(names - store.offset.names)])
+        text = stored(self._whole(self.value[store.value], value), store.target.aval.dtype)
+        mask = self._mask(names, store.guards)
+        self.line(f"tl.store({pointer} + ({address}), {text}{', ' + mask if mask else ''})")
+
+
+def _zero(target: Var) -> str:
+    return "0.0" if dtypes.is_float(target.aval.dtype) else "0"
+

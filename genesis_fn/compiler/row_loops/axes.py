@@ -1,0 +1,272 @@
+"""Which axes of a loop's values are its rows.
+
+An axis is a *row* axis if every equation of the body passes it through one to one: element i of a
+result comes from element i of the operands alone. The loop can then run for each row by itself,
+whatever the other rows do. Axes that equations pass on to each other are one class (`AxisClasses`),
+and a class of which one axis is contracted, reduced, sliced or otherwise mixed is none of rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeAlias
+
+from genesis_fn.compiler.loop_ir.kernel import Infeasible, reduced_axes
+from genesis_fn.core.backend import index as ix
+from genesis_fn.core.backend.lowering import Elementwise, Reduce, Source, View
+from genesis_fn.core.jaxpr import Eqn, Jaxpr, Var
+from genesis_fn.core.primitive import Primitive
+from genesis_fn.primitives.dot_general import dot_general_p, free_dims
+from genesis_fn.primitives.indexing.gather import take_rows_p
+from genesis_fn.primitives.random_bits import key_hash_p, random_bits_p
+from genesis_fn.primitives.reductions.reduce import reduce_or_p
+from genesis_fn.transforms.control_flow.conditionals import cond_p
+from genesis_fn.transforms.control_flow.loops import while_p
+from genesis_fn.transforms.control_flow.scanning import scan_p
+
+Axis: TypeAlias = tuple[Var, int]
+
+
+class AxisClasses:
+    """Classes of axes, by union and find.
+
+    `mixed` are axes whose elements meet each other, so that they are no rows; `moved` those whose
+    elements change places as well (by slices, reversals, concatenations), which threads that hold
+    one element each cannot do.
+    """
+
+    def __init__(self) -> None:
+        self._parent: dict[Axis, Axis] = {}
+        self._mixed: set[Axis] = set()
+        self._moved: set[Axis] = set()
+        self.values: dict[Var, None] = {}  # in order of appearance
+
+    def find(self, axis: Axis) -> Axis:
+        """The axis that stands for the class of `axis`."""
+        parent = self._parent.setdefault(axis, axis)
+        while parent != axis:
+            # Halving keeps paths short.
+            self._parent[axis] = self._parent[parent]
+            axis, parent = parent, self._parent[parent]
+        return axis
+
+    def join(self, a: Axis, b: Axis) -> None:
+        """Make one class of two axes of one length; axes of length 1 have no class."""
+        if a[0].aval.shape[a[1]] == b[0].aval.shape[b[1]] != 1:
+            self._parent[self.find(a)] = self.find(b)
+
+    def join_all(self, a: Any, b: Any, shift_a: int = 0, shift_b: int = 0) -> None:
+        """Join the axes of two values in order, from `shift_a` and `shift_b` on."""
+        if type(a) is Var and type(b) is Var:
+            self.values[a] = self.values[b] = None
+            for i in range(min(a.aval.ndim - shift_a, b.aval.ndim - shift_b)):
+                self.join((a, i + shift_a), (b, i + shift_b))
+
+    def mix(self, axis: Axis, moved: bool = False) -> None:
+        """Note that the elements along an axis meet each other."""
+        if axis[0].aval.shape[axis[1]] != 1:
+            self._mixed.add(axis)
+            if moved:
+                self._moved.add(axis)
+
+    def settle(self) -> None:
+        """Finish: a class that a value has on two axes meets itself."""
+        for v in self.values:
+            seen: set[Axis] = set()
+            for i, n in enumerate(v.aval.shape):
+                found = self.find((v, i))
+                if found in seen and n != 1:
+                    self._mixed.add(found)
+                seen.add(found)
+        self._mixed = {self.find(a) for a in self._mixed}
+        self._moved = {self.find(a) for a in self._moved}
+
+    def is_row(self, axis: Axis) -> bool:
+        """Whether an axis, which is longer than 1, is one of rows."""
+        return self.find(axis) not in self._mixed
+
+    def is_moved(self, axis: Axis) -> bool:
+        """Whether elements change places along an axis."""
+        return self.find(axis) in self._moved
+
+
+def walk(classes: AxisClasses, jaxpr: Jaxpr) -> None:
+    """Relate the axes of all values of a body. Raises Infeasible at what rows cannot compute."""
+    for v in (*jaxpr.invars, *jaxpr.outs):
+        classes.values[v] = None
+    for e in jaxpr.eqns:
+        for v in (*e.ins, *e.outs):
+            if type(v) is Var:
+                classes.values[v] = None
+        rule = _RULES.get(e.prim) or _RULES_OF_LOWERINGS.get(type(e.prim.lowering))
+        if rule is None:
+            raise Infeasible
+        rule(classes, e)
+
+
+def related_carry(
+    classes: AxisClasses, body: Jaxpr, inits: Sequence[Any], carry: Sequence[Var], outs: Any
+) -> None:
+    """Relate what a loop carries: first values, the body's inputs and outputs, results."""
+    for init, inner, out, result in zip(inits, carry, body.outs, outs):
+        classes.join_all(init, inner)
+        classes.join_all(out, inner)
+        classes.join_all(result, inner)
+
+
+def row_predicate(cond: Jaxpr) -> tuple[Var, Eqn | None]:
+    """(what a while loop goes on by, the equation that says whether any row does): the condition of
+    a batched loop asks whether any example goes on."""
+    out = cond.outs[0]
+    last = next((e for e in cond.eqns if out in e.outs), None)
+    if last is not None and last.prim is reduce_or_p:
+        if len(reduced_axes(last)) == last.ins[0].aval.ndim:
+            return last.ins[0], last
+    return out, None
+
+
+# ---- rules ----
+
+
+def _elementwise(c: AxisClasses, e: Eqn) -> None:
+    (out,) = e.outs
+    for i in e.ins:
+        if type(i) is Var:
+            if i.aval.shape != out.aval.shape:
+                raise Infeasible
+            c.join_all(i, out)
+
+
+def _view(c: AxisClasses, e: Eqn) -> None:
+    view = e.prim.lowering
+    assert type(view) is View
+    avals = [i.aval if type(i) is Var else i for i in e.ins]
+    for k, out in enumerate(e.outs):
+        names = [f"a{i}" for i in range(out.aval.ndim)]
+        at = tuple([ix.var(x, n) for x, n in zip(names, out.aval.shape)])
+        for operand, index, conditions in view.pieces(k, at, *avals, **e.params):
+            x = e.ins[operand]
+            for g in conditions:
+                for i in _positions(g.expr.names):
+                    c.mix((out, i), moved=True)
+            if type(x) is not Var:
+                continue
+            for j, (here, n) in enumerate(zip(index, x.aval.shape)):
+                same = [i for i in _positions(here.names) if here == at[i]]
+                if same and n == out.aval.shape[same[0]]:
+                    c.join((x, j), (out, same[0]))
+                elif n != 1:
+                    c.mix((x, j), moved=True)
+                    for i in _positions(here.names):
+                        c.mix((out, i), moved=True)
+
+
+def _positions(names: frozenset[str]) -> Iterator[int]:
+    return (int(x[1:]) for x in names)
+
+
+def _source(c: AxisClasses, e: Eqn) -> None:
+    """Known by its index, which a row knows."""
+
+
+def _reduce(c: AxisClasses, e: Eqn) -> None:
+    x, (out,), axes = e.ins[0], e.outs, reduced_axes(e)
+    assert type(e.prim.lowering) is Reduce
+    kept = iter(range(out.aval.ndim))
+    for i in range(x.aval.ndim):
+        if i in axes:
+            c.mix((x, i), moved=e.prim.lowering.position)
+        else:
+            c.join((x, i), (out, next(kept)))
+
+
+def _dot_general(c: AxisClasses, e: Eqn) -> None:
+    (lhs, rhs), (out,) = e.ins, e.outs
+    if type(lhs) is not Var or type(rhs) is not Var:
+        raise Infeasible
+    ((contracted_l, contracted_r), (batch_l, batch_r)) = e.params["dimension_numbers"]
+    for i, j in zip(contracted_l, contracted_r):
+        c.mix((lhs, i))
+        c.mix((rhs, j))
+        c.join((lhs, i), (rhs, j))
+    at = 0
+    for i, j in zip(batch_l, batch_r):
+        c.join((lhs, i), (out, at))
+        c.join((rhs, j), (out, at))
+        at += 1
+    for x, side in ((lhs, (contracted_l, batch_l)), (rhs, (contracted_r, batch_r))):
+        for i in free_dims(x.aval.ndim, (*side[0], *side[1])):
+            c.join((x, i), (out, at))
+            at += 1
+
+
+def _random_bits(c: AxisClasses, e: Eqn) -> None:
+    (key,), (out,) = e.ins, e.outs
+    c.join_all(key, out)
+    c.mix((key, key.aval.ndim - 1), moved=True)
+
+
+def _key_hash(c: AxisClasses, e: Eqn) -> None:
+    (key, data), (out,) = e.ins, e.outs
+    for i in range(key.aval.ndim - 1):
+        c.join((key, i), (out, i))
+    c.mix((key, key.aval.ndim - 1), moved=True)
+    c.mix((out, out.aval.ndim - 1), moved=True)
+    c.join_all(data, out)
+
+
+def _take_rows(c: AxisClasses, e: Eqn) -> None:
+    (table, indices), (out,) = e.ins, e.outs
+    if type(table) is not Var or type(indices) is not Var:
+        raise Infeasible
+    c.mix((table, 0), moved=True)
+    c.join_all(indices, out)
+    c.join_all(table, out, 1, indices.aval.ndim)
+
+
+def _scan(c: AxisClasses, e: Eqn) -> None:
+    p, body = e.params, e.params["jaxpr"]
+    consts, end = p["consts"], p["consts"] + p["carry"]
+    # Stacked results of an inner loop would need memory for each row.
+    if len(e.outs) > p["carry"]:
+        raise Infeasible
+    for x, v in zip(e.ins[:consts], body.invars):
+        c.join_all(x, v)
+    related_carry(c, body, e.ins[consts:end], body.invars[consts:end], e.outs)
+    for x, v in zip(e.ins[end:], body.invars[end:]):
+        c.mix((x, 0), moved=True)
+        c.join_all(x, v, 1)
+    walk(c, body)
+
+
+def _while(c: AxisClasses, e: Eqn) -> None:
+    p, cond, body = e.params, e.params["cond"], e.params["body"]
+    a, b = p["cond_consts"], p["body_consts"]
+    for x, v in zip(e.ins[:a], cond.invars):
+        c.join_all(x, v)
+    for x, v in zip(e.ins[a : a + b], body.invars):
+        c.join_all(x, v)
+    for v, w in zip(cond.invars[a:], body.invars[b:]):
+        c.join_all(v, w)
+    related_carry(c, body, e.ins[a + b :], body.invars[b:], e.outs)
+    _, any_row = row_predicate(cond)
+    walk(c, Jaxpr(cond.invars, [x for x in cond.eqns if x is not any_row], [], (), ""))
+    walk(c, body)
+
+
+def _cond(c: AxisClasses, e: Eqn) -> None:
+    for branch in e.params["branches"]:
+        for x, v in zip(e.ins[1:], branch.invars):
+            c.join_all(x, v)
+        for x, v in zip(e.outs, branch.outs):
+            c.join_all(x, v)
+        walk(c, branch)
+
+
+_RULES: dict[Primitive, Callable[[AxisClasses, Eqn], None]] = {
+    dot_general_p: _dot_general, random_bits_p: _random_bits, key_hash_p: _key_hash,
+    take_rows_p: _take_rows, scan_p: _scan, while_p: _while, cond_p: _cond,
+}  # fmt: skip
+_RULES_OF_LOWERINGS: dict[Any, Callable[[AxisClasses, Eqn], None]] = {
+    Elementwise: _elementwise, View: _view, Source: _source, Reduce: _reduce,
+}  # fmt: skip

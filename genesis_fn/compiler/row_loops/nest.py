@@ -1,0 +1,749 @@
+"""The IR of a loop that runs for each row by itself: instructions in nested blocks.
+
+Row `p` of a `RowNest` computes everything: block 0 runs once, the block of a loop once for each of
+its steps. Axes that are none of rows are unrolled, an instruction for each element, or are *lanes*:
+loop variables `r0`, `r1`, ... that run along the second axis of a tile. A value has one lane at
+most. Instructions stand in the outermost block that knows their operands, so that what does not
+change leaves its loop.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from genesis_fn.compiler.loop_ir.kernel import (
+    Infeasible,
+    Instr,
+    IterationDomain,
+    KernelIR,
+    Literal,
+    loop_slice_p,
+    reduced_axes,
+)
+from genesis_fn.compiler.row_loops.axes import AxisClasses, related_carry, row_predicate, walk
+from genesis_fn.compiler.simplify.rewriter import has_effect
+from genesis_fn.core import dtypes
+from genesis_fn.core.aval import aval
+from genesis_fn.core.backend import index as ix
+from genesis_fn.core.backend.index import Expr, Guards, Index, IndexGuard
+from genesis_fn.core.backend.lowering import Elementwise, Reduce, Source, View
+from genesis_fn.core.dtypes import DType
+from genesis_fn.core.jaxpr import Eqn, Jaxpr, Var
+from genesis_fn.primitives import elementwise as ops
+from genesis_fn.primitives.dot_general import dot_general_p, free_dims
+from genesis_fn.primitives.random_bits import key_hash_p, random_bits_p
+from genesis_fn.primitives.shape import copy_p
+from genesis_fn.transforms.control_flow.loops import while_p
+from genesis_fn.transforms.control_flow.scanning import scan_p
+
+_MAX_INSTRUCTIONS = 1024
+_MAX_CARRIED = 96  # elements that a row carries from step to step
+_MAX_UNROLLED = 64  # elements of a value, an instruction each
+_MIN_LANES = 8  # elements that are a lane rather than unrolled
+_MAX_LANES = 2048
+_HOISTED = 48  # loads that are made before the loops, and stay in registers
+
+
+@dataclass(slots=True)
+class RowStep:
+    """A loop: its block runs `length` times, or while `predicate` holds.
+
+    `carried` are (instruction of the first value, the "carried" instruction, instruction of the
+    next value). `counter` is the variable that counts a scan's steps. A `predicate` is of the row
+    where `by_row`, and the loop of a program goes on while it holds for one of its rows.
+    """
+
+    block: int
+    carried: list[tuple[int, int, int]] = field(default_factory=list)
+    counter: str = ""
+    length: int = 0
+    predicate: int | None = None
+    by_row: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RowStore:
+    """A value that goes to memory, at an offset of `target` where `guards` hold."""
+
+    target: Var
+    offset: Expr
+    value: int
+    guards: Guards
+
+
+class RowNest(KernelIR):
+    """The instructions of one loop equation, for `rows` rows.
+
+    * `blocks[b]`: the instructions of a block, in order; `stores[b]` what it writes.
+    * `steps`: the loops by the instruction, of op "loop", that runs them.
+    * `lanes`: the sizes of the lanes by name.
+
+    Operations beyond those of `Instr`, with their `meta`: "carried" (a loop's value of the step),
+    "loop" (a `RowStep`), "after" (a carried value when the loop is over), "matrix" (a load of a
+    constant matrix: variable, offset in `k` and a lane, sizes), "dot" (the precision; a tile times
+    a matrix), "words" (a block of random words of a key and a counter), "word" (which of them).
+    """
+
+    def __init__(self, e: Eqn, outer: dict[Var, Eqn]) -> None:
+        super().__init__({}, (), IterationDomain(()), (), _MAX_INSTRUCTIONS, ())
+        self.outer = outer
+        self.blocks: list[list[int]] = [[]]
+        self.around = [0]  # the block around each
+        self.block_of: list[int] = []
+        self.depth = [0]
+        self.writes: list[list[RowStore]] = [[]]
+        self.lanes: dict[str, int] = {}
+        self._lane_names: dict[Any, str] = {}
+        self._home: dict[Var, int] = {}
+        self._held: dict[Var, dict[tuple[int, ...], int]] = {}
+        self._block_of_counter: dict[str, int] = {}
+        self._here = 0
+        self._hoisted = 0
+        e = _fresh_eqn(e, {})
+        self._classes = _classes_of(e)
+        self._find_rows(e)
+        self._adopt([e], 0)
+        if e.prim is scan_p:
+            self._scan(e, e.outs[e.params["carry"] :])
+        else:
+            self._while(e)
+        count = len(e.outs) if e.prim is while_p else e.params["carry"]
+        for v in e.outs[:count]:
+            for combination in self._elements_of(v):
+                self._write(v, v, combination, self._held[v][combination], 0)
+        self.results = list(e.outs)
+
+    # ---- axes ----
+
+    def _find_rows(self, e: Eqn) -> None:
+        """Number the row classes: those of the value with most of them first, in its order, so
+        that rows are neighbours in memory as its elements are."""
+        values = [v for v in (*e.outs, *e.ins) if type(v) is Var]
+        order: dict[Any, int] = {}
+        rows_of = lambda v: [
+            (self._classes.find((v, i)), n)
+            for i, n in enumerate(v.aval.shape)
+            if n != 1 and self._classes.is_row((v, i))
+        ]
+        for v in sorted(values, key=lambda v: -len(rows_of(v))):
+            order.update({c: n for c, n in rows_of(v) if c not in order})
+        sizes = tuple(order.values())
+        self.rows = math.prod(sizes)
+        at = ix.unravel(ix.var("p", self.rows), sizes)
+        self._rows_at = dict(zip(order, at))
+
+    def _axis(self, v: Var, i: int) -> Expr | None:
+        """The index that an axis of a value has in a row: of the row, of a lane, 0 where it has one
+        element; None where its elements are unrolled."""
+        n = v.aval.shape[i]
+        if n == 1:
+            return ix.ZERO
+        found = self._classes.find((v, i))
+        if found in self._rows_at:
+            return self._rows_at[found]
+        if self._classes.is_row((v, i)):
+            raise Infeasible  # a row of values inside only, which no result has
+        if n < _MIN_LANES or self._classes.is_moved((v, i)):
+            return None
+        if n > _MAX_LANES:
+            raise Infeasible
+        name = self._lane_names.setdefault(found, f"r{len(self._lane_names)}")
+        self.lanes[name] = n
+        return ix.var(name, n)
+
+    def _elements_of(self, v: Var) -> Iterator[tuple[int, ...]]:
+        """The unrolled indices of a value, 0 along its other axes."""
+        free = [self._axis(v, i) is None for i in range(v.aval.ndim)]
+        sizes = [n if f else 1 for n, f in zip(v.aval.shape, free)]
+        if math.prod(sizes) > _MAX_UNROLLED:
+            raise Infeasible
+        return itertools.product(*map(range, sizes))
+
+    def _index(self, v: Var, combination: Sequence[int]) -> Index:
+        """The whole index of an element of a row."""
+        found = [self._axis(v, i) for i in range(v.aval.ndim)]
+        return tuple([ix.const(k) if e is None else e for e, k in zip(found, combination)])
+
+    def _names_of(self, v: Var) -> frozenset[str]:
+        """The loop variables that a value in registers may depend on."""
+        found = [self._axis(v, i) for i in range(v.aval.ndim)]
+        return frozenset().union(*[e.names for e in found if e is not None])
+
+    # ---- instructions ----
+
+    def _emit(
+        self,
+        op: str,
+        args: tuple[Any, ...],
+        meta: Any,
+        dtype: DType,
+        names: frozenset[str] = frozenset(),
+        eqn: Eqn | None = None,
+    ) -> int:
+        operands = [a for a in args if type(a) is int]
+        block = max(
+            [self.block_of[a] for a in operands]
+            + [self._block_of_counter[x] for x in names if x in self._block_of_counter]
+            + [0],
+            key=self.depth.__getitem__,
+        )
+        if op in ("load", "matrix", "lookup") and block == 0 != self._here:
+            if self._hoisted >= _HOISTED and op != "matrix":
+                block = self._here
+        key = (op, args, meta, dtype, block)
+        found = self._seen.get(key)
+        if found is not None:
+            return found
+        if op in ("load", "matrix", "lookup") and block == 0:
+            self._hoisted += 1
+        for a in operands:
+                names |= self.instrs[a].names - set(self._block_of_counter)
+        if op == "reduce":
+            names -= set(self.lanes)
+        if op == "dot":
+            names = frozenset(meta[1]) | (names - set(self.lanes))
+        if len(names & set(self.lanes)) > (2 if op == "matrix" else 1):
+            raise Infeasible
+        self._seen[key] = self._append(Instr(op, args, meta, dtype, names, 0, eqn), block)
+        return len(self.instrs) - 1
+
+    def _append(self, instr: Instr, block: int) -> int:
+        if len(self.instrs) >= self.max_instrs or instr.dtype.name.startswith("float8"):
+            raise Infeasible
+        self.instrs.append(instr)
+        self.block_of.append(block)
+        self.blocks[block].append(len(self.instrs) - 1)
+        return len(self.instrs) - 1
+
+    def of(self, op: str) -> list[int]:
+        """The numbers of the instructions of an operation."""
+        return [n for n, i in enumerate(self.instrs) if i.op == op]
+
+    def _map(self, prim: Any, *args: Any, dtype: DType) -> int:
+        return self._emit("map", args, (prim, (), False), dtype)
+
+    def operands(self) -> list[Var]:
+        """The values in memory that it reads."""
+        return list(
+            dict.fromkeys([i.meta[0] for i in self.instrs if i.op in ("load", "matrix", "lookup")])
+        )
+
+    def at(self, v: Var, at: Index, guards: Guards) -> int:
+        """The instruction that gives element `at` of `v` where `guards` hold."""
+        key = (v, at, guards)
+        found = self._memo.get(key)
+        if found is None or not self._visible(found):
+            found = self._memo[key] = self._at(v, at, guards)
+        return found
+
+    def _visible(self, n: int) -> bool:
+        """Whether the present block, or one around it, holds instruction n."""
+        block, here = self.block_of[n], self._here
+        while here != block and here:
+            here = self.around[here]
+        return here == block
+
+    def _at(self, v: Var, at: Index, guards: Guards) -> int:
+        if v in self._held or self._is_loop(v):
+            if v not in self._held:
+                self._enter(self.producer[v])
+            return self._held[v][self._held_key(v, at)]
+        if v in self.producer:
+            return self._compute(v, self.producer[v], at, guards)
+        e = self.outer.get(v)
+        if e is not None:
+            # What is known by its index, or only moved, is not worth its place in memory.
+            return self._compute(v, e, at, guards)
+        offset = ix.ravel(at, v.aval.shape)
+        names = offset.names.union(*[g.expr.names for g in guards])
+        return self._emit("load", (), (v, offset, guards), v.aval.dtype, names)
+
+    def _is_loop(self, v: Var) -> bool:
+        return v in self.producer and self.producer[v].prim in (scan_p, while_p)
+
+    def _held_key(self, v: Var, at: Index) -> tuple[int, ...]:
+        """Which element in registers has index `at`."""
+        key = []
+        for i, here in enumerate(at):
+            wanted = self._axis(v, i)
+            if wanted is None:
+                if here.names:
+                    raise Infeasible
+                key.append(here.const)
+            elif here == wanted:
+                key.append(0)
+            else:
+                raise Infeasible
+        return tuple(key)
+
+    def _adopt(self, eqns: Sequence[Eqn], block: int) -> None:
+        for e in eqns:
+            if has_effect(e):
+                raise Infeasible
+            for v in e.outs:
+                self.producer[v] = e
+                self._home[v] = block
+
+    # ---- equations ----
+
+    def _compute(self, v: Var, e: Eqn, at: Index, guards: Guards) -> int:
+        if e.prim is dot_general_p:
+            return self._dot(v, e, at, guards)
+        if e.prim is random_bits_p:
+            return self._random_bits(e, at, guards)
+        if e.prim is key_hash_p:
+            return self._key_hash(e, at, guards)
+        lowering = e.prim.lowering
+        if type(lowering) is Reduce and e.ins[0].aval.size:
+            return self._row_reduction(v, e, lowering, at, guards)
+        if type(lowering) not in (Elementwise, View, Source, Reduce):
+            raise Infeasible
+        if type(lowering) is Elementwise and lowering.triton is None:
+            raise Infeasible
+        return super()._compute(v, e, at, guards)
+
+    def _counter(self, counter: Var, length: int, reverse: bool) -> Expr:
+        here = ix.var(self.counters[counter], length)
+        return ix.shift(ix.scale(here, -1), length - 1) if reverse else here
+
+    def _row_reduction(self, v: Var, e: Eqn, how: Reduce, at: Index, guards: Guards) -> int:
+        """Unrolled axes element by element, then the lane."""
+        x, axes, kept = e.ins[0], reduced_axes(e), iter(at)
+        _check_accumulates(x.aval.dtype, how)
+        ranges: list[Any] = []
+        lane = ""
+        for i, n in enumerate(x.aval.shape):
+            if i not in axes:
+                ranges.append([next(kept)])
+            elif (here := self._axis(x, i)) is None:
+                ranges.append([ix.const(k) for k in range(n)])
+            else:
+                if lane and here.names:
+                    raise Infeasible
+                lane = lane or "".join(here.names)
+                ranges.append([here])
+        if math.prod(map(len, ranges)) > _MAX_UNROLLED:
+            raise Infeasible
+        elements = [self.at(x, index, guards) for index in itertools.product(*ranges)]
+        if how.position:
+            if lane:
+                raise Infeasible
+            return self._position(elements, how, v.aval.dtype)
+        total = elements[0]
+        for element in elements[1:]:
+            total = self._emit("combine", (total, element), (how,), v.aval.dtype, eqn=e)
+        if not lane:
+            return total
+        return self._emit("reduce", (total,), (how, lane), v.aval.dtype, eqn=e)
+
+    def _position(self, elements: Sequence[int], how: Reduce, dtype: DType) -> int:
+        """Where the first extreme is; NaN is one."""
+        kind = self.instrs[elements[0]].dtype
+        better_p = ops.gt if how.combine == "maximum" else ops.lt
+        best = elements[0]
+        found = self._emit("const", (), Literal(0), dtype)
+        for k, x in enumerate(elements[1:], 1):
+            better = self._map(better_p.prim, x, best, dtype=dtypes.BOOL)
+            if dtypes.is_float(kind):
+                nan = self._map(ops.ne.prim, x, x, dtype=dtypes.BOOL)
+                known = self._map(ops.eq.prim, best, best, dtype=dtypes.BOOL)
+                first = self._map(ops.bitwise_and.prim, nan, known, dtype=dtypes.BOOL)
+                better = self._map(ops.bitwise_or.prim, better, first, dtype=dtypes.BOOL)
+            here = self._emit("const", (), Literal(k), dtype)
+            found = self._map(ops.select_p, better, here, found, dtype=dtype)
+            best = self._map(ops.select_p, better, x, best, dtype=kind)
+        return found
+
+    def _dot(self, v: Var, e: Eqn, at: Index, guards: Guards) -> int:
+        (lhs, rhs) = e.ins
+        if type(lhs) is not Var or type(rhs) is not Var:
+            raise Infeasible
+        dtype = v.aval.dtype
+        if dtypes.is_complex(dtype) or (dtypes.is_integer(dtype) and dtype.itemsize < 4):
+            raise Infeasible
+        numbers = e.params["dimension_numbers"]
+        (contracted_l, contracted_r), (batch_l, batch_r) = numbers
+        free_l = free_dims(lhs.aval.ndim, (*contracted_l, *batch_l))
+        free_r = free_dims(rhs.aval.ndim, (*contracted_r, *batch_r))
+        place = iter(at)
+        index_l: list[Any] = [None] * lhs.aval.ndim
+        index_r: list[Any] = [None] * rhs.aval.ndim
+        for i, j in zip(batch_l, batch_r):
+            index_l[i] = index_r[j] = next(place)
+        for i in free_l:
+            index_l[i] = next(place)
+        for j in free_r:
+            index_r[j] = next(place)
+        ranges: list[list[Expr]] = []
+        along = ""
+        for i in contracted_l:
+            here, n = self._axis(lhs, i), lhs.aval.shape[i]
+            if here is None:
+                ranges.append([ix.const(k) for k in range(n)])
+            else:
+                if here.names and along:
+                    raise Infeasible
+                along = along or "".join(here.names)
+                ranges.append([here])
+        if math.prod(map(len, ranges)) > _MAX_UNROLLED:
+            raise Infeasible
+        lane = {x for e in at for x in e.names if x in self.lanes}
+        if along and lane:
+            return self._tile_product(e, v, index_l, index_r, along, lane, guards)
+        total = None
+        for ks in itertools.product(*ranges):
+            for k, i, j in zip(ks, contracted_l, contracted_r):
+                index_l[i] = index_r[j] = k
+            a = self.at(lhs, tuple(index_l), guards)
+            b = self.at(rhs, tuple(index_r), guards)
+            product = self._emit("map", (a, b), (ops.mul.prim, (), False), dtype, eqn=e)
+            if total is None:
+                total = product
+            else:
+                total = self._emit("map", (total, product), (ops.add.prim, (), False), dtype, eqn=e)
+        if total is None:
+            raise Infeasible
+        if along:
+            total = self._emit("reduce", (total,), (_SUM, along), dtype, eqn=e)
+        return total
+
+    def _tile_product(
+        self,
+        e: Eqn,
+        v: Var,
+        index_l: list[Any],
+        index_r: list[Any],
+        along: str,
+        lane: Collection[str],
+        guards: Guards,
+    ) -> int:
+        """A tile of rows and a lane times a constant matrix of that lane and another."""
+        (contracted_l, contracted_r), _ = e.params["dimension_numbers"]
+        (lane_name,) = lane
+        sides = [(e.ins[0], index_l, contracted_l), (e.ins[1], index_r, contracted_r)]
+        # The matrix is the operand with the result's lane.
+        has_lane = lambda index: any(e is not None and lane_name in e.names for e in index)
+        if has_lane(index_l):
+            sides.reverse()
+        (tile, tile_index, tile_axes), (matrix, matrix_index, matrix_axes) = sides
+        if len(tile_axes) != 1 or has_lane(tile_index) or guards or v.aval.dtype != dtypes.F32:
+            raise Infeasible
+        if not dtypes.is_float(tile.aval.dtype) or matrix.aval.dtype != tile.aval.dtype:
+            raise Infeasible
+        if tile.aval.dtype == dtypes.F64:
+            raise Infeasible
+        depth, width = self.lanes[along], self.lanes[lane_name]
+        if depth < 16 or width < 16 or depth * width > 128 * 128:
+            raise Infeasible
+        tile_index[tile_axes[0]] = ix.var(along, depth)
+        matrix_index[matrix_axes[0]] = ix.var("k", depth)
+        # Through views only: the elements of the matrix lie in memory.
+        (source, place) = self._in_memory(matrix, tuple(matrix_index))
+        offset = ix.ravel(place, source.aval.shape)
+        if offset.names != frozenset(("k", lane_name)):
+            raise Infeasible
+        a = self.at(tile, tuple(tile_index), guards)
+        if "p" not in self.instrs[a].names:
+            raise Infeasible
+        m = self._emit(
+            "matrix", (), (source, offset, depth, lane_name), matrix.aval.dtype, frozenset()
+        )
+        precision = e.params["precision"]
+        return self._emit("dot", (a, m), (precision, (lane_name,)), v.aval.dtype, eqn=e)
+
+    def _in_memory(self, v: Var, at: Index) -> tuple[Var, Index]:
+        """(value in memory, index) of an element, through views."""
+        while True:
+            e = self.producer.get(v) or self.outer.get(v)
+            if v in self._held or self._is_loop(v):
+                raise Infeasible
+            if e is None:
+                return v, at
+            view = e.prim.lowering
+            if type(view) is not View or e.prim is loop_slice_p:
+                raise Infeasible
+            avals = [i.aval if type(i) is Var else i for i in e.ins]
+            pieces = view.pieces(e.outs.index(v), at, *avals, **e.params)
+            if len(pieces) != 1 or pieces[0][2] or type(e.ins[pieces[0][0]]) is not Var:
+                raise Infeasible
+            v, at = e.ins[pieces[0][0]], pieces[0][1]
+
+    # ---- random words ----
+
+    def _words(self, impl: str, key: tuple[int, int], counter: tuple[Any, ...], k: int) -> int:
+        words = self._emit("words", (*key, *counter), (impl,), dtypes.U32)
+        return self._emit("word", (words,), (k,), dtypes.U32)
+
+    def _key(self, key: Var, at: Index, guards: Guards) -> tuple[int, int]:
+        return (
+            self.at(key, (*at, ix.ZERO), guards),
+            self.at(key, (*at, ix.const(1)), guards),
+        )
+
+    def _integer(self, e: Expr) -> Any:
+        if not e.names:
+            return Literal(e.const)
+        return self._emit("index", (), e, dtypes.U32, e.names)
+
+    def _random_bits(self, e: Eqn, at: Index, guards: Guards) -> int:
+        p, key = e.params, e.ins[0]
+        keys = key.aval.ndim - 1
+        if p["width"] != 32 or math.prod(p["shape"]) >= 1 << 31:
+            raise Infeasible
+        words = self._key(key, at[:keys], guards)
+        place = ix.ravel(at[keys:], tuple(p["shape"]))
+        if p["impl"] != "philox":
+            counter = (Literal(0), self._integer(place))
+            a, b = [self._words(p["impl"], words, counter, k) for k in range(2)]
+            return self._map(ops.bitwise_xor.prim, a, b, dtype=dtypes.U32)
+        zeros = (Literal(0),) * 3
+        block, which = ix.div(place, 4), ix.mod(place, 4)
+        counter = (self._integer(block), *zeros)
+        if not which.names:
+            return self._words("philox", words, counter, which.const)
+        found = self._words("philox", words, counter, 3)
+        for k in (2, 1, 0):
+            guard = frozenset((IndexGuard(which, k, k + 1),))
+            other = self._words("philox", words, counter, k)
+            found = self._emit("where", (other, found), guard, dtypes.U32, which.names)
+        return found
+
+    def _key_hash(self, e: Eqn, at: Index, guards: Guards) -> int:
+        p, (key, data) = e.params, e.ins
+        if at[-1].names:
+            raise Infeasible
+        words = self._key(key, at[: key.aval.ndim - 1], guards)
+        d = self.at(data, at[:-1], guards) if type(data) is Var else Literal(data)
+        if p["impl"] == "philox":
+            counter = (d, Literal(0), Literal(0), Literal(p["tag"]))
+        else:
+            counter = (Literal(0), d)
+        return self._words(p["impl"], words, counter, at[-1].const)
+
+    # ---- loops ----
+
+    def _enter(self, e: Eqn) -> None:
+        """Make the loop of an equation, in the block where the equation stands."""
+        before, self._here = self._here, self._home[e.outs[0]]
+        if e.prim is scan_p:
+            self._scan(e, ())
+        else:
+            self._while(e)
+        self._here = before
+
+    def _open(self, counter: Var | None = None) -> int:
+        block = len(self.blocks)
+        self.blocks.append([])
+        self.writes.append([])
+        self.depth.append(self.depth[self._here] + 1)
+        self.around.append(self._here)
+        if counter is not None:
+            self.counters[counter] = f"t{len(self.counters)}"
+            self._block_of_counter[self.counters[counter]] = block
+        return block
+
+    def _carry(self, step: RowStep, inits: Sequence[Any], carry: Sequence[Var]) -> None:
+        """The instructions of what a loop carries."""
+        for init, v in zip(inits, carry):
+            names, held = self._names_of(v), {}
+            if len(names & set(self.lanes)) > 1:
+                raise Infeasible
+            for combination in self._elements_of(v):
+                first = self._of(init, v, combination)
+                n = self._append(
+                    Instr("carried", (), (step.block, len(step.carried)), v.aval.dtype, names, 0),
+                    step.block,
+                )
+                step.carried.append((first, n, -1))
+                held[combination] = n
+                if not self.instrs[first].names <= names:
+                    raise Infeasible
+            self._held[v] = held
+        if len(step.carried) > _MAX_CARRIED:
+            raise Infeasible
+
+    def _of(self, x: Any, v: Var, combination: tuple[int, ...]) -> int:
+        """The instruction of an element of `x`, a value of v's shape or a number."""
+        if type(x) is not Var:
+            return self._emit("const", (), Literal(x), v.aval.dtype)
+        return self.at(x, self._index(v, combination), frozenset())
+
+    def _close(
+        self, step: RowStep, nexts: Sequence[int], carry: Sequence[Var], outs: Sequence[Var]
+    ) -> None:
+        """End a loop: the next values of what it carries, its instruction, and its results."""
+        counters = set(self._block_of_counter)
+        for k, (n, (first, here, _)) in enumerate(zip(nexts, step.carried, strict=True)):
+            if not self.instrs[n].names - counters <= self.instrs[here].names:
+                raise Infeasible
+            step.carried[k] = first, here, n
+        self._append(Instr("loop", (), step, dtypes.I32, frozenset(), 0), self._here)
+        results = iter(step.carried)
+        for out, v in zip(outs, carry):
+            held = {}
+            for combination in self._elements_of(v):
+                _, here, _ = next(results)
+                instr = Instr("after", (here,), None, v.aval.dtype, self.instrs[here].names, 0)
+                held[combination] = self._append(instr, self._here)
+            self._held[out] = held
+
+    def _nexts(self, outs: Sequence[Any], carry: Sequence[Var]) -> list[int]:
+        """The instructions of the next values of what a loop carries."""
+        return [
+            self._of(out, v, combination)
+            for out, v in zip(outs, carry)
+            for combination in self._elements_of(v)
+        ]
+
+    def _rounded(self, n: int) -> int:
+        # Registers hold float32: what is carried has the precision of its dtype.
+        dtype = self.instrs[n].dtype
+        return self._emit("round", (n,), None, dtype) if dtype in dtypes.NARROW else n
+
+    def _alias(self, inner: Sequence[Var], outer: Sequence[Any], block: int) -> None:
+        """Let a body's inputs be values from outside."""
+        self._adopt([Eqn(copy_p, [x], {}, (v,)) for v, x in zip(inner, outer)], block)
+
+    def _write(
+        self,
+        v: Var,
+        target: Var,
+        combination: tuple[int, ...],
+        n: int,
+        block: int,
+        step: Expr | None = None,
+    ) -> None:
+        """Store an element of `v`; `step`: in that row of `target`, a stack of values like it."""
+        index = self._index(v, combination)
+        whole = index if step is None else (step, *index)
+        offset = ix.ravel(whole, target.aval.shape)
+        # Of rows that have one value in common the first stores it.
+        mine = {self._classes.find((v, i)) for i, size in enumerate(v.aval.shape) if size != 1}
+        once = [IndexGuard(e, 0, 1) for c, e in self._rows_at.items() if c not in mine]
+        self.writes[block].append(RowStore(target, offset, n, frozenset(once)))
+
+    def _keeps(self, n: int, predicate: int, here: int) -> bool:
+        """Whether instruction n is `here` where the predicate does not hold."""
+        i = self.instrs[n]
+        if n == here:
+            return True
+        chosen = i.op == "map" and i.meta[0] is ops.select_p
+        return chosen and i.args[0] == predicate and i.args[2] == here
+
+    def _scan(self, e: Eqn, stacks: Sequence[Var]) -> None:
+        p, body = e.params, e.params["jaxpr"]
+        consts, end = p["consts"], p["consts"] + p["carry"]
+        carry, length = body.invars[consts:end], p["length"]
+        counter = Var(aval((), dtypes.I32))
+        block = self._open(counter)
+        step = RowStep(block, counter=self.counters[counter], length=length)
+        self._alias(body.invars[:consts], e.ins[:consts], 0)
+        self._carry(step, e.ins[consts:end], carry)
+        where = {"length": length, "reverse": p["reverse"]}
+        rows = [
+            Eqn(loop_slice_p, [x, counter], where, (v,), e.where)
+            for x, v in zip(e.ins[end:], body.invars[end:])
+        ]
+        self._adopt([*rows, *body.eqns], block)
+        around, self._here = self._here, block
+        step_at = self._counter(counter, length, p["reverse"])
+        for out, stack in zip(body.outs[p["carry"] :], stacks):
+            for combination in self._elements_of(out):
+                n = self._of(out, out, combination)
+                self._write(out, stack, combination, n, block, step_at)
+        nexts = [self._rounded(n) for n in self._nexts(body.outs[: p["carry"]], carry)]
+        self._here = around
+        self._close(step, nexts, carry, e.outs[: p["carry"]])
+
+    def _while(self, e: Eqn) -> None:
+        p, cond, body = e.params, e.params["cond"], e.params["body"]
+        a, b = p["cond_consts"], p["body_consts"]
+        carry = body.invars[b:]
+        block = self._open()
+        step = RowStep(block)
+        self._alias(cond.invars[:a], e.ins[:a], 0)
+        self._alias(body.invars[:b], e.ins[a : a + b], 0)
+        self._alias(cond.invars[a:], carry, block)
+        self._carry(step, e.ins[a + b :], carry)
+        test, any_row = row_predicate(cond)
+        self._adopt([x for x in cond.eqns if x is not any_row], block)
+        self._adopt(body.eqns, block)
+        around, self._here = self._here, block
+        elements = list(self._elements_of(test))
+        if len(elements) != 1:
+            raise Infeasible
+        combination = elements[0]
+        step.predicate = self._of(test, test, combination)
+        names = self.instrs[step.predicate].names
+        step.by_row = any_row is not None
+        if names & set(self.lanes) or (names and not step.by_row):
+            raise Infeasible
+        nexts = self._nexts(body.outs, carry)
+        # A row that is done must keep its values while others of its program go on.
+        for n, (_, here, _) in zip(nexts, step.carried):
+            if step.by_row and not self._keeps(n, step.predicate, here):
+                raise Infeasible
+        nexts = [self._rounded(n) for n in nexts]
+        self._here = around
+        self._close(step, nexts, carry, e.outs)
+
+
+_SUM = Reduce("add", lambda dtype: 0)
+
+
+def _check_accumulates(dtype: DType, how: Reduce) -> None:
+    """Refuse sums of integers that are narrower than registers."""
+    wraps = dtypes.is_integer(dtype) and dtype.itemsize < 4
+    if wraps and how.combine in ("add", "multiply"):
+        raise Infeasible
+
+
+def _fresh_eqn(e: Eqn, env: dict[Var, Any]) -> Eqn:
+    """A copy of an equation over `env`, whose programs share no variable with others."""
+    params = {}
+    for name, value in e.params.items():
+        if type(value) is Jaxpr:
+            params[name] = _fresh(value)
+        elif type(value) is tuple and value and type(value[0]) is Jaxpr:
+            params[name] = tuple([_fresh(j) for j in value])
+        else:
+            params[name] = value
+    ins = [env.get(i, i) if type(i) is Var else i for i in e.ins]
+    return e.replace(ins=ins, params=params)
+
+
+def _fresh(jaxpr: Jaxpr) -> Jaxpr:
+    env: dict[Var, Any] = {v: Var(v.aval) for v in jaxpr.invars}
+    eqns = []
+    for e in jaxpr.eqns:
+        made = _fresh_eqn(e, env)
+        made.outs = tuple([Var(v.aval) for v in e.outs])
+        env.update(zip(e.outs, made.outs))
+        eqns.append(made)
+    outs = [env[o] if type(o) is Var else o for o in jaxpr.outs]
+    return Jaxpr([env[v] for v in jaxpr.invars], eqns, outs, (), jaxpr.name)
+
+
+def _classes_of(e: Eqn) -> AxisClasses:
+    """The axis classes of the values of a loop."""
+    classes = AxisClasses()
+    p = e.params
+    if e.prim is scan_p:
+        body, consts, end = p["jaxpr"], p["consts"], p["consts"] + p["carry"]
+        for x, v in zip(e.ins[:consts], body.invars):
+            classes.join_all(x, v)
+        related_carry(classes, body, e.ins[consts:end], body.invars[consts:end], e.outs)
+        stacked = [*zip(e.ins[end:], body.invars[end:])]
+        stacked += zip(e.outs[p["carry"] :], body.outs[p["carry"] :])
+        for whole, row in stacked:
+            classes.mix((whole, 0), moved=True)
+            classes.join_all(whole, row, 1)
+        walk(classes, body)
+    else:
+        walk(classes, Jaxpr([], [e], [], (), ""))
+    classes.settle()
+    return classes

@@ -1,0 +1,47 @@
+"""Turns loops whose bodies work row by row into one kernel each.
+
+A graph runs the kernels of a loop's body once for each step, at about 4 us a step and more for each
+kernel. Rows that do not wait for each other need none of that: a thread runs the whole loop for its
+row, and what the loop carries never leaves its registers.
+"""
+
+from __future__ import annotations
+
+from genesis_fn.compiler.loop_ir.kernel import Infeasible
+from genesis_fn.compiler.options import enabled
+from genesis_fn.compiler.row_loops.nest import RowNest
+from genesis_fn.compiler.target import Target
+from genesis_fn.core.backend.lowering import Source, View
+from genesis_fn.core.jaxpr import Eqn, Jaxpr, Var
+from genesis_fn.core.primitive import Primitive
+from genesis_fn.transforms.control_flow.loops import while_p
+from genesis_fn.transforms.control_flow.scanning import scan_p
+
+row_loop_p = Primitive("row_loop", lambda *avals, nest: nest.avals, multi=True, listed=False)
+"""A loop as one kernel, of the compiler's own programs: `nest` is the `RowNest` that it runs."""
+
+
+def row_loops(jaxpr: Jaxpr, target: Target) -> Jaxpr:
+    """`jaxpr` with each loop that works row by row as a `row_loop`."""
+    if not enabled("row_loops") or not any(e.prim in (scan_p, while_p) for e in jaxpr.eqns):
+        return jaxpr
+    outer: dict[Var, Eqn] = {}
+    eqns = []
+    for e in jaxpr.eqns:
+        eqns.append(_row_loop(e, outer, target) if e.prim in (scan_p, while_p) else e)
+        if type(e.prim.lowering) is Source or (
+            type(e.prim.lowering) is View and not e.prim.lowering.joins
+        ):
+            outer.update(dict.fromkeys(e.outs, e))
+    return Jaxpr(jaxpr.invars, eqns, jaxpr.outs, jaxpr.labels, jaxpr.name)
+
+
+def _row_loop(e: Eqn, outer: dict[Var, Eqn], target: Target) -> Eqn:
+    values = [v for v in (*e.ins, *e.outs) if type(v) is Var]
+    if not all([v.aval.size for v in values]) or any([target.lacks(v.aval.dtype) for v in values]):
+        return e
+    try:
+        nest = RowNest(e, outer)
+    except Infeasible:
+        return e
+    return e.replace(prim=row_loop_p, ins=nest.operands(), params={"nest": nest})
