@@ -147,7 +147,7 @@ def _view(c: AxisClasses, e: Eqn) -> None:
         for operand, index, conditions in view.pieces(k, at, *avals, **e.params):
             x = e.ins[operand]
             for g in conditions:
-                for i in _positions(g.expr.names):
+                for i in _positions(frozenset() if g.always else g.expr.names):
                     c.mix((out, i), moved=True)
             if type(x) is not Var:
                 continue

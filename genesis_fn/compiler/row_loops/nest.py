@@ -81,6 +81,8 @@ class RowNest(KernelIR):
     * `blocks[b]`: the instructions of a block, in order; `stores[b]` what it writes.
     * `steps`: the loops by the instruction, of op "loop", that runs them.
     * `lanes`: the sizes of the lanes by name.
+    * `uneven`: some results lack an axis of rows that others have. All rows along it then compute
+      the same; if it was made with `common` it is none of rows.
 
     Operations beyond those of `Instr`, with their `meta`: "carried" (a loop's value of the step),
     "loop" (a `RowStep`), "after" (a carried value when the loop is over), "matrix" (a load of a
@@ -88,7 +90,7 @@ class RowNest(KernelIR):
     a matrix), "words" (a block of random words of a key and a counter), "word" (which of them).
     """
 
-    def __init__(self, e: Eqn, outer: dict[Var, Eqn]) -> None:
+    def __init__(self, e: Eqn, outer: dict[Var, Eqn], common: bool = False) -> None:
         super().__init__({}, (), IterationDomain(()), (), _MAX_INSTRUCTIONS, ())
         self.outer = outer
         self.blocks: list[list[int]] = [[]]
@@ -105,7 +107,7 @@ class RowNest(KernelIR):
         self._hoisted = 0
         e = _fresh_eqn(e, {})
         self._classes = _classes_of(e)
-        self._find_rows(e)
+        self._find_rows(e, common)
         self._adopt([e], 0)
         if e.prim is scan_p:
             self._scan(e, e.outs[e.params["carry"] :])
@@ -119,22 +121,39 @@ class RowNest(KernelIR):
 
     # ---- axes ----
 
-    def _find_rows(self, e: Eqn) -> None:
-        """Number the row classes: those of the value with most of them first, in its order, so
-        that rows are neighbours in memory as its elements are."""
-        values = [v for v in (*e.outs, *e.ins) if type(v) is Var]
-        order: dict[Any, int] = {}
-        rows_of = lambda v: [
-            (self._classes.find((v, i)), n)
-            for i, n in enumerate(v.aval.shape)
-            if n != 1 and self._classes.is_row((v, i))
+    def _find_rows(self, e: Eqn, common: bool) -> None:
+        """Number the row classes of the results: those of the value with most of them first, in its
+        order, so that rows are neighbours in memory as its elements are. If `common`, those that
+        all results have which have any."""
+        found = [
+            {
+                self._classes.find((v, i)): n
+                for i, n in enumerate(v.aval.shape)
+                if n != 1 and self._classes.is_row((v, i))
+            }
+            for v in e.outs
         ]
-        for v in sorted(values, key=lambda v: -len(rows_of(v))):
-            order.update({c: n for c, n in rows_of(v) if c not in order})
+        order: dict[Any, int] = {}
+        for rows in sorted(found, key=len, reverse=True):
+            order |= {c: n for c, n in rows.items() if c not in order}
+        shared = [c for c in order if all(c in rows for rows in found if rows)]
+        self.uneven = len(shared) < len(order)
+        if common:
+            order = {c: order[c] for c in shared}
         sizes = tuple(order.values())
         self.rows = math.prod(sizes)
         at = ix.unravel(ix.var("p", self.rows), sizes)
         self._rows_at = dict(zip(order, at))
+
+    @property
+    def work(self) -> int:
+        """The instructions of a step of all rows, an element of a lane each."""
+        each = [
+            math.prod([self.lanes[x] for x in i.names if x in self.lanes])
+            for i, block in zip(self.instrs, self.block_of)
+            if block and i.op not in ("const", "carried", "after")
+        ]
+        return self.rows * sum(each)
 
     def _axis(self, v: Var, i: int) -> Expr | None:
         """The index that an axis of a value has in a row: of the row, of a lane, 0 where it has one
@@ -145,8 +164,6 @@ class RowNest(KernelIR):
         found = self._classes.find((v, i))
         if found in self._rows_at:
             return self._rows_at[found]
-        if self._classes.is_row((v, i)):
-            raise Infeasible  # a row of values inside only, which no result has
         if n < _MIN_LANES or self._classes.is_moved((v, i)):
             return None
         if n > _MAX_LANES:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from genesis_fn.compiler.loop_ir.kernel import Infeasible
 from genesis_fn.compiler.options import enabled
+from genesis_fn.compiler.row_loops.accumulations import without_accumulations
 from genesis_fn.compiler.row_loops.nest import RowNest
 from genesis_fn.compiler.target import Target
 from genesis_fn.core.backend.lowering import Source, View
@@ -28,7 +29,7 @@ def row_loops(jaxpr: Jaxpr, target: Target) -> Jaxpr:
     outer: dict[Var, Eqn] = {}
     eqns = []
     for e in jaxpr.eqns:
-        eqns.append(_row_loop(e, outer, target) if e.prim in (scan_p, while_p) else e)
+        eqns += _row_loop(e, outer, target) if e.prim in (scan_p, while_p) else [e]
         if type(e.prim.lowering) is Source or (
             type(e.prim.lowering) is View and not e.prim.lowering.joins
         ):
@@ -36,12 +37,36 @@ def row_loops(jaxpr: Jaxpr, target: Target) -> Jaxpr:
     return Jaxpr(jaxpr.invars, eqns, jaxpr.outs, jaxpr.labels, jaxpr.name)
 
 
-def _row_loop(e: Eqn, outer: dict[Var, Eqn], target: Target) -> Eqn:
+def _row_loop(e: Eqn, outer: dict[Var, Eqn], target: Target) -> list[Eqn]:
     values = [v for v in (*e.ins, *e.outs) if type(v) is Var]
     if not all([v.aval.size for v in values]) or any([target.lacks(v.aval.dtype) for v in values]):
-        return e
+        return [e]
+    found = _nest(e, outer)
+    if found is not None:
+        return [found]
+    parts = without_accumulations(e) if e.prim is scan_p else None
+    if parts is not None:
+        ahead, scan, behind = parts
+        found = _nest(scan, outer | {v: x for x in ahead for v in x.outs})
+        if found is not None:
+            return [*ahead, found, *behind]
+    return [e]
+
+
+def _nest(e: Eqn, outer: dict[Var, Eqn]) -> Eqn | None:
+    found = _made(e, outer, False)
+    if found is None or found.uneven:
+        # Rows that compute the same are worth it if there are few of them.
+        other = _made(e, outer, True)
+        if found is None or (other is not None and other.work < found.work):
+            found = other
+    if found is None:
+        return None
+    return e.replace(prim=row_loop_p, ins=found.operands(), params={"nest": found})
+
+
+def _made(e: Eqn, outer: dict[Var, Eqn], common: bool) -> RowNest | None:
     try:
-        nest = RowNest(e, outer)
+        return RowNest(e, outer, common)
     except Infeasible:
-        return e
-    return e.replace(prim=row_loop_p, ins=nest.operands(), params={"nest": nest})
+        return None

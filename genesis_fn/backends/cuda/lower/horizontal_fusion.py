@@ -243,7 +243,8 @@ def _fuse_different_kernels(
 def _candidate(item: ScheduledStep, table: BufferTable) -> _Candidate | None:
     """`item` as a candidate: one small launch on a one-dimensional grid whose kernel is text."""
     if (
-        len(item.steps) != 1
+        item.alone
+        or len(item.steps) != 1
         or type(item.steps[0]) is not SubProgram
         or len(item.steps[0].steps) != 1
     ):

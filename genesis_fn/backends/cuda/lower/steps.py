@@ -138,6 +138,7 @@ class ScheduledStep:
     launch: Launch | None = None  # the only one, if it was generated
     traffic: int = 0
     summary: StepSummary | None = None
+    alone: bool = False  # it takes so long that no launch gains by being part of it
 
 
 @dataclass(slots=True)
@@ -640,7 +641,8 @@ def _cond(s: ProgramLowering, e: Eqn) -> ScheduledStep:
 
 def _row_loop(s: ProgramLowering, e: Eqn) -> ScheduledStep:
     plan, reads, _ = plan_row_nest(e.params["nest"], s.table.target)
-    return s.planned(plan, [s.buffer(v) for v in reads], [s.buffers[v] for v in e.outs])
+    reads, writes = [s.buffer(v) for v in reads], [s.buffers[v] for v in e.outs]
+    return replace(s.planned(plan, reads, writes), alone=True)
 
 
 _CONTROL: dict[Primitive, Callable[[ProgramLowering, Eqn], ScheduledStep]] = {
