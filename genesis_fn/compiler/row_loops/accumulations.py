@@ -107,9 +107,7 @@ def _live(eqns: Sequence[Eqn], outs: Sequence[Any]) -> list[Eqn]:
 # ---- sums that a loop carries ----
 
 
-def _accumulates(
-    body: _Body, changes: _Changes, init: Any, v: Var, out: Any, result: Var
-) -> bool:
+def _accumulates(body: _Body, changes: _Changes, init: Any, v: Var, out: Any, result: Var) -> bool:
     """Take the carry `v`, which is `out` after a step, out of the loop if it is a sum over rows."""
     last = body.producer.get(out)
     if last is None or last.prim not in (add.prim, add_n.prim) or last.ins.count(v) != 1:
@@ -122,7 +120,7 @@ def _accumulates(
         return False
     where = last.where
     total = init
-    for (source, views) in sums:
+    for source, views in sums:
         made = _row_sums(body, changes, source, where)
         if made is None:
             return False
@@ -161,13 +159,17 @@ def _row_sums(body: _Body, changes: _Changes, e: Eqn, where: Any) -> Var | None:
     """The sum over all steps of a sum or product of a step, computed after the loop."""
     if e.prim is reduce_sum_p:
         x = e.ins[0]
-        return _summed(body, changes, x, reduced_axes(e), where) if x.aval.dtype in _SUMMED else None
+        return (
+            _summed(body, changes, x, reduced_axes(e), where) if x.aval.dtype in _SUMMED else None
+        )
     lhs, rhs = e.ins
     numbers = e.params["dimension_numbers"]
     (contracted_l, contracted_r), (batch_l, batch_r) = numbers
     free_l = free_dims(lhs.aval.ndim, (*contracted_l, *batch_l))
     free_r = free_dims(rhs.aval.ndim, (*contracted_r, *batch_r))
-    sides = [math.prod([x.aval.shape[i] for i in free]) for x, free in ((lhs, free_l), (rhs, free_r))]
+    sides = [
+        math.prod([x.aval.shape[i] for i in free]) for x, free in ((lhs, free_l), (rhs, free_r))
+    ]
     out = e.outs[0].aval
     if min(sides) <= _NARROW_SIDE and math.prod(sides) <= _IN_REGISTERS:
         x, axes = _written_out(changes, e, lhs, rhs, free_l, free_r, out, where)
@@ -213,9 +215,7 @@ def _written_out(
     return product, tuple(range(c))
 
 
-def _summed(
-    body: _Body, changes: _Changes, x: Var, axes: tuple[int, ...], where: Any
-) -> Var:
+def _summed(body: _Body, changes: _Changes, x: Var, axes: tuple[int, ...], where: Any) -> Var:
     """The sum over all steps of `x`, and then over its `axes`: each element is summed by itself in
     the loop."""
     first, inner, after, whole = [Var(x.aval) for _ in range(4)]

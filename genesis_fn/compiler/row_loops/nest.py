@@ -24,7 +24,7 @@ from genesis_fn.compiler.loop_ir.kernel import (
     loop_slice_p,
     reduced_axes,
 )
-from genesis_fn.compiler.row_loops.axes import AxisClasses, related_carry, row_predicate, walk
+from genesis_fn.compiler.row_loops.axes import Axis, AxisClasses, related_carry, row_predicate, walk
 from genesis_fn.compiler.simplify.rewriter import has_effect
 from genesis_fn.core import dtypes
 from genesis_fn.core.aval import aval
@@ -90,7 +90,7 @@ class RowNest(KernelIR):
     a matrix), "words" (a block of random words of a key and a counter), "word" (which of them).
     """
 
-    def __init__(self, e: Eqn, outer: dict[Var, Eqn], common: bool = False) -> None:
+    def __init__(self, e: Eqn, outer: dict[Var, Eqn], common: bool = False, width: int = 0) -> None:
         super().__init__({}, (), IterationDomain(()), (), _MAX_INSTRUCTIONS, ())
         self.outer = outer
         self.blocks: list[list[int]] = [[]]
@@ -100,6 +100,8 @@ class RowNest(KernelIR):
         self.writes: list[list[RowStore]] = [[]]
         self.lanes: dict[str, int] = {}
         self._lane_names: dict[Any, str] = {}
+        self.common, self._width = common, width
+        self._indices: dict[Axis, Sequence[Expr]] = {}
         self._home: dict[Var, int] = {}
         self._held: dict[Var, dict[tuple[int, ...], int]] = {}
         self._block_of_counter: dict[str, int] = {}
@@ -115,8 +117,8 @@ class RowNest(KernelIR):
             self._while(e)
         count = len(e.outs) if e.prim is while_p else e.params["carry"]
         for v in e.outs[:count]:
-            for combination in self._elements_of(v):
-                self._write(v, v, combination, self._held[v][combination], 0)
+            for element in self._elements_of(v):
+                self._write(v, v, element, self._held[v][element], 0)
         self.results = list(e.outs)
 
     # ---- axes ----
@@ -155,40 +157,48 @@ class RowNest(KernelIR):
         ]
         return self.rows * sum(each)
 
-    def _axis(self, v: Var, i: int) -> Expr | None:
-        """The index that an axis of a value has in a row: of the row, of a lane, 0 where it has one
-        element; None where its elements are unrolled."""
-        n = v.aval.shape[i]
+    def _axis(self, v: Var, i: int) -> Sequence[Expr]:
+        """The indices along an axis of a value that a row has: the row's, or those of the axis's
+        unrolled elements, each a number or, of lanes, an expression in their variable."""
+        key = v, i
+        found = self._indices.get(key)
+        if found is None:
+            found = self._indices[key] = self._indices_along(v.aval.shape[i], key)
+        return found
+
+    def _indices_along(self, n: int, axis: Axis) -> Sequence[Expr]:
         if n == 1:
-            return ix.ZERO
-        found = self._classes.find((v, i))
+            return (ix.ZERO,)
+        found = self._classes.find(axis)
         if found in self._rows_at:
-            return self._rows_at[found]
-        if n < _MIN_LANES or self._classes.is_moved((v, i)):
-            return None
-        if n > _MAX_LANES:
+            return (self._rows_at[found],)
+        if n < _MIN_LANES or self._classes.is_moved(axis):
+            return [ix.const(k) for k in range(n)]
+        # A thread has several elements of a row where that leaves threads enough.
+        width = math.gcd(n, self._width) if self._width else n
+        if width > _MAX_LANES:
             raise Infeasible
+        if width == 1:
+            return [ix.const(k) for k in range(n)]
         name = self._lane_names.setdefault(found, f"r{len(self._lane_names)}")
-        self.lanes[name] = n
-        return ix.var(name, n)
+        self.lanes[name] = width
+        lane = ix.var(name, width)
+        return [ix.shift(lane, k) for k in range(0, n, width)]
 
     def _elements_of(self, v: Var) -> Iterator[tuple[int, ...]]:
-        """The unrolled indices of a value, 0 along its other axes."""
-        free = [self._axis(v, i) is None for i in range(v.aval.ndim)]
-        sizes = [n if f else 1 for n, f in zip(v.aval.shape, free)]
+        """The elements of a value that a row has, as positions among the indices of each axis."""
+        sizes = [len(self._axis(v, i)) for i in range(v.aval.ndim)]
         if math.prod(sizes) > _MAX_UNROLLED:
             raise Infeasible
         return itertools.product(*map(range, sizes))
 
-    def _index(self, v: Var, combination: Sequence[int]) -> Index:
+    def _index(self, v: Var, element: Sequence[int]) -> Index:
         """The whole index of an element of a row."""
-        found = [self._axis(v, i) for i in range(v.aval.ndim)]
-        return tuple([ix.const(k) if e is None else e for e, k in zip(found, combination)])
+        return tuple([self._axis(v, i)[k] for i, k in enumerate(element)])
 
     def _names_of(self, v: Var) -> frozenset[str]:
         """The loop variables that a value in registers may depend on."""
-        found = [self._axis(v, i) for i in range(v.aval.ndim)]
-        return frozenset().union(*[e.names for e in found if e is not None])
+        return frozenset().union(*[self._axis(v, i)[0].names for i in range(v.aval.ndim)])
 
     # ---- instructions ----
 
@@ -218,7 +228,7 @@ class RowNest(KernelIR):
         if op in ("load", "matrix", "lookup") and block == 0:
             self._hoisted += 1
         for a in operands:
-                names |= self.instrs[a].names - set(self._block_of_counter)
+            names |= self.instrs[a].names - set(self._block_of_counter)
         if op == "reduce":
             names -= set(self.lanes)
         if op == "dot":
@@ -286,15 +296,10 @@ class RowNest(KernelIR):
         """Which element in registers has index `at`."""
         key = []
         for i, here in enumerate(at):
-            wanted = self._axis(v, i)
-            if wanted is None:
-                if here.names:
-                    raise Infeasible
-                key.append(here.const)
-            elif here == wanted:
-                key.append(0)
-            else:
+            indices = self._axis(v, i)
+            if here not in indices:
                 raise Infeasible
+            key.append(indices.index(here))
         return tuple(key)
 
     def _adopt(self, eqns: Sequence[Eqn], block: int) -> None:
@@ -333,16 +338,12 @@ class RowNest(KernelIR):
         _check_accumulates(x.aval.dtype, how)
         ranges: list[Any] = []
         lane = ""
-        for i, n in enumerate(x.aval.shape):
+        for i in range(x.aval.ndim):
             if i not in axes:
                 ranges.append([next(kept)])
-            elif (here := self._axis(x, i)) is None:
-                ranges.append([ix.const(k) for k in range(n)])
             else:
-                if lane and here.names:
-                    raise Infeasible
-                lane = lane or "".join(here.names)
-                ranges.append([here])
+                ranges.append(self._axis(x, i))
+                lane = self._lane_of(ranges[-1], lane)
         if math.prod(map(len, ranges)) > _MAX_UNROLLED:
             raise Infeasible
         elements = [self.at(x, index, guards) for index in itertools.product(*ranges)]
@@ -356,6 +357,13 @@ class RowNest(KernelIR):
         if not lane:
             return total
         return self._emit("reduce", (total,), (how, lane), v.aval.dtype, eqn=e)
+
+    def _lane_of(self, indices: Sequence[Expr], other: str) -> str:
+        """The lane along which reduced indices lie, or the one of `other` axes: one at most."""
+        found = "".join(indices[0].names)
+        if found and other:
+            raise Infeasible
+        return found or other
 
     def _position(self, elements: Sequence[int], how: Reduce, dtype: DType) -> int:
         """Where the first extreme is; NaN is one."""
@@ -395,17 +403,11 @@ class RowNest(KernelIR):
             index_l[i] = next(place)
         for j in free_r:
             index_r[j] = next(place)
-        ranges: list[list[Expr]] = []
+        ranges: list[Sequence[Expr]] = []
         along = ""
         for i in contracted_l:
-            here, n = self._axis(lhs, i), lhs.aval.shape[i]
-            if here is None:
-                ranges.append([ix.const(k) for k in range(n)])
-            else:
-                if here.names and along:
-                    raise Infeasible
-                along = along or "".join(here.names)
-                ranges.append([here])
+            ranges.append(self._axis(lhs, i))
+            along = self._lane_of(ranges[-1], along)
         if math.prod(map(len, ranges)) > _MAX_UNROLLED:
             raise Infeasible
         lane = {x for e in at for x in e.names if x in self.lanes}
@@ -447,7 +449,13 @@ class RowNest(KernelIR):
         if has_lane(index_l):
             sides.reverse()
         (tile, tile_index, tile_axes), (matrix, matrix_index, matrix_axes) = sides
-        if len(tile_axes) != 1 or has_lane(tile_index) or guards or v.aval.dtype != dtypes.F32:
+        if (
+            self._width
+            or len(tile_axes) != 1
+            or has_lane(tile_index)
+            or guards
+            or v.aval.dtype != dtypes.F32
+        ):
             raise Infeasible
         if not dtypes.is_float(tile.aval.dtype) or matrix.aval.dtype != tile.aval.dtype:
             raise Infeasible
@@ -496,10 +504,7 @@ class RowNest(KernelIR):
         return self._emit("word", (words,), (k,), dtypes.U32)
 
     def _key(self, key: Var, at: Index, guards: Guards) -> tuple[int, int]:
-        return (
-            self.at(key, (*at, ix.ZERO), guards),
-            self.at(key, (*at, ix.const(1)), guards),
-        )
+        return (self.at(key, (*at, ix.ZERO), guards), self.at(key, (*at, ix.const(1)), guards))
 
     def _integer(self, e: Expr) -> Any:
         if not e.names:
@@ -569,25 +574,25 @@ class RowNest(KernelIR):
             names, held = self._names_of(v), {}
             if len(names & set(self.lanes)) > 1:
                 raise Infeasible
-            for combination in self._elements_of(v):
-                first = self._of(init, v, combination)
+            for element in self._elements_of(v):
+                first = self._of(init, v, element)
                 n = self._append(
                     Instr("carried", (), (step.block, len(step.carried)), v.aval.dtype, names, 0),
                     step.block,
                 )
                 step.carried.append((first, n, -1))
-                held[combination] = n
+                held[element] = n
                 if not self.instrs[first].names <= names:
                     raise Infeasible
             self._held[v] = held
         if len(step.carried) > _MAX_CARRIED:
             raise Infeasible
 
-    def _of(self, x: Any, v: Var, combination: tuple[int, ...]) -> int:
+    def _of(self, x: Any, v: Var, element: tuple[int, ...]) -> int:
         """The instruction of an element of `x`, a value of v's shape or a number."""
         if type(x) is not Var:
             return self._emit("const", (), Literal(x), v.aval.dtype)
-        return self.at(x, self._index(v, combination), frozenset())
+        return self.at(x, self._index(v, element), frozenset())
 
     def _close(
         self, step: RowStep, nexts: Sequence[int], carry: Sequence[Var], outs: Sequence[Var]
@@ -602,18 +607,18 @@ class RowNest(KernelIR):
         results = iter(step.carried)
         for out, v in zip(outs, carry):
             held = {}
-            for combination in self._elements_of(v):
+            for element in self._elements_of(v):
                 _, here, _ = next(results)
                 instr = Instr("after", (here,), None, v.aval.dtype, self.instrs[here].names, 0)
-                held[combination] = self._append(instr, self._here)
+                held[element] = self._append(instr, self._here)
             self._held[out] = held
 
     def _nexts(self, outs: Sequence[Any], carry: Sequence[Var]) -> list[int]:
         """The instructions of the next values of what a loop carries."""
         return [
-            self._of(out, v, combination)
+            self._of(out, v, element)
             for out, v in zip(outs, carry)
-            for combination in self._elements_of(v)
+            for element in self._elements_of(v)
         ]
 
     def _rounded(self, n: int) -> int:
@@ -629,13 +634,13 @@ class RowNest(KernelIR):
         self,
         v: Var,
         target: Var,
-        combination: tuple[int, ...],
+        element: tuple[int, ...],
         n: int,
         block: int,
         step: Expr | None = None,
     ) -> None:
         """Store an element of `v`; `step`: in that row of `target`, a stack of values like it."""
-        index = self._index(v, combination)
+        index = self._index(v, element)
         whole = index if step is None else (step, *index)
         offset = ix.ravel(whole, target.aval.shape)
         # Of rows that have one value in common the first stores it.
@@ -669,9 +674,9 @@ class RowNest(KernelIR):
         around, self._here = self._here, block
         step_at = self._counter(counter, length, p["reverse"])
         for out, stack in zip(body.outs[p["carry"] :], stacks):
-            for combination in self._elements_of(out):
-                n = self._of(out, out, combination)
-                self._write(out, stack, combination, n, block, step_at)
+            for element in self._elements_of(out):
+                n = self._of(out, out, element)
+                self._write(out, stack, element, n, block, step_at)
         nexts = [self._rounded(n) for n in self._nexts(body.outs[: p["carry"]], carry)]
         self._here = around
         self._close(step, nexts, carry, e.outs[: p["carry"]])
@@ -693,8 +698,8 @@ class RowNest(KernelIR):
         elements = list(self._elements_of(test))
         if len(elements) != 1:
             raise Infeasible
-        combination = elements[0]
-        step.predicate = self._of(test, test, combination)
+        element = elements[0]
+        step.predicate = self._of(test, test, element)
         names = self.instrs[step.predicate].names
         step.by_row = any_row is not None
         if names & set(self.lanes) or (names and not step.by_row):

@@ -6,7 +6,7 @@ carries stays in registers: `c{n}` in the text, assigned at the end of each step
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -27,7 +27,8 @@ from genesis_fn.kernels.plan import BufferArg, Launch, Plan
 from genesis_fn.kernels.plan_builder import cdiv, next_power_of_two
 
 _PRECISION = {"default": "default", "tf32": "tf32", "tf32x3": "tf32x3", "highest": "ieee"}
-_UNROLLED = 512  # instructions of the unrolled steps of a loop
+_UNROLLED = 160  # instructions of the unrolled steps of a loop
+_MOST_AHEAD = 64  # loads that are made a step ahead
 _MOST_STEPS = 8  # that are unrolled, so that the loads of all wait together
 
 
@@ -43,11 +44,11 @@ def choose_row_tiling(nest: RowNest, target: Target) -> RowTiling:
     """Rows enough to fill the processors, then wider programs."""
     lanes = next_power_of_two(max(nest.lanes.values(), default=1))
     rows = next_power_of_two(nest.rows)
-    if lanes == 1:
-        # A thread is a row: a warp to a processor before programs of four warps.
-        block = 128 if nest.rows >= 256 * target.processors else 32
-        block = min(block, rows)
-        return RowTiling(block, max(1, block // 32))
+    if lanes <= 32 and not nest.of("dot"):
+        # An element to a thread: a warp to a program before programs of four.
+        threads = 128 if nest.rows * lanes >= 256 * target.processors else 32
+        block = min(rows, threads // lanes)
+        return RowTiling(block, max(1, block * lanes // 32))
     least = 16 if nest.of("dot") else 1
     block = max(least, min(32, rows, 8192 // lanes))
     while block > least and cdiv(nest.rows, block) < target.processors:
@@ -157,16 +158,44 @@ class _Writer:
         if step.predicate is not None:
             self._while(step)
             return
-        copies = self._copies(step)
-        main = step.length - step.length % copies
+        copies, early = self._copies(step), self._early_loads(step)
         outer = self.suffix
-        for first, last, count in ((0, main, copies), (main, step.length, 1)):
-            if first == last:
-                continue
-            self.line(f"for {step.counter}_at in range({first}, {last}, {count}):")
+        if copies == 1:
+            self._ahead(step, early if len(early) <= _MOST_AHEAD else ())
+            return
+        main = step.length - step.length % copies
+        self.line(f"for {step.counter}_at in range(0, {main}, {copies}):")
+        with self._indented():
+            self._unrolled_steps(step, copies, early)
+        if main < step.length:
+            self.line(f"for {step.counter}_at in range({main}, {step.length}):")
             with self._indented():
-                self._steps(step, count, outer)
+                self._count(step, "")
+                self._block(step.block)
+                self._assign(step)
         self.suffix = outer
+
+    def _ahead(self, step: RowStep, early: Sequence[int]) -> None:
+        """A scan whose loads are made a step ahead, while the one before computes."""
+        instrs = self.nest.instrs
+        if early:
+            self.line(f"{step.counter} = tl.full((), 0, tl.int32)")
+            self._widened(step.counter)
+            for n in early:
+                self._define(f"f{n}", n, instrs[n])
+        self.line(f"for {step.counter}_at in range({step.length}):")
+        with self._indented():
+            if early:
+                # Beyond the last step that one's values are read again.
+                self._count(step, " + 1", step.length - 1)
+                for n in early:
+                    self.value[n] = f"v{n}{self.suffix}"
+                    self.line(f"{self.value[n]} = f{n}")
+                for n in early:
+                    self._define(f"f{n}", n, instrs[n])
+            self._count(step, "")
+            self._block(step.block, early)
+            self._assign(step)
 
     def _copies(self, step: RowStep) -> int:
         """How many steps are written one after the other: few instructions leave the time to the
@@ -187,28 +216,29 @@ class _Writer:
             if instrs[n].op == "load" and step.counter in instrs[n].names
         ]
 
-    def _steps(self, step: RowStep, count: int, outer: str) -> None:
+    def _unrolled_steps(self, step: RowStep, count: int, early: Sequence[int]) -> None:
         """`count` steps of a scan: the loads of all, then one after the other."""
-        early = self._early_loads(step) if count > 1 else []
-        loads = []
+        outer, loads = self.suffix, []
         for k in range(count):
-            self.suffix = f"{outer}_{k}" if count > 1 else outer
-            self._count(step, k)
+            self.suffix = f"{outer}_{k}"
+            self._count(step, f" + {k}")
             for n in early:
                 self._instruction(n)
             loads.append({n: self.value[n] for n in early})
         for k in range(count):
-            self.suffix = f"{outer}_{k}" if count > 1 else outer
-            if count > 1:
-                self._count(step, k)
+            self.suffix = f"{outer}_{k}"
+            self._count(step, f" + {k}")
             self.value.update(loads[k])
             self._block(step.block, early)
             self._assign(step)
 
-    def _count(self, step: RowStep, k: int) -> None:
-        """Define the counter's variable."""
+    def _count(self, step: RowStep, more: str, most: int | None = None) -> None:
+        """Define the counter's variable, `more` than the loop's and `most` at most."""
         # A sum with a tensor: of the interpreter's loops the variable is a Python number.
-        self.line(f"{step.counter} = tl.full((), {k}, tl.int32) + {step.counter}_at")
+        text = f"tl.full((), 0, tl.int32) + {step.counter}_at{more}"
+        if most is not None:
+            text = f"tl.minimum({text}, {most})"
+        self.line(f"{step.counter} = {text}")
         self._widened(step.counter)
 
     def _while(self, step: RowStep) -> None:
@@ -411,4 +441,3 @@ class _Writer:
 
 def _zero(target: Var) -> str:
     return "0.0" if dtypes.is_float(target.aval.dtype) else "0"
-
