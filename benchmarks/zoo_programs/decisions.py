@@ -12,6 +12,7 @@ from benchmarks.zoo_programs.program import (
     integers,
     key,
     layers,
+    leaves,
     network,
     normal,
     seed,
@@ -190,17 +191,9 @@ def torch_dlrm(t: Any, s: Any) -> Function:
 
     def step(params: Any, *batch: Any) -> Any:
         value, grads = gradient(params, *batch)
-        flat = [*p_leaves(params)]
-        return value, [w - 0.1 * g for w, g in zip(flat, grads)]
+        return value, [w - 0.1 * g for w, g in zip(leaves(params), grads)]
 
     return step
-
-
-def p_leaves(params: Any) -> list[Any]:
-    """The parameters in the order of their gradients."""
-    from benchmarks.zoo_programs.program import leaves
-
-    return leaves(params)
 
 
 def factors_inputs(rng: np.random.Generator, s: Any) -> tuple[Any, ...]:

@@ -13,6 +13,7 @@ from benchmarks.zoo_programs.program import (
     dense,
     integers,
     layers,
+    leaves,
     network,
     normal,
     uniform,
@@ -44,8 +45,6 @@ def training(xp: Any, s: Any) -> Function:
 
 
 def torch_training(t: Any, s: Any) -> Function:
-    from benchmarks.zoo_programs.program import leaves
-
     def run(params: Any, x: Any, y: Any) -> Any:
         values, flat = [], [w.detach().clone().requires_grad_() for w in leaves(params)]
         labels = y.long()

@@ -53,7 +53,7 @@ class Program:
 
     def operands(self, tiny: bool) -> tuple[Any, ...]:
         """The operands, the same on every call."""
-        return self.inputs(np.random.default_rng(len(self.name)), self.size(tiny))
+        return self.inputs(np.random.default_rng(0), self.size(tiny))
 
 
 def names(library: str) -> SimpleNamespace:
@@ -64,7 +64,8 @@ def names(library: str) -> SimpleNamespace:
 
 
 def torch_names(compiled: bool) -> SimpleNamespace:
-    """What torch's twins are written in: `compile` does nothing if not `compiled`."""
+    """What torch's twins are written in: `compile` does nothing if not `compiled`; `gradient` is
+    `value_and_grad` of a function that stays as it is."""
     import torch
 
     compile = lambda f: torch.compile(f, dynamic=False) if compiled else f
@@ -72,6 +73,7 @@ def torch_names(compiled: bool) -> SimpleNamespace:
         torch=torch,
         F=torch.nn.functional,
         compile=compile,
+        gradient=lambda loss, argnums=0: torch_gradient(torch, loss, argnums),
         value_and_grad=lambda loss, argnums=0: torch_gradient(torch, compile(loss), argnums),
     )
 

@@ -56,7 +56,7 @@ def lstm(xp: Any, s: Any) -> Function:
 
 
 def torch_lstm(t: Any, s: Any) -> Function:
-    """torch's own layers, which are cuDNN's on a GPU."""
+    """torch's own layers, cuDNN's on a GPU, which torch.compile would leave alone."""
 
     def loss(params: Any, xs: Any) -> Any:
         zero = xs.new_zeros(s.layers, s.batch, s.hidden)
@@ -66,7 +66,7 @@ def torch_lstm(t: Any, s: Any) -> Function:
         y = t.torch.lstm(xs, (zero, zero), flat, True, s.layers, 0.0, True, False, False)[0]
         return y.square().mean()
 
-    return t.value_and_grad(loss)
+    return t.gradient(loss)
 
 
 def gru_inputs(rng: np.random.Generator, s: Any) -> tuple[Any, ...]:

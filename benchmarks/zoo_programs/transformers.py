@@ -288,7 +288,7 @@ def torch_experts(t: Any, s: Any) -> Function:
 PROGRAMS = (
     Program(
         "gpt2", "transformers", "GPT-2 small with fused attention, loss and gradient, bfloat16",
-        gpt2(fused), gpt2_inputs, GPT2, TINY_GPT2, 5e-2, scatters=True,
+        gpt2(fused), gpt2_inputs, GPT2, TINY_GPT2, 1e-1, scatters=True,
         torch=torch_gpt2(torch_fused),
     ),
     Program(
@@ -296,12 +296,12 @@ PROGRAMS = (
         {"batch": 64, "image": 224, "patch": 16, "width": 768, "layers": 12, "heads": 12,
          "classes": 1000},
         {"batch": 2, "image": 16, "patch": 8, "width": 32, "layers": 2, "heads": 2, "classes": 7},
-        5e-2, torch=torch_vit,
+        1e-1, torch=torch_vit,
     ),
     Program(
         "gpt2-written-out", "transformers",
         "GPT-2 small with attention written out, loss and gradient, bfloat16",
-        gpt2(written_out), gpt2_inputs, GPT2, TINY_GPT2, 5e-2, scatters=True,
+        gpt2(written_out), gpt2_inputs, GPT2, TINY_GPT2, 1e-1, scatters=True,
         torch=torch_gpt2(torch_written_out),
     ),
     Program(
@@ -314,6 +314,6 @@ PROGRAMS = (
         "experts", "transformers", "a dense mixture of 8 experts, gradient, bfloat16",
         experts, experts_inputs,
         {"tokens": 4096, "width": 1024, "hidden": 2048, "experts": 8},
-        {"tokens": 16, "width": 8, "hidden": 16, "experts": 4}, 5e-2, torch=torch_experts,
+        {"tokens": 16, "width": 8, "hidden": 16, "experts": 4}, 1e-1, torch=torch_experts,
     ),
 )  # fmt: skip
