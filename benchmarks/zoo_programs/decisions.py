@@ -64,7 +64,7 @@ def ppo_inputs(rng: np.random.Generator, s: Any) -> tuple[Any, ...]:
     }
     shape = (s.steps, s.worlds)
     ends = (rng.random(shape) < 0.02).astype(np.float32)
-    old = -np.log(s.actions) + normal(rng, *shape, scale=0.1)
+    old = normal(rng, *shape, scale=0.1) - np.float32(np.log(s.actions))
     seen = normal(rng, s.steps + 1, s.worlds, s.seen)
     return params, seen, integers(rng, s.actions, *shape), normal(rng, *shape), ends, old
 

@@ -146,7 +146,7 @@ def vortices(xp: Any, s: Any) -> Function:
         def step(w: Any, _: Any) -> Any:
             half = w + 0.5 * s.step * rate(w)
             w = w + s.step * rate(half)
-            return w, xp.np.mean(xp.np.square(xp.np.abs(w))) / s.side**4
+            return w, xp.np.mean(xp.np.square(xp.np.abs(w))) / float(s.side) ** 4
 
         w, energies = xp.lax.scan(step, xp.np.fft.fft2(field), None, length=s.steps)
         return real(w), energies

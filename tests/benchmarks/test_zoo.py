@@ -20,8 +20,6 @@ from benchmarks.zoo_programs.program import Program, leaves, mapped, names, torc
 from benchmarks.zoo_programs.report import chart, difference, geometric_mean, table
 
 PACKAGES = {"genesis": g, "jax": jax}
-# The half of the list whose compilation takes longest.
-SLOW = set[str]()
 
 
 class Wide:
@@ -35,6 +33,7 @@ class Wide:
 
 
 def results(program: Program, library: str, wide: bool) -> list[np.ndarray]:
+    """What a program gives with small sizes; bfloat16 as float32."""
     xp = names(library)
     if wide:
         xp.np = Wide(xp.np)
@@ -44,15 +43,16 @@ def results(program: Program, library: str, wide: bool) -> list[np.ndarray]:
     return [np.asarray(x, np.float32 if x.dtype == xp.np.bfloat16 else None) for x in out]
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=pytest.mark.slow if n in SLOW else ()) for n in PROGRAMS]
-)
+@pytest.mark.parametrize("name", PROGRAMS)
 def test_it_gives_what_jax_gives(name: str) -> None:
     program = PROGRAMS[name]
+    assert {str(x.dtype) for x in leaves(program.operands(True))} <= {"float32", "int32"}
     wanted = results(program, "jax", True)
     assert wanted and all(np.isfinite(x).all() for x in wanted)
     assert any(np.ptp(x) > 0 if x.size > 1 else x.item() != 0 for x in wanted)
-    assert difference(results(program, "genesis", True), wanted) < min(program.bound, 1e-3)
+    ours = results(program, "genesis", True)
+    assert [x.dtype for x in ours] == [x.dtype for x in wanted]
+    assert difference(ours, wanted) < min(program.bound, 1e-3)
     rounded = results(program, "genesis", False)
     assert difference(rounded, wanted) < program.bound
     if program.torch is not None:
@@ -60,6 +60,18 @@ def test_it_gives_what_jax_gives(name: str) -> None:
         operands = mapped(lambda x: torch.from_numpy(x.copy()), program.operands(True))
         found = [x.float().numpy() for x in leaves(twin(*operands))]
         assert difference(found, wanted) < program.bound
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_the_sizes_of_the_table_fit_together(name: str) -> None:
+    program, found = PROGRAMS[name], []
+    operands = program.operands(False)
+    for library, package in PACKAGES.items():
+        shapes = mapped(lambda x: package.ShapeDtypeStruct(x.shape, x.dtype), operands)
+        out = package.eval_shape(program.make(names(library), program.size(False)), *shapes)
+        found.append([(tuple(x.shape), str(x.dtype)) for x in leaves(out)])
+    assert found[0] == found[1]
 
 
 def test_the_list_has_what_it_must() -> None:
