@@ -103,6 +103,11 @@ def cell(value: float | None, form: str = ".2f") -> str:
     return "-" if value is None else format(value, form)
 
 
+def ratio_cell(ratio: float | None) -> str:
+    """A ratio; two digits of a small one."""
+    return cell(ratio, ".2f" if ratio is None or ratio >= 0.1 else ".2g")
+
+
 def values_cell(sides: dict[str, Any], ours: str) -> str:
     """Whether a side's values and torch's are JAX's."""
     said = []
@@ -135,7 +140,7 @@ def table(rows: dict[str, Any]) -> str:
             peaks = [s.get("peak_bytes") for s in shown]
             memory = ", ".join([cell(p and p / 2**30) for p in peaks])
             label = name if ours == "genesis" else f"{name}, deterministic=False"
-            ratios = [cell(over_jax(row, ours)), cell(over_best(row, ours))]
+            ratios = [ratio_cell(f(row, ours)) for f in (over_jax, over_best)]
             values = values_cell(sides, ours)
             cells = [label, row["field"], *times, *ratios, starts, memory, values]
             lines.append(f"| {' | '.join(cells)} |")
