@@ -16,7 +16,7 @@ from typing import Any
 from genesis_fn.compiler.loop_ir.kernel import reduced_axes
 from genesis_fn.core import dtypes
 from genesis_fn.core.aval import Aval, aval
-from genesis_fn.core.backend.lowering import Elementwise, Reduce, View
+from genesis_fn.core.backend.lowering import Elementwise, Reduce
 from genesis_fn.core.jaxpr import Eqn, Jaxpr, Var
 from genesis_fn.primitives.dot_general import dot_general_p, free_dims
 from genesis_fn.primitives.elementwise import add, add_n, convert_p, mul

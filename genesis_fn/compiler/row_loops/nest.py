@@ -264,6 +264,9 @@ class RowNest(KernelIR):
         key = (v, at, guards)
         found = self._memo.get(key)
         if found is None or not self._visible(found):
+            lanes = [x for e in at for x in e.names if x in self.lanes]
+            if len(lanes) > 1:
+                raise Infeasible  # a matrix, of one lane with itself perhaps
             found = self._memo[key] = self._at(v, at, guards)
         return found
 

@@ -15,11 +15,12 @@ _HEADER = """\
 """
 
 _KERNEL = """
-.visible .entry {name}(.param .u64 handle, .param .u64 place, .param .s32 limit)
+.visible .entry {name}(
+    .param .u64 handle, .param .u64 place, .param .s32 limit, .param .s32 many)
 {{
-    .reg .b64 %rd<4>;
-    .reg .b32 %r<6>;
-    .reg .pred %p<2>;
+    .reg .b64 %rd<5>;
+    .reg .b32 %r<9>;
+    .reg .pred %p<3>;
     ld.param.u64 %rd1, [handle];
     ld.param.u64 %rd2, [place];
     ld.param.s32 %r1, [limit];
@@ -47,9 +48,18 @@ _BODIES = {
     sub.s32 %r5, %r1, 1;
     min.s32 %r3, %r4, %r5;""",
     "count": """\
+    ld.param.s32 %r5, [many];
     ld.global.s32 %r2, [%rd3];
-    add.s32 %r4, %r2, 1;
-    st.global.s32 [%rd3], %r4;
+    add.s32 %r4, %r2, %r5;
+    mov.u32 %r6, 0;
+    mov.u64 %rd4, %rd3;
+next:
+    add.s32 %r7, %r4, %r6;
+    st.global.s32 [%rd4], %r7;
+    add.s64 %rd4, %rd4, 4;
+    add.s32 %r6, %r6, 1;
+    setp.lt.s32 %p2, %r6, %r5;
+    @%p2 bra next;
     setp.lt.s32 %p1, %r4, %r1;
     selp.u32 %r3, 1, 0, %p1;""",
 }
@@ -58,17 +68,18 @@ _SOURCE = """
 extern "C" __device__ __cudart_builtin__ void cudaGraphSetConditional(
     unsigned long long handle, unsigned int value);
 extern "C" __global__ void genesis_set_flag(
-    unsigned long long handle, const unsigned char* place, int limit) {
+    unsigned long long handle, const unsigned char* place, int limit, int many) {
   cudaGraphSetConditional(handle, *place != 0);
 }
 extern "C" __global__ void genesis_set_index(
-    unsigned long long handle, const int* place, int limit) {
+    unsigned long long handle, const int* place, int limit, int many) {
   int value = *place < 0 ? 0 : *place;
   cudaGraphSetConditional(handle, value < limit ? value : limit - 1);
 }
-extern "C" __global__ void genesis_set_count(unsigned long long handle, int* place, int limit) {
-  int value = *place + 1;
-  *place = value;
+extern "C" __global__ void genesis_set_count(
+    unsigned long long handle, int* place, int limit, int many) {
+  int value = *place + many;
+  for (int i = 0; i < many; i++) place[i] = value + i;
   cudaGraphSetConditional(handle, value < limit);
 }
 """

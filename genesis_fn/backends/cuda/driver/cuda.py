@@ -532,11 +532,13 @@ class CudaDriver:
         address: int,
         mode: PredicateMode,
         limit: int,
+        many: int = 1,
     ) -> None:
         setter = self._setter(mode)
-        block = ctypes.create_string_buffer(struct.pack("<QQi", int(condition), address, limit))
+        packed = struct.pack("<QQii", int(condition), address, limit, many)
+        block = ctypes.create_string_buffer(packed)
         start = ctypes.addressof(block)
-        pointers = (ctypes.c_void_p * 3)(start, start + 8, start + 16)
+        pointers = (ctypes.c_void_p * 4)(start, start + 8, start + 16, start + 20)
         array = ctypes.addressof(pointers)
         _check(cu.cuLaunchKernel(setter, 1, 1, 1, 1, 1, 1, 0, stream, array, 0))
 

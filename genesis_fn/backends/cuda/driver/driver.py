@@ -265,11 +265,13 @@ class Driver(Protocol):
         address: int,
         mode: PredicateMode,
         limit: int,
+        many: int = 1,
     ) -> None:
         """Records a kernel that sets the condition from device memory at `address`.
 
         "flag": byte at `address` is not zero. "index": the int32 there, clamped to [0, limit).
-        "count": the int32 there, increased by one, is less than `limit`.
+        "count": the int32 there, increased by `many`, is less than `limit`; the `many` - 1 behind
+        it get the numbers that follow.
         """
         ...
 

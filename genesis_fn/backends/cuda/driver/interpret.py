@@ -467,18 +467,26 @@ class InterpretDriver:
         return _Condition()
 
     def set_condition(
-        self, stream: _Stream, condition: _Condition, address: int, mode: PredicateMode, limit: int
+        self,
+        stream: _Stream,
+        condition: _Condition,
+        address: int,
+        mode: PredicateMode,
+        limit: int,
+        many: int = 1,
     ) -> None:
         def run() -> None:
             if mode == "flag":
                 self._check(address, 1)
                 condition.value = int(ctypes.c_uint8.from_address(address).value != 0)
                 return
-            self._check(address, 4)
+            self._check(address, 4 * many)
             number = ctypes.c_int32.from_address(address)
             if mode == "count":
-                number.value += 1
-                condition.value = int(number.value < limit)
+                first = number.value + many
+                for k in range(many):
+                    ctypes.c_int32.from_address(address + 4 * k).value = first + k
+                condition.value = int(first < limit)
             else:
                 condition.value = min(max(number.value, 0), limit - 1)
 

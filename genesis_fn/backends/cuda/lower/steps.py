@@ -29,6 +29,10 @@ from genesis_fn.backends.cuda.run.steps import (
     SubProgram,
     Switch,
     While,
+    has_host,
+    launches,
+    reached_buffers,
+    renumbered,
 )
 from genesis_fn.compiler.complex_parts.represent import before_parts
 from genesis_fn.compiler.complex_parts.steps import called
@@ -599,7 +603,8 @@ def _scan(s: ProgramLowering, e: Eqn) -> ScheduledStep:
     # The carry is updated in the buffers of the results; stacked results are written slice by
     # slice into theirs.
     start = s.copy_carry(kept, ins[consts : consts + carry])
-    counter = s.temporary(4)
+    counters = s.temporary(4 * _MOST_UNROLLED)
+    counter = s.table.view(counters, 0, 4)
     body = loop_body(p["jaxpr"], consts, carry, length, p["reverse"], s.table.target)
     inner = s.body(
         body.jaxpr,
@@ -609,9 +614,31 @@ def _scan(s: ProgramLowering, e: Eqn) -> ScheduledStep:
         extra=dict(zip(body.stacks, stacks)),
     )
     arena = s.body_arena([inner])
-    loop = ForLoop(length, BufferArg(counter, "i32"), tuple(inner.steps))
-    steps = [*start, loop] if length else start
-    return ScheduledStep(list(steps), ins, outs, [counter, arena])
+    many = min(length, _unrolled_iterations(inner.steps, counter))
+    numbers = [s.table.view(counters, 4 * k, 4) for k in range(many)]
+    copies = [[renumbered(x, {counter: number}) for x in inner.steps] for number in numbers]
+    steps, main = [*start], length - length % many if many else 0
+    if main:
+        unrolled = tuple([x for copy in copies for x in copy])
+        steps.append(ForLoop(main, BufferArg(counters, "i32"), unrolled, many))
+    # Behind the loop the counters go on with the numbers of the iterations that are left.
+    steps += [x for copy in copies[: length - main] for x in copy]
+    return ScheduledStep(steps, ins, outs, [counters, arena])
+
+
+_MOST_UNROLLED = 16  # iterations of a loop that one iteration of its graph node runs
+_MOST_LAUNCHES = 96  # of them
+
+
+def _unrolled_iterations(steps: Sequence[Step], counter: int) -> int:
+    """How many iterations of a body stand behind each other in a graph.
+
+    An iteration of a conditional node costs about 4 us beside its kernels, some of which take no
+    longer.
+    """
+    if any(map(has_host, steps)) or counter in reached_buffers(steps):
+        return 1
+    return max(1, min(_MOST_UNROLLED, _MOST_LAUNCHES // max(1, launches(steps))))
 
 
 def _while(s: ProgramLowering, e: Eqn) -> ScheduledStep:

@@ -11,6 +11,7 @@ from genesis_fn.kernels.plan_builder import INT32_MAX, PlanBuilder, cdiv
 from genesis_fn.kernels.random import RandomBits, plan_random_bits
 from genesis_fn.primitives.random_bits import key_hash_p, random_bits_p
 
+
 def _key_lines(row: str) -> list[str]:
     return [
         f"k0 = tl.load(keys + ({row}) * 2, inside, other=0)",

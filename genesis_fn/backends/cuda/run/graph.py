@@ -228,7 +228,8 @@ class _ConditionalCmd:
     """Control flow decided by device memory at `address`, as `mode` says:
 
     * "flag": run the only branch while the byte is not zero;
-    * "count": increase the int32, and run the only branch while it is less than `limit`;
+    * "count": increase the int32 by `many`, let those behind it be the numbers that follow, and run
+      the only branch while it is less than `limit`;
     * "index": run the branch of `limit` that the int32 names.
 
     `first` runs before every decision.
@@ -239,6 +240,11 @@ class _ConditionalCmd:
     limit: int
     first: tuple[_Command, ...]
     branches: tuple[tuple[_Command, ...], ...]
+    many: int = 1
+
+    def numbers(self, first: int) -> list[_SetInt32Cmd]:
+        """What sets the numbers of the iterations that one run of the branch has."""
+        return [_SetInt32Cmd(self.address + 4 * k, first + k) for k in range(self.many)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -450,11 +456,11 @@ def _conditional(
     if isinstance(step, Switch):
         return [_ConditionalCmd("index", address_of(step.index, 4), len(bodies), (), tuple(bodies))]
     # The counter is device memory, which the body's kernels read.
-    counter = address_of(step.counter, 4)
+    counter = address_of(step.counter, 4 * step.many)
     # Each decision increases the counter before it compares, so the first iteration sees zero.
     return [
-        _SetInt32Cmd(counter, -1),
-        _ConditionalCmd("count", counter, step.count, (), (bodies[0],)),
+        _SetInt32Cmd(counter, -step.many),
+        _ConditionalCmd("count", counter, step.count, (), (bodies[0],), step.many),
     ]
 
 
@@ -541,15 +547,15 @@ def _unrolled(commands: Sequence[_Command], conditional_nodes: bool) -> Iterator
             continue
         body = list(_unrolled(command.branches[0], conditional_nodes))
         # Unrolled, the loop stays in one graph; otherwise the host launches every iteration.
-        if len(body) * command.limit > _LONGEST_UNROLLED or any(
+        if len(body) * command.limit // command.many > _LONGEST_UNROLLED or any(
             [_involves_host(a, conditional_nodes) for a in body]
         ):
             yield command
             continue
-        for i in range(command.limit):
-            yield _SetInt32Cmd(command.address, i)
+        for i in range(0, command.limit, command.many):
+            yield from command.numbers(i)
             yield from body
-        yield _SetInt32Cmd(command.address, command.limit)
+        yield from command.numbers(command.limit)
 
 
 @dataclass(frozen=True, slots=True)
@@ -565,10 +571,11 @@ class _HostControlFlow:
         """Runs the segments of the branches that the predicate chooses."""
         decision, driver = self.decision, self.device.driver
         if decision.mode == "count":
-            for i in range(decision.limit):
-                driver.fill_words(decision.address, i, 1, driver.compute)
-                self._run(self.branches[0])
-            driver.fill_words(decision.address, decision.limit, 1, driver.compute)
+            for i in range(0, decision.limit + 1, decision.many):
+                for number in decision.numbers(i):
+                    driver.fill_words(number.address, number.value, 1, driver.compute)
+                if i < decision.limit:
+                    self._run(self.branches[0])
         elif decision.mode == "index":
             chosen = self._read(4)
             self._run(self.branches[min(max(chosen, 0), decision.limit - 1)])
@@ -668,7 +675,9 @@ def _record_conditional(
 
     def decide(stream: StreamHandle, behind_kernel: bool) -> None:
         _record(driver, decision.first, stream, behind_kernel)
-        driver.set_condition(stream, condition, decision.address, decision.mode, decision.limit)
+        driver.set_condition(
+            stream, condition, decision.address, decision.mode, decision.limit, decision.many
+        )
 
     decide(stream, behind_kernel)
     branches = decision.branches

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from genesis_fn.backends.cuda.lowerings.call import Exchange, HostCall
@@ -51,12 +51,14 @@ class Switch:
 
 @dataclass(frozen=True, slots=True)
 class ForLoop:
-    """Runs `body` `count` times. The int32 at `counter` is the iteration's number, and `count` in
-    the end."""
+    """Runs `count` iterations, of which `body` has `many` and `count` is a multiple. The int32 at
+    `counter` is the number of the first of them, those behind it are the numbers that follow; in
+    the end it is `count`."""
 
     count: int
     counter: BufferArg
     body: tuple[Step, ...]
+    many: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +133,38 @@ def has_host(step: Step) -> bool:
     return isinstance(step, HostStep) or any(
         has_host(s) or isinstance(s, (Collective, Collectives)) for s in inner
     )
+
+
+def launches(steps: Iterable[Step]) -> int:
+    """How many nodes of a graph steps are, those of loops and branches counted once."""
+    count = 0
+    for step in steps:
+        if isinstance(step, SubProgram):
+            count += launches(step.steps)
+        else:
+            count += 1 + sum([launches(body) for body in bodies(step)])
+    return count
+
+
+def reached_buffers(steps: Iterable[Step]) -> Iterator[int]:
+    """The buffers that steps access through tables of pointers."""
+    for step in steps:
+        if isinstance(step, SubProgram):
+            yield from step.reached
+        for body in bodies(step):
+            yield from reached_buffers(body)
+
+
+def renumbered(step: Step, by: Mapping[int, int]) -> Step:
+    """`step` with other buffers in place of those in `by`, of what subprograms read and write."""
+    if isinstance(step, SubProgram):
+        return replace(step, buffers=tuple([(by.get(b, b), offset) for b, offset in step.buffers]))
+    moved = [tuple([renumbered(s, by) for s in body]) for body in bodies(step)]
+    if isinstance(step, While):
+        return replace(step, condition=moved[0], body=moved[1])
+    if isinstance(step, Switch):
+        return replace(step, branches=tuple(moved))
+    return replace(step, body=moved[0]) if isinstance(step, ForLoop) else step
 
 
 def exchanged_buffers(steps: Sequence[Step]) -> Iterator[int]:
