@@ -48,9 +48,8 @@ class _Body:
     def __init__(self, e: Eqn) -> None:
         p = e.params
         self.e, self.jaxpr, self.length = e, p["jaxpr"], p["length"]
-        consts, end = p["consts"], p["consts"] + p["carry"]
+        end = p["consts"] + p["carry"]
         self.xs = dict(zip(self.jaxpr.invars[end:], e.ins[end:]))
-        self.reverse = p["reverse"]
         self.producer = {v: x for x in self.jaxpr.eqns for v in x.outs}
         self.uses: dict[Any, int] = {}
         for x in self.jaxpr.eqns:
@@ -109,16 +108,13 @@ def _live(eqns: Sequence[Eqn], outs: Sequence[Any]) -> list[Eqn]:
 
 def _accumulates(body: _Body, changes: _Changes, init: Any, v: Var, out: Any, result: Var) -> bool:
     """Take the carry `v`, which is `out` after a step, out of the loop if it is a sum over rows."""
-    last = body.producer.get(out)
-    if last is None or last.prim not in (add.prim, add_n.prim) or last.ins.count(v) != 1:
+    terms = _terms(body, out)
+    if terms.count(v) != 1 or body.uses.get(v) != 1 or v.aval.dtype not in _SUMMED:
         return False
-    if body.uses.get(v) != 1 or body.uses[out] != 1 or v.aval.dtype not in _SUMMED:
+    sums = [_sum_over(body, t) for t in terms if t is not v]
+    if not sums or not all(sums):
         return False
-    terms = [i for i in last.ins if i is not v]
-    sums = [_sum_over(body, t) for t in terms]
-    if not all(sums):
-        return False
-    where = last.where
+    where = body.producer[out].where
     total = init
     for source, views in sums:
         made = _row_sums(body, changes, source, where)
@@ -136,6 +132,14 @@ def _accumulates(body: _Body, changes: _Changes, init: Any, v: Var, out: Any, re
 
 
 _SUMMED = (dtypes.F32, dtypes.F64)
+
+
+def _terms(body: _Body, v: Any) -> list[Any]:
+    """What a value is the sum of, as far as nothing else reads a part of it."""
+    e = body.producer.get(v) if type(v) is Var else None
+    if e is None or e.prim not in (add.prim, add_n.prim) or body.uses[v] != 1:
+        return [v]
+    return [t for i in e.ins for t in _terms(body, i)]
 
 
 def _sum_over(body: _Body, v: Any) -> tuple[Eqn, list[Eqn]] | None:

@@ -45,6 +45,9 @@ _MAX_CARRIED = 96  # elements that a row carries from step to step
 _MAX_UNROLLED = 64  # elements of a value, an instruction each
 _MIN_LANES = 8  # elements that are a lane rather than unrolled
 _MAX_LANES = 2048
+# Operations of a product without tensor cores, of which Triton's tiles reach 0.5 TFLOP/s (H200): in
+# the 8 us that it takes as steps of a graph.
+_MOST_EXACT = 4 << 20
 _HOISTED = 48  # loads that are made before the loops, and stay in registers
 
 
@@ -452,19 +455,16 @@ class RowNest(KernelIR):
         if has_lane(index_l):
             sides.reverse()
         (tile, tile_index, tile_axes), (matrix, matrix_index, matrix_axes) = sides
-        if (
-            self._width
-            or len(tile_axes) != 1
-            or has_lane(tile_index)
-            or guards
-            or v.aval.dtype != dtypes.F32
-        ):
+        if self._width or len(tile_axes) != 1 or has_lane(tile_index) or guards:
             raise Infeasible
         if not dtypes.is_float(tile.aval.dtype) or matrix.aval.dtype != tile.aval.dtype:
             raise Infeasible
-        if tile.aval.dtype == dtypes.F64:
+        if tile.aval.dtype == dtypes.F64 or v.aval.dtype != dtypes.F32:
             raise Infeasible
         depth, width = self.lanes[along], self.lanes[lane_name]
+        exact = tile.aval.dtype == dtypes.F32 and e.params["precision"] == "highest"
+        if exact and 2 * self.rows * depth * width > _MOST_EXACT:
+            raise Infeasible
         if depth < 16 or width < 16 or depth * width > 128 * 128:
             raise Infeasible
         tile_index[tile_axes[0]] = ix.var(along, depth)

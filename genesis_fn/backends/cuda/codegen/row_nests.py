@@ -57,7 +57,7 @@ def choose_row_tiling(nest: RowNest, target: Target) -> RowTiling:
 
 
 def plan_row_nest(nest: RowNest, target: Target) -> tuple[Plan, list[Var], str]:
-    """(plan, the values that it reads, source) of the kernel of a nest; it writes `nest.results`."""
+    """(plan, the values that it reads, source) of a nest's kernel; it writes `nest.results`."""
     tiling = choose_row_tiling(nest, target)
     writer = _Writer(nest, tiling)
     function, parameters = writer.write()
@@ -149,7 +149,7 @@ class _Writer:
             self._define(self.value[n], n, i)
 
     def _loop(self, step: RowStep) -> None:
-        for first, here, _ in step.carried:
+        for _, here, _ in step.carried:
             # Of one shape and dtype in every step.
             self.value[here] = f"c{here}"
         for first, here, _ in step.carried:
