@@ -2,8 +2,8 @@
 
     program          physical -> represented -> contiguous_collectives        compile_jaxpr
                      -> simplify -> rematerialise -> donations
-    body by body     row_loops -> absorb_casts -> group_matmuls -> share_sorts    schedule
-                     -> fuse -> lower -> fuse_horizontally -> overlap_collectives
+    body by body     row_loops -> absorb_casts -> vectors_left -> group_matmuls    schedule
+                     -> share_sorts -> fuse -> lower -> fuse_horizontally -> overlap_collectives
                      -> pack_arena
     executable       ProgramBinding, IOBuffers, CudaExecutable                compile_jaxpr
 
@@ -38,6 +38,7 @@ from genesis_fn.backends.cuda.run.steps import exchanged_buffers
 from genesis_fn.compiler.complex_parts.represent import represented
 from genesis_fn.compiler.fusion.fuse import fuse_jaxpr
 from genesis_fn.compiler.fusion.matmul_grouping import group_matmuls
+from genesis_fn.compiler.fusion.vectors import vectors_left
 from genesis_fn.compiler.loop_ir.kernel import SliceStore
 from genesis_fn.compiler.memory.inplace import donations
 from genesis_fn.compiler.memory.rematerialise import rematerialise_jaxpr
@@ -138,6 +139,9 @@ def schedule(
 
     # Absorb casts into the kernels of fused functions that compute in float32 anyway.
     jaxpr = absorb_casts(jaxpr, table.target)
+
+    # Multiply vectors from the left, as the kernels of few rows do.
+    jaxpr = vectors_left(jaxpr)
 
     # Group matrix products that are too small to fill the GPU alone, or whose results are summed.
     jaxpr = group_matmuls(jaxpr, table.target)
