@@ -513,8 +513,10 @@ class KernelIR:
             return self._emit("const", (), Literal(x), dtype)
 
         if k == len(pieces) - 1:
-            held = ix.holding(conditions) if conditions else None
-            return inside(guards | held if held else guards)
+            held = ix.holding(conditions)
+            if held is None:  # the other pieces have all elements, and this one's index is no place
+                return self._emit("const", (), Literal(0), dtype)
+            return inside(guards | held)
         rest = lambda: self._pieces(e, pieces, k + 1, guards, dtype)
         return self._select(conditions, guards, inside, rest, dtype)
 

@@ -35,8 +35,10 @@ from genesis_fn.core.dtypes import DType
 from genesis_fn.core.jaxpr import Eqn, Jaxpr, Var
 from genesis_fn.primitives import elementwise as ops
 from genesis_fn.primitives.dot_general import dot_general_p, free_dims
+from genesis_fn.primitives.indexing.gather import take_rows_p
 from genesis_fn.primitives.random_bits import key_hash_p, random_bits_p
 from genesis_fn.primitives.shape import copy_p
+from genesis_fn.transforms.control_flow.conditionals import cond_p
 from genesis_fn.transforms.control_flow.loops import while_p
 from genesis_fn.transforms.control_flow.scanning import scan_p
 
@@ -87,10 +89,14 @@ class RowNest(KernelIR):
     * `uneven`: some results lack an axis of rows that others have. All rows along it then compute
       the same; if it was made with `common` it is none of rows.
 
-    Operations beyond those of `Instr`, with their `meta`: "carried" (a loop's value of the step),
-    "loop" (a `RowStep`), "after" (a carried value when the loop is over), "matrix" (a load of a
-    constant matrix: variable, offset in `k` and a lane, sizes), "dot" (the precision; a tile times
-    a matrix), "words" (a block of random words of a key and a counter), "word" (which of them).
+    Operations beyond those of `Instr`, with their `meta`:
+
+    * "loop": a `RowStep`; "carried": a loop's value of the step; "after": that when it is over
+    * "lookup", a row of a table: variable, offset, stride of rows, rows, mode, what is beyond, the
+      number of its check in `checks` or -1
+    * "matrix", a constant one: variable, offset in `k` and a lane, depth, lane
+    * "dot", a tile times a matrix: the precision, lanes
+    * "words", a block of random words of a key and a counter: (generator,); "word": which of them
     """
 
     def __init__(self, e: Eqn, outer: dict[Var, Eqn], common: bool = False, width: int = 0) -> None:
@@ -109,6 +115,8 @@ class RowNest(KernelIR):
         self._held: dict[Var, dict[tuple[int, ...], int]] = {}
         self._block_of_counter: dict[str, int] = {}
         self._here = 0
+        self._speculative = False  # within a branch that may not be chosen
+        self.checks: list[Eqn] = []
         self._hoisted = 0
         e = _fresh_eqn(e, {})
         self._classes = _classes_of(e)
@@ -224,6 +232,9 @@ class RowNest(KernelIR):
         if op in ("load", "matrix", "lookup") and block == 0 != self._here:
             if self._hoisted >= _HOISTED and op != "matrix":
                 block = self._here
+        if op == "lookup" and meta[-1] >= 0:
+            # A loop that runs no step checks nothing.
+            block = max(block, self._here, key=self.depth.__getitem__)
         key = (op, args, meta, dtype, block)
         found = self._seen.get(key)
         if found is not None:
@@ -325,6 +336,10 @@ class RowNest(KernelIR):
             return self._random_bits(e, at, guards)
         if e.prim is key_hash_p:
             return self._key_hash(e, at, guards)
+        if e.prim is take_rows_p:
+            return self._lookup(e, at, guards)
+        if e.prim is cond_p:
+            return self._chosen(v, e, at, guards)
         lowering = e.prim.lowering
         if type(lowering) is Reduce and e.ins[0].aval.size:
             return self._row_reduction(v, e, lowering, at, guards)
@@ -499,6 +514,61 @@ class RowNest(KernelIR):
             if len(pieces) != 1 or pieces[0][2] or type(e.ins[pieces[0][0]]) is not Var:
                 raise Infeasible
             v, at = e.ins[pieces[0][0]], pieces[0][1]
+
+    # ---- lookups and branches ----
+
+    def _lookup(self, e: Eqn, at: Index, guards: Guards) -> int:
+        """A row of a table in memory, whose number the row has computed."""
+        (table, indices), mode = e.ins, e.params["mode"]
+        if indices.aval.dtype.itemsize > 4 or guards:
+            raise Infeasible
+        count = table.aval.shape[0]
+        row, rest = at[: indices.aval.ndim], at[indices.aval.ndim :]
+        source, place = self._in_memory(table, (ix.var("k", count), *rest))
+        offset = ix.ravel(place, source.aval.shape)
+        strides = [n for atom, n in offset.terms.items() if atom.key[:2] == ("var", "k")]
+        first = ix.substitute(offset, "k", ix.ZERO)
+        if "k" in first.names or len(strides) > 1:
+            raise Infeasible
+        number = self.at(indices, row, guards)
+        check = -1
+        if mode == "check":
+            if self._speculative:
+                raise Infeasible  # what is not chosen must not be checked
+            if e not in self.checks:
+                self.checks.append(e)
+            check = self.checks.index(e)
+        stride = strides[0] if strides else 0
+        meta = (source, first, stride, count, mode, e.params["fill_value"], check)
+        return self._emit("lookup", (number,), meta, table.aval.dtype, first.names)
+
+    def _chosen(self, v: Var, e: Eqn, at: Index, guards: Guards) -> int:
+        """The result of the branch that is chosen, of all branches' results."""
+        k, index = e.outs.index(v), e.ins[0]
+        if type(index) is not Var:
+            raise Infeasible
+        block = self._home.get(v, 0)
+        for branch in e.params["branches"]:
+            if branch.invars and branch.invars[0] in self.producer:
+                continue
+            if any([x.prim in (scan_p, while_p) for x in branch.eqns]):
+                raise Infeasible
+            self._alias(branch.invars, e.ins[1:], block)
+            self._adopt(branch.eqns, block)
+        before, self._speculative = self._speculative, True
+        results = [
+            self.at(b.outs[k], at, guards)
+            if type(b.outs[k]) is Var
+            else self._emit("const", (), Literal(b.outs[k]), v.aval.dtype)
+            for b in e.params["branches"]
+        ]
+        self._speculative = before
+        number = self.at(index, (), guards)
+        found = results[-1]
+        for i in range(len(results) - 2, -1, -1):
+            here = self._map(ops.le.prim, number, Literal(i), dtype=dtypes.BOOL)
+            found = self._map(ops.select_p, here, results[i], found, dtype=v.aval.dtype)
+        return found
 
     # ---- random words ----
 

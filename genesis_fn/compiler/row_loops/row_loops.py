@@ -44,15 +44,18 @@ def _row_loop(e: Eqn, outer: dict[Var, Eqn], target: Target) -> list[Eqn]:
     if not all([v.aval.size for v in values]) or any([target.lacks(v.aval.dtype) for v in values]):
         return [e]
     found = _nest(e, outer, target)
-    if found is not None:
-        return [found]
     parts = without_accumulations(e) if e.prim is scan_p else None
     if parts is not None:
         ahead, scan, behind = parts
-        found = _nest(scan, outer | {v: x for x in ahead for v in x.outs}, target)
-        if found is not None:
-            return [*ahead, found, *behind]
-    return [e]
+        other = _nest(scan, outer | {v: x for x in ahead for v in x.outs}, target)
+        # Without its sums over rows a loop has more of them, or any.
+        if other is not None and (found is None or _rows(other) > _rows(found)):
+            return [*ahead, other, *behind]
+    return [e if found is None else found]
+
+
+def _rows(e: Eqn) -> int:
+    return e.params["nest"].rows
 
 
 def _nest(e: Eqn, outer: dict[Var, Eqn], target: Target) -> Eqn | None:
@@ -82,7 +85,7 @@ def _lane_width(nest: RowNest, target: Target) -> int:
         return 0
     wanted = max(1, 128 * target.processors // nest.rows)
     width = max(1 << min(5, wanted.bit_length() - 1), most // _MOST_ELEMENTS)
-    return width if width < most else 0
+    return width if width < most and all(n % width == 0 for n in nest.lanes.values()) else 0
 
 
 def _made(e: Eqn, outer: dict[Var, Eqn], common: bool = False, width: int = 0) -> RowNest | None:

@@ -396,11 +396,15 @@ def _split(
 
 
 @rule(scatter_p)
-def _sum_of_rows(
+def _scatter(
     r: Rewriter, e: Eqn, prim: Primitive, ins: list[Any], params: dict[Any, Any]
 ) -> list[Any] | None:
-    """Rows added to zeros are a sum over segments, which reads no zeros."""
+    """A single window overlaps no other, so that nothing need be sorted (`x.at[:, i].set(y)`). Rows
+    added to zeros are a sum over segments, which reads no zeros."""
     (x, indices, updates), value = ins, r.const.get(ins[0])
+    if math.prod(indices.aval.shape[:-1]) == 1 and not params["unique_indices"]:
+        single = {"unique_indices": True, "indices_are_sorted": True}
+        return list(r.apply(prim, ins, {**params, **single}, e))
     if not (isinstance(value, (int, float)) and value == 0 and math.copysign(1, value) > 0):
         return None
     if not adds_rows(x.aval, indices.aval, updates.aval, params):

@@ -6,15 +6,18 @@ carries stays in registers: `c{n}` in the text, assigned at the end of each step
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 from genesis_fn.backends.cuda.binaries.compile import SourceKernel
+from genesis_fn.backends.cuda.codegen.kernel_text import source_kernel
 from genesis_fn.backends.cuda.codegen.loops import INT32, accumulator, is_wide, map_text
 from genesis_fn.backends.cuda.codegen.random_words import philox_lines, threefry_lines
 from genesis_fn.backends.cuda.codegen.reductions import reduced
 from genesis_fn.backends.cuda.codegen.source import kernel
+from genesis_fn.backends.cuda.lowerings.call import SITES
 from genesis_fn.compiler.loop_ir.kernel import Instr, Literal
 from genesis_fn.compiler.row_loops.nest import RowNest, RowStep, RowStore
 from genesis_fn.compiler.target import Target
@@ -56,10 +59,13 @@ def choose_row_tiling(nest: RowNest, target: Target) -> RowTiling:
     return RowTiling(block, min(8, max(1, block * lanes // 256)))
 
 
-def plan_row_nest(nest: RowNest, target: Target) -> tuple[Plan, list[Var], str]:
-    """(plan, the values that it reads, source) of a nest's kernel; it writes `nest.results`."""
+def plan_row_nest(
+    nest: RowNest, target: Target, sites: Sequence[int] = ()
+) -> tuple[Plan, list[Var], str]:
+    """(plan, the values that it reads, source) of a nest's kernel; it writes `nest.results`, and
+    where it checks something the error word, at the `sites` of `nest.checks`."""
     tiling = choose_row_tiling(nest, target)
-    writer = _Writer(nest, tiling)
+    writer = _Writer(nest, tiling, sites)
     function, parameters = writer.write()
     reads = list(dict.fromkeys([v for v, written in parameters.values() if not written]))
     number = {(v, False): n for n, v in enumerate(reads)}
@@ -67,16 +73,19 @@ def plan_row_nest(nest: RowNest, target: Target) -> tuple[Plan, list[Var], str]:
     arguments = {
         name: BufferArg(number[key], NAMES[key[0].aval.dtype]) for name, key in parameters.items()
     }
+    if sites:
+        arguments["error"] = BufferArg(len(reads) + len(nest.results), "i64")
     grid = (cdiv(nest.rows, tiling.block), 1, 1)
     launch = Launch(function, grid, arguments, {}, tiling.warps, 1)
-    return Plan(len(reads), len(nest.results), (launch,)), reads, function.text
+    outputs = len(nest.results) + bool(sites)
+    return Plan(len(reads), outputs, (launch,)), reads, function.text
 
 
 class _Writer:
     """Writes the lines of one kernel. `value[n]` is the text of instruction n."""
 
-    def __init__(self, nest: RowNest, tiling: RowTiling) -> None:
-        self.nest, self.tiling = nest, tiling
+    def __init__(self, nest: RowNest, tiling: RowTiling, sites: Sequence[int]) -> None:
+        self.nest, self.tiling, self.sites = nest, tiling, sites
         self.lines: list[str] = []
         self.depth = 1
         self.suffix = ""
@@ -90,6 +99,7 @@ class _Writer:
         """(kernel, what its parameters point to: a value, and whether it is written)."""
         nest, block = self.nest, self.tiling.block
         offsets = [i.meta[1] for i in nest.instrs if i.op in ("load", "matrix")]
+        offsets += [i.meta[1] for i in nest.instrs if i.op == "lookup"]
         for e in [*offsets, *[s.offset for stores in nest.writes for s in stores]]:
             if is_wide(e):
                 self.wide |= e.names
@@ -103,7 +113,9 @@ class _Writer:
             self._bounded(name, n, n == next_power_of_two(n))
         self._block(0)
         body = "".join([f"{line}\n" for line in self.lines or ["    pass"]])
-        return kernel("rows", ", ".join(self.parameters), body), self.parameters
+        names = [*self.parameters, *(["error"] if self.sites else [])]
+        make = source_kernel if self.sites else kernel
+        return make("rows", ", ".join(names), body), self.parameters
 
     def line(self, text: str) -> None:
         """Append a line at the current indentation."""
@@ -275,7 +287,11 @@ class _Writer:
         if "p" in self.masks and "p" in names:
             text = f"({text} & p_in)"
         text = f"{text}.to(tl.int32)"
-        self.line(f"{name} = tl.max({text})" if "p" in names else f"{name} = {text}")
+        block = "p" in names or self.nest.lanes
+        shape = self._shape(names)
+        self.line(
+            f"{name} = tl.max(tl.broadcast_to({text}, {shape}))" if block else f"{name} = {text}"
+        )
         self.value, self.suffix = before, suffix
 
     def _assign(self, step: RowStep) -> None:
@@ -289,12 +305,12 @@ class _Writer:
     # ---- values ----
 
     def _shape(self, names: Collection[str]) -> str:
-        """The shape of a value that depends on `names`; "" of a single number."""
+        """The shape of a value that depends on `names`; "" of a number in a kernel of no lanes."""
         nest, rows = self.nest, str(self.tiling.block if "p" in names else 1)
         lanes = [next_power_of_two(nest.lanes[x]) for x in names if x in nest.lanes]
-        if "p" not in names and not lanes:
-            return ""
-        return f"({rows}, {lanes[0] if lanes else 1})" if nest.lanes else f"({rows},)"
+        if nest.lanes:
+            return f"({rows}, {lanes[0] if lanes else 1})"
+        return f"({rows},)" if "p" in names else ""
 
     def _whole(self, text: str, i: Instr) -> str:
         """A value in the shape and register type of instruction `i`."""
@@ -345,7 +361,9 @@ class _Writer:
 
     def _lookup(self, i: Instr, index: str) -> str:
         """An element of row `index` of a table, clamped or masked."""
-        table, rest, stride, count, mode, fill = i.meta
+        table, rest, stride, count, mode, fill, check = i.meta
+        if check >= 0:
+            self._check(i, index, count, self.sites[check] * SITES)
         pointer = self._pointer(table, False)
         dtype = table.aval.dtype
         at = f"tl.minimum(tl.maximum({index}, 0), {count - 1}).to(tl.int64)"
@@ -358,6 +376,18 @@ class _Writer:
             return text
         inside = f"({index} >= 0) & ({index} < {count})"
         return f"tl.where({inside}, {text}, {rounded(literal(fill, dtype), dtype)})"
+
+    def _check(self, i: Instr, index: str, count: int, site: int) -> None:
+        """Flag an error for the rows whose index is none of a table's."""
+        of = self.nest.instrs[i.args[0]]
+        shape = self._shape(of.names) or "(1,)"
+        bad = f"({index} < 0) | ({index} >= {count})"
+        mask = self._mask(of.names, ())
+        bad = f"({bad}) & {mask}" if mask else bad
+        lanes = [next_power_of_two(self.nest.lanes[x]) for x in of.names if x in self.nest.lanes]
+        size = (self.tiling.block if "p" in of.names else 1) * math.prod(lanes)
+        flat = [f"tl.reshape(tl.broadcast_to({x}, {shape}), ({size},))" for x in (bad, index)]
+        self.line(f"flag_error(error, {flat[0]}, {flat[1]}, {site})")
 
     def _matrix(self, i: Instr) -> str:
         source, offset, depth, lane = i.meta
@@ -434,6 +464,8 @@ class _Writer:
         pointer, address = self._pointer(store.target, True), self._address(store.offset)
         # An address has the axes of what is stored there.
         address += "".join([f" + {x} * 0" for x in sorted(names - store.offset.names)])
+        if not names and self.nest.lanes:
+            address += " + tl.zeros((1, 1), tl.int32)"
         text = stored(self._whole(self.value[store.value], value), store.target.aval.dtype)
         mask = self._mask(names, store.guards)
         self.line(f"tl.store({pointer} + ({address}), {text}{', ' + mask if mask else ''})")

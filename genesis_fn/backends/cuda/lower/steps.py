@@ -389,7 +389,7 @@ class ProgramLowering:
         """A sum by segment that computes what it adds."""
         fused, e = g.sum, g.eqn
         assert fused is not None and e is not None
-        sites = [self._site(x) for x in fused.checks]
+        sites = [self.site(x) for x in fused.checks]
         plan, operands = plan_fused_sum(fused, sites, self.table.target)
         writes = [self.buffers[v] for v in g.writes]
         if sites:
@@ -403,7 +403,7 @@ class ProgramLowering:
         )
         return self.planned(plan, [self.buffer(u) for u in operands], writes)
 
-    def _site(self, e: Eqn) -> int:
+    def site(self, e: Eqn) -> int:
         """The site of an equation that checks something."""
         self.table.sites.append(e)
         if self.table.error_word is None:
@@ -475,7 +475,7 @@ class ProgramLowering:
             return ScheduledStep([], reads, writes)
         assert type(lowered) is Plan
         if checks(lowered, [v.aval for v in e.outs]):
-            self._site(e)
+            self.site(e)
             assert self.table.error_word is not None
             writes = [*writes, self.table.error_word]
         return self.planned(lowered, reads, writes)
@@ -667,8 +667,13 @@ def _cond(s: ProgramLowering, e: Eqn) -> ScheduledStep:
 
 
 def _row_loop(s: ProgramLowering, e: Eqn) -> ScheduledStep:
-    plan, reads, _ = plan_row_nest(e.params["nest"], s.table.target)
-    reads, writes = [s.buffer(v) for v in reads], [s.buffers[v] for v in e.outs]
+    nest = e.params["nest"]
+    sites = [s.site(x) for x in nest.checks]
+    plan, operands, _ = plan_row_nest(nest, s.table.target, sites)
+    reads, writes = [s.buffer(v) for v in operands], [s.buffers[v] for v in e.outs]
+    if sites:
+        assert s.table.error_word is not None
+        writes.append(s.table.error_word)
     return replace(s.planned(plan, reads, writes), alone=True)
 
 
