@@ -13,6 +13,7 @@ from collections.abc import Generator
 from genesis_fn.core.configuration import environment
 
 PASSES = {
+    "computed": "reductions of arrays that are computed and never read have forms of their own",
     "horizontal": "independent launches become one (horizontal fusion)",
     "row_column_reduce": "one kernel reduces rows and columns",
     "split_rows": "rows are unrolled where concatenations cut them, flat kernels run over rows",

@@ -2,8 +2,8 @@
 
     program          physical -> represented -> contiguous_collectives        compile_jaxpr
                      -> simplify -> rematerialise -> donations
-    body by body     absorb_casts -> group_matmuls -> share_sorts -> fuse     schedule
-                     -> lower -> fuse_horizontally -> overlap_collectives
+    body by body     absorb_casts -> group_matmuls -> share_sorts             schedule
+                     -> computed_reductions -> fuse -> lower -> fuse_horizontally -> overlap_collectives
                      -> pack_arena
     executable       ProgramBinding, IOBuffers, CudaExecutable                compile_jaxpr
 
@@ -36,6 +36,7 @@ from genesis_fn.backends.cuda.run.io_buffers import IOBuffers, OutputBuffer
 from genesis_fn.backends.cuda.run.runtime import device_runtime
 from genesis_fn.backends.cuda.run.steps import exchanged_buffers
 from genesis_fn.compiler.complex_parts.represent import represented
+from genesis_fn.compiler.fusion.computed import computed_reductions
 from genesis_fn.compiler.fusion.fuse import fuse_jaxpr
 from genesis_fn.compiler.fusion.matmul_grouping import group_matmuls
 from genesis_fn.compiler.loop_ir.kernel import SliceStore
@@ -140,6 +141,9 @@ def schedule(
 
     # Sort the ids of sums by segment once for all that have the same.
     jaxpr = share_sorts(jaxpr)
+
+    # Reductions of arrays that are computed and never read take the form of one cheap kernel.
+    jaxpr = computed_reductions(jaxpr)
 
     # Fuse equations into groups, each the loops of one kernel. A value that only its own group
     # reads is never stored.
