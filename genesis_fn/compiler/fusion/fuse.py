@@ -26,6 +26,7 @@ from genesis_fn.compiler.fusion.gemv_fusion import (
 )
 from genesis_fn.compiler.fusion.group import FusionGroup
 from genesis_fn.compiler.fusion.matmul_grouping import grouped_eqn
+from genesis_fn.compiler.fusion.recompute import recompute_stored
 from genesis_fn.compiler.fusion.sum_fusion import (
     FusedSum,
     fits_updates,
@@ -118,9 +119,10 @@ def fuse_jaxpr(
         state.share_few_row_launches()
     if enabled("products"):
         state.fuse_few_row_epilogues(gated=False)
-    state.fuse_into_consumers()
-    state.fuse_siblings()
-    state.fuse_what_was_too_large()
+    state.fuse_generated()
+    # What kernels read is known now, and with it what each stored value costs.
+    if enabled("recompute") and recompute_stored(state):
+        state.fuse_generated()
     # A prologue such as a norm is one kernel, not two, only after its parts have merged.
     if enabled("products"):
         state.fuse_gemv_prologues()
@@ -206,7 +208,7 @@ class _FusionState:
         """The kernel of one value. Raises _TooLarge where it needs more instructions than allowed:
         the nearest computations beneath its views are what to materialize."""
         try:
-            return self._build([v], domain)
+            return self.build([v], domain)
         except Infeasible:
             values: list[Var] = []
             todo = [i for i in e.ins if type(i) is Var]
@@ -223,13 +225,14 @@ class _FusionState:
                 raise
             raise _TooLarge(values) from None
 
-    def _build(
+    def build(
         self,
         roots: list[Var],
         domain: IterationDomain,
         stored: Iterable[Var] | None = None,
         columns: frozenset[Var] = frozenset(),
     ) -> KernelIR:
+        """The kernel that computes `roots`, of which `stored` go to memory. Raises Infeasible."""
         graph = self.graph
         kept = set(roots if stored is None else stored)
         max_instrs = 4 * _MAX_INSTRUCTIONS
@@ -271,6 +274,22 @@ class _FusionState:
         for at, n in enumerate(between, first):
             if n >= 0:
                 self.rank[n] = at
+
+    def rebuild(self, number: int, group: FusionGroup | None) -> None:
+        """Have another group, or none, in the place of one, in the same place of the order."""
+        for v in self.groups[number].reads:
+            self.readers[v].discard(number)
+        if group is None:
+            self.order[self.rank.pop(number)] = -1
+            del self.groups[number]
+            return
+        self.groups[number] = group
+        for v in group.reads:
+            self.readers.setdefault(v, set()).add(number)
+
+    def fits(self, kernel: KernelIR) -> bool:
+        """Whether a merged kernel may be as large as this one."""
+        return len(kernel.loads) <= _MAX_LOADS and _small_enough(kernel, self.target)
 
     def preds(self, n: int) -> set[int]:
         """The steps that must come before step n."""
@@ -325,11 +344,11 @@ class _FusionState:
         # Program order, whatever the order of merges: equal layers then share generated kernels.
         roots = sorted(x.roots + y.roots, key=self.graph.position.__getitem__)
         try:
-            kernel = self._build(roots, domain, None, columns)
+            kernel = self.build(roots, domain, None, columns)
         except Infeasible:
             return False
         loads = kernel.loads
-        if len(loads) > _MAX_LOADS or not _small_enough(kernel, self.target):
+        if not self.fits(kernel):
             self._too_large.append(({a, b}, x.roots[0], y.roots[0]))
             return False
         # A split row is reduced by two kernels: none of them can walk along it after its reduction.
@@ -545,7 +564,7 @@ class _FusionState:
             if any(u in self.slice_stores for u in stored):
                 continue
             try:
-                kernel = self._build(y.roots, y.domain, stored)
+                kernel = self.build(y.roots, y.domain, stored)
             except Infeasible:  # rows that reduce columns too
                 continue
             if not fits_tiled_epilogue(kernel, y.domain, v, stored):
@@ -599,7 +618,7 @@ class _FusionState:
                 or g.kernel.counters
             ):
                 continue
-            kernel = self._build(g.roots, g.domain, stored)
+            kernel = self.build(g.roots, g.domain, stored)
             for r in readers:
                 reader = self.groups[r]
                 if reader.matmul is None:
@@ -641,6 +660,12 @@ class _FusionState:
             for v in self.groups[n].roots
             if v in self.graph.required or any(r != n for r in self.readers.get(v, ()))
         ]
+
+    def fuse_generated(self) -> None:
+        """Merge generated kernels with each other."""
+        self.fuse_into_consumers()
+        self.fuse_siblings()
+        self.fuse_what_was_too_large()
 
     def fuse_into_consumers(self) -> None:
         """Merge producers with consumers, along the largest values first: greedy, by the traffic
@@ -700,7 +725,7 @@ class _FusionState:
             if g.kernel is not None and g.domain is not None:
                 stored = self._stored(n)
                 # Built once more: roots that are not stored need no rounding to their dtype.
-                g.kernel = self._build(g.roots, g.domain, stored, g.columns)
+                g.kernel = self.build(g.roots, g.domain, stored, g.columns)
                 g.reads = g.kernel.loads
                 g.writes = stored
                 if not stored:
