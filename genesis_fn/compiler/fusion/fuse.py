@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
 from genesis_fn.compiler.fusion.gemv_fusion import (
     FusedMatmul,
@@ -121,8 +121,10 @@ def fuse_jaxpr(
         state.fuse_few_row_epilogues(gated=False)
     state.fuse_generated()
     # What kernels read is known now, and with it what each stored value costs.
-    if enabled("recompute") and recompute_stored(state):
-        state.fuse_generated()
+    if enabled("recompute"):
+        touched = recompute_stored(state)
+        if touched:
+            state.fuse_generated(touched)
     # A prologue such as a norm is one kernel, not two, only after its parts have merged.
     if enabled("products"):
         state.fuse_gemv_prologues()
@@ -661,18 +663,18 @@ class _FusionState:
             if v in self.graph.required or any(r != n for r in self.readers.get(v, ()))
         ]
 
-    def fuse_generated(self) -> None:
-        """Merge generated kernels with each other."""
-        self.fuse_into_consumers()
-        self.fuse_siblings()
+    def fuse_generated(self, along: Collection[Var] | None = None) -> None:
+        """Merge generated kernels with each other, along some of the values that they share."""
+        self.fuse_into_consumers(self.owner if along is None else along)
+        self.fuse_siblings(self.readers if along is None else along)
         self.fuse_what_was_too_large()
 
-    def fuse_into_consumers(self) -> None:
+    def fuse_into_consumers(self, along: Collection[Var]) -> None:
         """Merge producers with consumers, along the largest values first: greedy, by the traffic
         that a merge saves at most."""
         edges = []
-        for v, n in self.owner.items():
-            if self.groups[n].kernel is not None:
+        for v in along:
+            if v in self.owner and self.groups[self.owner[v]].kernel is not None:
                 edges.append((-v.aval.nbytes, self.graph.position[v], v))
         edges.sort(key=lambda each: each[:2])
         for _, _, v in edges:
@@ -685,9 +687,9 @@ class _FusionState:
                         merged = True
                         break
 
-    def fuse_siblings(self) -> None:
+    def fuse_siblings(self, along: Collection[Var]) -> None:
         """Merge siblings: independent steps that read one buffer."""
-        values = sorted(self.readers, key=lambda v: -v.aval.nbytes)
+        values = sorted([v for v in along if v in self.readers], key=lambda v: -v.aval.nbytes)
         for v in values:
             if v.aval.nbytes < _MIN_SHARED:
                 break

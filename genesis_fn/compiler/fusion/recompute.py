@@ -69,21 +69,38 @@ def work(kernel: KernelIR) -> float:
     return total
 
 
-def recompute_stored(state: Merged) -> bool:
-    """Compute stored values where they are read, where that takes less time; whether any is."""
+def recompute_stored(state: Merged) -> list[Var]:
+    """Compute stored values where they are read, where that takes less time: the values that the
+    kernels which have changed read and compute."""
     # Less than a quarter of what memory moves while a kernel starts is not worth the attempt.
     least = state.target.launch_bytes // 4
     values = [v for v in state.owner if v.aval.nbytes >= least and _is_optional(state, v)]
     values.sort(key=lambda v: (-v.aval.nbytes, state.graph.position[v]))
-    changed = False
+    touched: dict[Var, None] = {}
     for v in values:
+        if not _may_save(state, v):
+            continue
         found = _without(state, v)
         if found is not None:
             for number, group in found.items():
                 state.rebuild(number, group)
+                if group is not None:
+                    touched.update(dict.fromkeys([*group.reads, *group.roots]))
             del state.owner[v]
-            changed = True
-    return changed
+    return list(touched)
+
+
+def _may_save(state: Merged, v: Var) -> bool:
+    """Whether fewer bytes may be moved without `v`, as far as can be told before kernels are
+    built: what the readers read in its place."""
+    readers, own = state.readers[v] - {state.owner[v]}, state.groups[state.owner[v]]
+    leaves = state.graph.leaves.get(v, ())
+    # A kernel that computes nothing else reads nothing without it.
+    more = -sum(own.reads.values()) if own.roots == [v] else 0
+    for m in readers:
+        here = state.groups[m].reads
+        more += sum([min(u.aval.nbytes, v.aval.nbytes) for u in leaves if u not in here])
+    return more < v.aval.nbytes * (1 + len(readers))
 
 
 def _is_optional(state: Merged, v: Var) -> bool:

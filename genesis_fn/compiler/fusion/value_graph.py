@@ -83,8 +83,9 @@ class ValueGraph:
 
     `producer[v]` is the equation that computes v and `position[v]` that equation's index;
     `alias[v] = (u, offset)` says that v is u's memory from byte `offset` on. `materialized` are the
-    values in memory, `required` those that something outside of generated kernels reads. `kinds`
-    are the results of `kind_of`, by equation.
+    values in memory, `required` those that something outside of generated kernels reads, `leaves[v]`
+    what a value that is materialized by choice is computed from. `kinds` are the results of
+    `kind_of`, by equation.
     """
 
     def __init__(self, jaxpr: Jaxpr, kinds: Sequence[str]) -> None:
@@ -95,6 +96,7 @@ class ValueGraph:
         self.alias: dict[Var, tuple[Var, int]] = {}
         self.materialized: set[Var] = set(jaxpr.invars)
         self.required: set[Var] = set()
+        self.leaves: dict[Var, set[Var]] = {}
         for n, e in enumerate(jaxpr.eqns):
             for o in e.outs:
                 self.producer[o] = e
@@ -210,6 +212,7 @@ class ValueGraph:
                     continue
                 if self._is_stored(o, leaves, sum([cost[k] for k in work]), target):
                     self.materialized.add(o)
+                    self.leaves[o] = {u for u, _ in leaves}
 
     def _is_stored(
         self, v: Var, leaves: Collection[tuple[Var, int]], done: float, target: Target
