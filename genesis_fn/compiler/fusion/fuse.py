@@ -336,7 +336,7 @@ class _FusionState:
             return False
         columns = _column_outputs(x, domain) | _column_outputs(y, domain)
         lo, hi = self._span(x, y, columns)
-        if max_distance is not None and hi - lo > max_distance:
+        if max_distance is not None and hi - lo > max_distance and not self._at_the_turn(x, y):
             return False
         if self.rank[a] > self.rank[b]:
             a, b = b, a

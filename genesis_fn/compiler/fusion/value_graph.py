@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from genesis_fn.compiler.loop_ir.kernel import is_reduction
 from genesis_fn.compiler.target import Target
@@ -13,6 +13,8 @@ from genesis_fn.core.backend import index as ix
 from genesis_fn.core.backend.lowering import Elementwise, Reduce, Source, View
 from genesis_fn.core.jaxpr import Eqn, Jaxpr, Var
 from genesis_fn.primitives.shape import broadcast_in_dim_p, reshape_p
+
+T = TypeVar("T")
 
 # Beyond these a value is materialized, so that the kernels of its readers stay small.
 _MAX_OPERATIONS = 96
@@ -55,6 +57,10 @@ def kind_of(e: Eqn) -> str:
     shape = e.outs[0].aval.shape
     pointwise = all([type(i) is not Var or i.aval.shape == shape for i in e.ins])
     return "map" if pointwise and lowering.triton is not None else "opaque"
+
+
+def _union(sets: Sequence[frozenset[T]]) -> frozenset[T]:
+    return sets[0] if len(sets) == 1 else frozenset().union(*sets)
 
 
 def _lacking(e: Eqn, target: Target) -> bool:
@@ -174,7 +180,7 @@ class ValueGraph:
         below: dict[Var, frozenset[tuple[Var, int]]] = {}
         steps: dict[Var, frozenset[int]] = {}
         cost = [float(operations(e)) for e in self.jaxpr.eqns]
-        leaf = lambda i: frozenset(((i, -1),)) if i in self.materialized else below[i]
+        most = [0.0] * len(cost)  # the operations of equation n, those that it shares twice
 
         for n, (e, kind) in enumerate(zip(self.jaxpr.eqns, self.kinds)):
             if kind == "reduce":
@@ -183,19 +189,23 @@ class ValueGraph:
             if kind == "opaque":
                 continue
             operands = [i for i in e.ins if type(i) is Var]
-            leaves: frozenset[Any] = frozenset().union(*[leaf(i) for i in operands])
-            virtual = [steps[i] for i in operands if i not in self.materialized]
-            work: frozenset[int] = frozenset().union(*virtual)
+            virtual = [i for i in operands if i not in self.materialized]
+            leaves = _union([below[i] for i in virtual])
+            if len(virtual) < len(operands):
+                leaves |= {(i, -1) for i in operands if i in self.materialized}
+            work = _union([steps[i] for i in virtual])
+            most[n] = cost[n] + sum([most[self.position[i]] for i in virtual])
             # Broadcast to eight times its size, costly work is done once for each element of `x`.
             if e.prim is broadcast_in_dim_p and virtual:
                 (x,), o = operands, e.outs[0]
                 if (
-                    o.aval.size >= 8 * x.aval.size
+                    most[n] >= _BROADCAST
+                    and o.aval.size >= 8 * x.aval.size
                     and self.kind.get(id(self.producer[x])) == "map"
                     and sum([cost[k] for k in work]) >= _BROADCAST
                 ):
                     self.materialized.add(x)
-                    leaves, work = leaf(x), frozenset()
+                    leaves, work, most[n] = frozenset(((x, -1),)), frozenset(), 0.0
             if kind == "view" and e.prim is not reshape_p:
                 cost[n] += sum([cost[k] for k in work])
                 if e.prim is broadcast_in_dim_p and operands:
@@ -203,14 +213,19 @@ class ValueGraph:
                     cost[n] *= operands[0].aval.size / max(e.outs[0].aval.size, 1)
                 else:
                     leaves = frozenset([(u, n) for u, _ in leaves])
-                work = frozenset()
+                work, most[n] = frozenset(), cost[n]
             if cost[n]:
                 work |= {n}
             for o in e.outs:
                 below[o], steps[o] = leaves, work
                 if o in self.materialized or (kind == "view" and not has_several_sources(e)):
                     continue
-                if self._is_stored(o, leaves, sum([cost[k] for k in work]), target):
+                # Most values have one reader, and are computed from little.
+                if (
+                    self.uses.get(o, 0) > 1
+                    or most[n] > _MAX_OPERATIONS
+                    or len(leaves) > _MAX_LEAVES
+                ) and self._is_stored(o, leaves, sum([cost[k] for k in work]), target):
                     self.materialized.add(o)
                     self.leaves[o] = {u for u, _ in leaves}
 
