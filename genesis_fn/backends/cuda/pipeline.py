@@ -3,8 +3,8 @@
     program          physical -> represented -> contiguous_collectives        compile_jaxpr
                      -> simplify -> rematerialise -> donations
     body by body     absorb_casts -> group_matmuls -> share_sorts             schedule
-                     -> computed_reductions -> fuse -> lower -> fuse_horizontally -> overlap_collectives
-                     -> pack_arena
+                     -> computed_reductions -> fuse -> lower
+                     -> fuse_horizontally -> overlap_collectives -> pack_arena
     executable       ProgramBinding, IOBuffers, CudaExecutable                compile_jaxpr
 
 `compile_jaxpr` runs the passes of a whole program, and makes the executable. `schedule` runs those

@@ -40,11 +40,7 @@ _LARGE = 1 << 16  # elements of an array that is worth another form
 _COMPUTED = 8  # times as many bytes as what it is computed from
 _ROWS, _ROW = 512, 128  # a reduction to one number goes by so many rows, of so many elements
 _MOST_STEPS = 256  # equations between an array and what it is computed from
-_TERMS = {
-    "add": ew.add_n.prim,
-    "maximum": ew.max.prim,
-    "minimum": ew.min.prim,
-}
+_TERMS = {"add": ew.add_n.prim, "maximum": ew.max.prim, "minimum": ew.min.prim}
 
 
 def _component_index(at: Index, x: Aval, *, axes: tuple[int, ...], number: int) -> Index:

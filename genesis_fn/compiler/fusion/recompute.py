@@ -13,12 +13,7 @@ from typing import Protocol
 
 from genesis_fn.compiler.fusion.group import FusionGroup
 from genesis_fn.compiler.fusion.value_graph import ValueGraph
-from genesis_fn.compiler.loop_ir.kernel import (
-    Infeasible,
-    IterationDomain,
-    KernelIR,
-    SliceStore,
-)
+from genesis_fn.compiler.loop_ir.kernel import Infeasible, IterationDomain, KernelIR, SliceStore
 from genesis_fn.compiler.target import Target
 from genesis_fn.core.backend.lowering import Elementwise
 from genesis_fn.core.jaxpr import Var

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from genesis_fn.compiler.loop_ir.kernel import is_reduction
 from genesis_fn.compiler.target import Target
@@ -89,8 +89,8 @@ class ValueGraph:
 
     `producer[v]` is the equation that computes v and `position[v]` that equation's index;
     `alias[v] = (u, offset)` says that v is u's memory from byte `offset` on. `materialized` are the
-    values in memory, `required` those that something outside of generated kernels reads, `leaves[v]`
-    what a value that is materialized by choice is computed from. `kinds` are the results of
+    values in memory, `required` those that something outside of generated kernels reads; `leaves`
+    has what a value that is materialized by choice is computed from. `kinds` are the results of
     `kind_of`, by equation.
     """
 

@@ -19,6 +19,7 @@ from genesis_fn.core.backend.index import Expr
 from genesis_fn.kernels.plan_builder import cdiv, next_power_of_two
 
 PERSISTENT = 16384  # the longest row that stays in registers, in elements
+_PAIRS = 128  # columns of a tile of a computed array, one for each thread
 _REGISTERS = 136  # per thread, the most that a slab's tiles are estimated to take
 # Of a kernel whose tiles may be smaller: values that are alive in a thread, with which 16 warps fit
 # on a processor, and its instructions, half of what the instruction cache of 128 KiB holds. A
@@ -126,6 +127,8 @@ def _periods(e: Expr) -> set[int]:
 
 def _reduction_tiling(loops: Loops, target: Target) -> Tiling:
     rows, depth = loops.rows, loops.depth
+    if loops.computed() and depth >= _PAIRS and rows * depth >= 1 << 20:
+        return _pairs_tiling(loops, target)
     # Loads along the row are what a program keeps in registers.
     live = max(1, sum(1 for i in loops.instrs if i.op == "load" and "r" in i.names))
     budget = 4096 if loops.largest <= 4 and live <= 6 else 2048
@@ -142,6 +145,18 @@ def _reduction_tiling(loops: Loops, target: Target) -> Tiling:
         return Tiling("row", (cdiv(rows, block), 1, 1), block, padded)
     block, chunk, warps = looped_tile(loops)
     return Tiling("looped", (cdiv(rows, block), 1, 1), block, chunk, warps=warps)
+
+
+def _pairs_tiling(loops: Loops, target: Target) -> Tiling:
+    """The tiling of reductions of a computed array, as of all pairs of bodies.
+
+    What it reads has an axis less, so that a tile of several rows loads for each element a part of
+    a number: a thread has elements of one column, of which each loop loads one, and of all rows.
+    """
+    block = min(_elements_per_thread(loops, 16), next_power_of_two(rows := loops.rows))
+    while block > 1 and cdiv(rows, block) < 4 * target.processors:
+        block //= 2
+    return Tiling("looped", (cdiv(rows, block), 1, 1), block, _PAIRS, warps=_PAIRS // 32)
 
 
 def looped_tile(loops: Loops) -> tuple[int, int, int]:
