@@ -24,6 +24,7 @@ PASSES = {
     "sums": "sums by segment compute what they add, and share the sort of equal ids",
     "stored_casts": "a cast of a product that must be in memory is what its kernel stores",
     "recompute": "values that merged kernels store are computed again where that is faster",
+    "rotations": "concatenations that rotate an array are read at an index modulo its length",
     "overlap": "collectives run on a stream of their own, beside kernels that need none of them",
     "grouped": "matrix products with too few tiles to fill the GPU share launches",
 }

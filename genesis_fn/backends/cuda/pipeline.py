@@ -3,7 +3,7 @@
     program          physical -> represented -> contiguous_collectives        compile_jaxpr
                      -> simplify -> rematerialise -> donations
     body by body     absorb_casts -> group_matmuls -> share_sorts             schedule
-                     -> computed_reductions -> fuse -> lower
+                     -> rotations -> computed_reductions -> fuse -> lower
                      -> fuse_horizontally -> overlap_collectives -> pack_arena
     executable       ProgramBinding, IOBuffers, CudaExecutable                compile_jaxpr
 
@@ -39,6 +39,7 @@ from genesis_fn.compiler.complex_parts.represent import represented
 from genesis_fn.compiler.fusion.computed import computed_reductions
 from genesis_fn.compiler.fusion.fuse import fuse_jaxpr
 from genesis_fn.compiler.fusion.matmul_grouping import group_matmuls
+from genesis_fn.compiler.fusion.rotations import rotations
 from genesis_fn.compiler.loop_ir.kernel import SliceStore
 from genesis_fn.compiler.memory.inplace import donations
 from genesis_fn.compiler.memory.rematerialise import rematerialise_jaxpr
@@ -141,6 +142,9 @@ def schedule(
 
     # Sort the ids of sums by segment once for all that have the same.
     jaxpr = share_sorts(jaxpr)
+
+    # Rotated arrays are read at an index modulo their length.
+    jaxpr = rotations(jaxpr)
 
     # Reductions of arrays that are computed and never read take the form of one cheap kernel.
     jaxpr = computed_reductions(jaxpr)

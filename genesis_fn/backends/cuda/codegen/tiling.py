@@ -12,13 +12,15 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from genesis_fn.backends.cuda.codegen.loops import Loops
+from genesis_fn.backends.cuda.codegen.loops import Loops, PartialResult, Pointee
 from genesis_fn.compiler.loop_ir.kernel import peak_live
 from genesis_fn.compiler.target import Target
 from genesis_fn.core.backend.index import Expr
 from genesis_fn.kernels.plan_builder import cdiv, next_power_of_two
 
 PERSISTENT = 16384  # the longest row that stays in registers, in elements
+_STENCIL = 8, 256  # rows and columns of a tile of a stencil
+_HALO = 4  # rows above and below that a stencil may read, and columns beside
 _PAIRS = 128  # columns of a tile of a computed array, one for each thread
 _REGISTERS = 136  # per thread, the most that a slab's tiles are estimated to take
 # Of a kernel whose tiles may be smaller: values that are alive in a thread, with which 16 warps fit
@@ -60,6 +62,9 @@ def choose_tiling(loops: Loops, target: Target) -> Tiling:
     if loops.depth > 1:
         return _reduction_tiling(loops, target)
     n = loops.rows
+    columns = stencil_columns(loops)
+    if columns:
+        return _stencil_tiling(loops, columns, target)
     columns = tile_columns(loops)
     if columns:
         rows = n // columns
@@ -105,6 +110,45 @@ def tile_columns(loops: Loops) -> int:
             if n >= 8 and loops.rows % n == 0 and loops.rows // n >= 8:
                 return n
     return 0
+
+
+def stencil_columns(loops: Loops) -> int:
+    """The row length of a stencil, a flat kernel that reads an array in neighbouring rows; 0 if it
+    is none."""
+    offsets: dict[Pointee, list[Expr]] = {}
+    for n in loops.of("load"):
+        target, e, _ = loops.instrs[n].meta
+        if e.names == frozenset("p") and e not in offsets.setdefault(target, []):
+            offsets[target].append(e)
+    for target, found in offsets.items():
+        if len(found) < 3 or isinstance(target, PartialResult):
+            continue
+        guards = [g.expr for i in loops.instrs if i.op == "load" for g in i.meta[2]]
+        for n in sorted(set().union(*[_periods(e) for e in (*found, *guards)])):
+            if n < 32 or loops.rows % n or loops.rows // n < _STENCIL[0]:
+                continue
+            # Far from the edges, where rotations have theirs.
+            at = loops.rows // n // 2 * n + n // 2
+            here, next_ = [[e.evaluate({"p": at + k}) for e in found] for k in (0, 1)]
+            steady = all([b - a == 1 for a, b in zip(here, next_)])
+            # Rows apart, but so few of them that a tile has most of what its rows read.
+            if steady and n - 2 * _HALO <= max(here) - min(here) <= 2 * _HALO * n:
+                return n
+    return 0
+
+
+def _stencil_tiling(loops: Loops, columns: int, target: Target) -> Tiling:
+    """The tiling of a stencil: tiles of several rows, each of which reads its rows and those next
+    to it from the L2 cache once. A program of one row reads that, the one above and the one below:
+    with 64 MiB arrays L2 had to move 256 MiB for 128 MiB that memory moved."""
+    rows, (block, chunk) = loops.rows // columns, _STENCIL
+    chunk = min(chunk, next_power_of_two(columns))
+    across = cdiv(columns, chunk)
+    while block > 1 and cdiv(rows, block) * across < 2 * target.processors:
+        block //= 2
+    warps = block * chunk // (32 * _elements_per_thread(loops, 8))
+    grid = (cdiv(rows, block) * across, 1, 1)
+    return Tiling("tiled", grid, block, chunk, columns, warps=min(16, max(1, warps)))
 
 
 def _consecutive(e: Expr, n: int) -> bool:
