@@ -52,15 +52,19 @@ class Merged(Protocol):
 def work(kernel: KernelIR) -> float:
     """The operations of a kernel, in additions."""
     domain, total = kernel.domain, 0
+    # Once for each value of the loop variables that an instruction depends on.
+    count = lambda names: (
+        (domain.kept if "p" in names else 1) * (domain.reduced if "r" in names else 1)
+    )
     for i in kernel.instrs:
-        if i.op in ("load", "const", "index"):
-            continue
-        how = i.eqn.prim.lowering if i.eqn is not None else None
-        cost = how.cost if type(how) is Elementwise else 1
-        # Once for each value of the loop variables that an instruction depends on.
-        rows = domain.kept if "p" in i.names else 1
-        inner = domain.reduced if "r" in i.names or i.op == "reduce" else 1
-        total += cost * rows * inner
+        if i.op in ("load", "where"):
+            guards = i.meta[2] if i.op == "load" else i.meta
+            total += count(i.names) + sum([count(g.expr.names) for g in guards])
+        elif i.op == "map":
+            how = i.eqn.prim.lowering if i.eqn is not None else None
+            total += (how.cost if type(how) is Elementwise else 1) * count(i.names)
+        elif i.op in ("reduce", "column_reduce", "combine"):
+            total += count(i.names | {"r"} if i.op == "reduce" else i.names | {"p"})
     return total
 
 
@@ -151,7 +155,9 @@ def _is_faster(state: Merged, v: Var, groups: dict[int, FusionGroup | None]) -> 
         held += sum(
             [u.aval.nbytes for u in g.reads if u not in old.reads and not _lives(state, u, m)]
         )
-    return after < before and held <= v.aval.nbytes
+    # What only v was for goes with it: its operands wait for the reader, which is near.
+    alone = groups[state.owner[v]] is None
+    return after < 0.99 * before and held <= v.aval.nbytes * (1 + alone)
 
 
 def _seconds(state: Merged, g: FusionGroup, stored: Collection[Var]) -> float:
