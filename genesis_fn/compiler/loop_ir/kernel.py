@@ -516,6 +516,9 @@ class KernelIR:
             return self.at(e.ins[0], (row, *at), guards)
         avals = [i.aval if type(i) is Var else i for i in e.ins]
         pieces = view.pieces(e.outs.index(v), at, *avals, **e.params)
+        # Without those that no element here is of: the last one is read under no condition.
+        if len(pieces) > 1:
+            pieces = [p for p in pieces if ix.holding(p[2]) is not None] or pieces[-1:]
         return self._pieces(e, pieces, 0, guards, v.aval.dtype)
 
     def _pieces(self, e: Eqn, pieces: Sequence[Piece], k: int, guards: Guards, dtype: DType) -> int:

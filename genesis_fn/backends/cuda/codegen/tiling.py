@@ -21,6 +21,7 @@ from genesis_fn.kernels.plan_builder import cdiv, next_power_of_two
 PERSISTENT = 16384  # the longest row that stays in registers, in elements
 _STENCIL = 8, 256  # rows and columns of a tile of a stencil
 _HALO = 4  # rows above and below that a stencil may read, and columns beside
+_MANY = 1 << 20  # elements of an array that is worth tiles of several rows
 _PAIRS = 128  # columns of a tile of a computed array, one for each thread
 _REGISTERS = 136  # per thread, the most that a slab's tiles are estimated to take
 # Of a kernel whose tiles may be smaller: values that are alive in a thread, with which 16 warps fit
@@ -173,7 +174,7 @@ def _periods(e: Expr) -> set[int]:
 
 def _reduction_tiling(loops: Loops, target: Target) -> Tiling:
     rows, depth = loops.rows, loops.depth
-    if loops.computed() and depth >= _PAIRS and rows * depth >= 1 << 20:
+    if loops.computed() and depth >= _PAIRS and rows * depth >= _MANY:
         return _pairs_tiling(loops, target)
     # Loads along the row are what a program keeps in registers.
     live = max(1, sum(1 for i in loops.instrs if i.op == "load" and "r" in i.names))
