@@ -108,6 +108,16 @@ def test_what_is_read_keeps_its_reductions() -> None:
     assert computed_reductions(jaxpr).eqns == jaxpr.eqns
 
 
+def test_pairs_that_a_product_reads_are_read_along_their_rows() -> None:
+    # The matrix is in memory: sums over its columns go down them, and not along rows of another.
+    def f(x, y, v):
+        k = kernel_matrix(x, y)
+        return k @ v, gnp.sum(k, 0)
+
+    jaxpr = simplify_jaxpr(stage(f, [array(N), array(N), array(N, 64)])[0])
+    assert computed_reductions(jaxpr).eqns == jaxpr.eqns
+
+
 # ---- rotations and stencils ----
 
 

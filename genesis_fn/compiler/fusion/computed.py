@@ -44,9 +44,9 @@ _TERMS = {"add": ew.add_n.prim, "maximum": ew.max.prim, "minimum": ew.min.prim}
 
 
 def _component_index(at: Index, x: Aval, *, axes: tuple[int, ...], number: int) -> Index:
-    places = iter(ix.unravel(ix.const(number), tuple([x.shape[a] for a in axes])))
+    along = iter(ix.unravel(ix.const(number), tuple([x.shape[a] for a in axes])))
     kept = iter(at)
-    return tuple([next(places) if a in axes else next(kept) for a in range(x.ndim)])
+    return tuple([next(along) if a in axes else next(kept) for a in range(x.ndim)])
 
 
 component_p = Primitive(
@@ -77,7 +77,7 @@ def computed_reductions(jaxpr: Jaxpr) -> Jaxpr:
     """`jaxpr` with the reductions of computed arrays in the forms that the module describes."""
     if not enabled("computed") or not any([_is_candidate(e) for e in jaxpr.eqns]):
         return jaxpr
-    rewriting = _Rewriting()
+    rewriting = _Rewriting(_in_memory(jaxpr))
     for e in jaxpr.eqns:
         rewriting.take(e)
     return Jaxpr(jaxpr.invars, rewriting.eqns, jaxpr.outs, jaxpr.labels, jaxpr.name)
@@ -94,10 +94,22 @@ def _is_candidate(e: Eqn) -> bool:
     return forms and dtypes.is_float(x.dtype) and x.ndim > 1 and x.size >= _LARGE
 
 
+def _in_memory(jaxpr: Jaxpr) -> set[Var]:
+    """The values that are in memory whatever kernels compute: results, and operands of steps of
+    other kinds."""
+    found = set(jaxpr.outs)
+    for e in reversed(jaxpr.eqns):
+        kind = kind_of(e)
+        if kind == "opaque" or (kind == "view" and not found.isdisjoint(e.outs)):
+            found.update([i for i in e.ins if type(i) is Var])
+    return found
+
+
 class _Rewriting:
     """The equations so far, what makes each value, and the values that are made of components."""
 
-    def __init__(self) -> None:
+    def __init__(self, in_memory: set[Var]) -> None:
+        self.in_memory = in_memory
         self.eqns: list[Eqn] = []
         self.producer: dict[Var, Eqn] = {}
         self.parts: dict[Var, Sequence[Var]] = {}
@@ -161,9 +173,9 @@ class _Rewriting:
         """Reduce a computed array along its last axes."""
         shape = x.aval.shape
         kept = tuple([a for a in range(len(shape)) if a not in axes])
-        behind = (*kept, *axes)
-        if behind != tuple(range(len(shape))):
-            x = self._add(e, transpose_p, [x], permutation=behind)
+        order = (*kept, *axes)
+        if order != tuple(range(len(shape))):
+            x = self._add(e, transpose_p, [x], permutation=order)
             shape, axes = x.aval.shape, tuple(range(len(kept), len(shape)))
         # Rows of 16-bit floats would be rounded before they are added.
         if not kept and x.aval.dtype not in dtypes.NARROW and len(shape) > 1:
@@ -202,7 +214,7 @@ class _Rewriting:
         while todo:
             v = todo.pop()
             e = self.producer.get(v)
-            if e is None or kind_of(e) not in ("map", "view"):
+            if e is None or v in self.in_memory or kind_of(e) not in ("map", "view"):
                 if v is x or v.aval.nbytes >= x.aval.nbytes:
                     return None
                 total += v.aval.nbytes

@@ -51,10 +51,10 @@ def rotations(jaxpr: Jaxpr) -> Jaxpr:
 def _rotation(e: Eqn, producer: dict[Var, Eqn]) -> Eqn | None:
     """The rotation that a concatenation is, or None."""
     axis = e.params["dimension"]
-    parts = [_part(i, axis, producer) for i in e.ins if type(i) is Var]
-    if len(parts) < 2 or parts[0] is None or parts[1] is None:
+    front, back = [_part(i, axis, producer) if type(i) is Var else None for i in e.ins]
+    if front is None or back is None:
         return None
-    (x, begin, end), (y, first, last) = parts
+    (x, begin, end), (y, first, last) = front, back
     n = x.aval.shape[axis]
     if x is not y or (first, last, end) != (0, begin, n) or not 0 < begin < n:
         return None

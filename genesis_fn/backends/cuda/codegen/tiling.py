@@ -130,9 +130,9 @@ def stencil_columns(loops: Loops) -> int:
                 continue
             # Far from the edges, where rotations have theirs.
             at = loops.rows // n // 2 * n + n // 2
-            here, beside, below = [[e.evaluate({"p": at + k}) for e in found] for k in (0, 1, n)]
+            here, right, below = [[e.evaluate({"p": at + k}) for e in found] for k in (0, 1, n)]
             (pitch, *others) = {b - a for a, b in zip(here, below)}
-            steady = not others and all([b - a == 1 for a, b in zip(here, beside)])
+            steady = not others and all([b - a == 1 for a, b in zip(here, right)])
             # Rows apart, but so few of them that a tile has most of what its rows read.
             if steady and 0 < pitch < 2 * n and pitch - 2 * _HALO <= max(here) - min(here):
                 if max(here) - min(here) <= 2 * _HALO * pitch:
