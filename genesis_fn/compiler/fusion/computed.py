@@ -18,7 +18,7 @@ these forms they move 0.25 MiB in two (docs/cuda.md, "Generated kernels").
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from genesis_fn.compiler.fusion.value_graph import kind_of
@@ -75,7 +75,12 @@ components_p = Primitive(
 
 def computed_reductions(jaxpr: Jaxpr) -> Jaxpr:
     """`jaxpr` with the reductions of computed arrays in the forms that the module describes."""
-    if not enabled("computed") or not any([_is_candidate(e) for e in jaxpr.eqns]):
+    found = [e for e in jaxpr.eqns if _is_candidate(e)] if enabled("computed") else []
+    if not found:
+        return jaxpr
+    # Most programs have reductions, as of norms, of what they read: that is soon seen.
+    producer = {o: e for e in jaxpr.eqns for o in e.outs}
+    if not any([_is_computed(e, _bytes_below(e.ins[0], producer, set())) for e in found]):
         return jaxpr
     rewriting = _Rewriting(_in_memory(jaxpr))
     for e in jaxpr.eqns:
@@ -92,6 +97,41 @@ def _is_candidate(e: Eqn) -> bool:
     x = e.ins[0].aval
     forms = how.combine in _TERMS and not how.position and "axes" in e.params
     return forms and dtypes.is_float(x.dtype) and x.ndim > 1 and x.size >= _LARGE
+
+
+def _length(e: Eqn) -> int:
+    """The number of elements that a reduction makes one of."""
+    return math.prod([e.ins[0].aval.shape[a] for a in reduced_axes(e)])
+
+
+def _is_computed(e: Eqn, read: int | None) -> bool:
+    """Whether a reduction, computed from so many bytes, is of an array that is better never in
+    memory: the result of a short one, the operand of another."""
+    if read is None:
+        return False
+    if _length(e) <= _SHORT:
+        return read <= e.outs[0].aval.nbytes
+    return read * _COMPUTED <= e.ins[0].aval.nbytes
+
+
+def _bytes_below(x: Var, producer: dict[Var, Eqn], in_memory: Collection[Var]) -> int | None:
+    """The bytes in memory that the elements of `x` are computed from, each once; None if `x` is no
+    larger than one of them, or is one itself."""
+    total, seen, todo = 0, {x}, [x]
+    while todo:
+        v = todo.pop()
+        e = producer.get(v)
+        if e is None or v in in_memory or kind_of(e) not in ("map", "view"):
+            if v is x or v.aval.nbytes >= x.aval.nbytes:
+                return None
+            total += v.aval.nbytes
+            continue
+        new = [i for i in e.ins if type(i) is Var and i not in seen]
+        seen.update(new)
+        todo += new
+        if len(seen) > _MOST_STEPS:
+            return None
+    return total
 
 
 def _in_memory(jaxpr: Jaxpr) -> set[Var]:
@@ -134,19 +174,13 @@ class _Rewriting:
     def _reduced(self, e: Eqn) -> bool:
         """Add another form of a reduction, if that is cheaper."""
         x, axes, out = e.ins[0], reduced_axes(e), e.outs[0]
-        read = self._bytes_below(x)
-        if read is None:
+        if not _is_computed(e, _bytes_below(x, self.producer, self.in_memory)):
             return False
-        count = math.prod([x.aval.shape[a] for a in axes])
+        count = _length(e)
         if count <= _SHORT:
-            # Its terms are fewer bytes than its result: it is arithmetic on them.
-            if read > out.aval.nbytes:
-                return False
             terms = [self._add(e, component_p, [x], axes=axes, number=n) for n in range(count)]
             self._join(e, terms, out)
             return True
-        if read * _COMPUTED > x.aval.nbytes:
-            return False
         last = x.aval.ndim - 1
         if last not in axes and 1 < x.aval.shape[last] <= _COMPONENTS:
             numbers = range(x.aval.shape[last])
@@ -206,22 +240,3 @@ class _Rewriting:
         ]
         self._add(e, components_p, parts, out)
         return True
-
-    def _bytes_below(self, x: Var) -> int | None:
-        """The bytes in memory that the elements of `x` are computed from, each once; None if `x` is
-        no larger than one of them, or is one itself."""
-        total, seen, todo = 0, {x}, [x]
-        while todo:
-            v = todo.pop()
-            e = self.producer.get(v)
-            if e is None or v in self.in_memory or kind_of(e) not in ("map", "view"):
-                if v is x or v.aval.nbytes >= x.aval.nbytes:
-                    return None
-                total += v.aval.nbytes
-                continue
-            new = [i for i in e.ins if type(i) is Var and i not in seen]
-            seen.update(new)
-            todo += new
-            if len(seen) > _MOST_STEPS:
-                return None
-        return total
