@@ -13,6 +13,7 @@ from collections.abc import Generator
 from genesis_fn.core.configuration import environment
 
 PASSES = {
+    "computed": "reductions of arrays that are computed and never read have forms of their own",
     "horizontal": "independent launches become one (horizontal fusion)",
     "row_column_reduce": "one kernel reduces rows and columns",
     "split_rows": "rows are unrolled where concatenations cut them, flat kernels run over rows",
@@ -22,6 +23,8 @@ PASSES = {
     "epilogues": "the only reader of a tiled matrix product becomes its epilogue",
     "sums": "sums by segment compute what they add, and share the sort of equal ids",
     "stored_casts": "a cast of a product that must be in memory is what its kernel stores",
+    "recompute": "values that merged kernels store are computed again where that is faster",
+    "rotations": "concatenations that rotate an array are read at an index modulo its length",
     "overlap": "collectives run on a stream of their own, beside kernels that need none of them",
     "row_loops": "loops whose rows do not wait for each other are one kernel each",
     "grouped": "matrix products with too few tiles to fill the GPU share launches",

@@ -86,6 +86,13 @@ class Target:
         return self.operations * 2 / itemsize
 
     @property
+    def additions(self) -> float:
+        """Additions of float32 numbers per second, one a cycle of each lane."""
+        # At 1.48 GHz, as measured: 50e12 operations a second of multiply-adds on an H200.
+        lanes = 64 if self.architecture == 80 else 128
+        return self.processors * lanes * 1.48e9
+
+    @property
     def launch_bytes(self) -> int:
         """The bytes that memory moves in the 4 us that a kernel's start and end take, in whole MiB:
         steps that touch no more gain by sharing a launch."""

@@ -35,7 +35,8 @@ PROGRAM = {
 }  # fmt: skip
 BODY = {
     "absorb_casts": pipeline.absorb_casts, "group_matmuls": pipeline.group_matmuls,
-    "share_sorts": pipeline.share_sorts, "fuse_jaxpr": pipeline.fuse_jaxpr,
+    "share_sorts": pipeline.share_sorts, "rotations": pipeline.rotations,
+    "computed_reductions": pipeline.computed_reductions, "fuse_jaxpr": pipeline.fuse_jaxpr,
     "lower": ProgramLowering.lower, "fuse_horizontally": pipeline.fuse_horizontally,
     "overlap_collectives": pipeline.overlap_collectives, "pack_arena": pipeline.pack_arena,
 }  # fmt: skip

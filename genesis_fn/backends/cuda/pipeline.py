@@ -2,9 +2,10 @@
 
     program          physical -> represented -> contiguous_collectives        compile_jaxpr
                      -> simplify -> rematerialise -> donations
-    body by body     row_loops -> absorb_casts -> vectors_left -> group_matmuls    schedule
-                     -> share_sorts -> fuse -> lower -> fuse_horizontally -> overlap_collectives
-                     -> pack_arena
+    body by body     row_loops -> absorb_casts -> vectors_left                schedule
+                     -> group_matmuls -> share_sorts -> rotations
+                     -> computed_reductions -> fuse -> lower
+                     -> fuse_horizontally -> overlap_collectives -> pack_arena
     executable       ProgramBinding, IOBuffers, CudaExecutable                compile_jaxpr
 
 `compile_jaxpr` runs the passes of a whole program, and makes the executable. `schedule` runs those
@@ -36,8 +37,10 @@ from genesis_fn.backends.cuda.run.io_buffers import IOBuffers, OutputBuffer
 from genesis_fn.backends.cuda.run.runtime import device_runtime
 from genesis_fn.backends.cuda.run.steps import exchanged_buffers
 from genesis_fn.compiler.complex_parts.represent import represented
+from genesis_fn.compiler.fusion.computed import computed_reductions
 from genesis_fn.compiler.fusion.fuse import fuse_jaxpr
 from genesis_fn.compiler.fusion.matmul_grouping import group_matmuls
+from genesis_fn.compiler.fusion.rotations import rotations
 from genesis_fn.compiler.fusion.vectors import vectors_left
 from genesis_fn.compiler.loop_ir.kernel import SliceStore
 from genesis_fn.compiler.memory.inplace import donations
@@ -148,6 +151,12 @@ def schedule(
 
     # Sort the ids of sums by segment once for all that have the same.
     jaxpr = share_sorts(jaxpr)
+
+    # Rotated arrays are read at an index modulo their length.
+    jaxpr = rotations(jaxpr)
+
+    # Reductions of arrays that are computed and never read take the form of one cheap kernel.
+    jaxpr = computed_reductions(jaxpr)
 
     # Fuse equations into groups, each the loops of one kernel. A value that only its own group
     # reads is never stored.

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
 from genesis_fn.compiler.fusion.gemv_fusion import (
     FusedMatmul,
@@ -26,6 +26,7 @@ from genesis_fn.compiler.fusion.gemv_fusion import (
 )
 from genesis_fn.compiler.fusion.group import FusionGroup
 from genesis_fn.compiler.fusion.matmul_grouping import grouped_eqn
+from genesis_fn.compiler.fusion.recompute import recompute_stored
 from genesis_fn.compiler.fusion.sum_fusion import (
     FusedSum,
     fits_updates,
@@ -118,9 +119,12 @@ def fuse_jaxpr(
         state.share_few_row_launches()
     if enabled("products"):
         state.fuse_few_row_epilogues(gated=False)
-    state.fuse_into_consumers()
-    state.fuse_siblings()
-    state.fuse_what_was_too_large()
+    state.fuse_generated()
+    # What kernels read is known now, and with it what each stored value costs.
+    if enabled("recompute"):
+        touched = recompute_stored(state)
+        if touched:
+            state.fuse_generated(touched)
     # A prologue such as a norm is one kernel, not two, only after its parts have merged.
     if enabled("products"):
         state.fuse_gemv_prologues()
@@ -206,7 +210,7 @@ class _FusionState:
         """The kernel of one value. Raises _TooLarge where it needs more instructions than allowed:
         the nearest computations beneath its views are what to materialize."""
         try:
-            return self._build([v], domain)
+            return self.build([v], domain)
         except Infeasible:
             values: list[Var] = []
             todo = [i for i in e.ins if type(i) is Var]
@@ -223,13 +227,14 @@ class _FusionState:
                 raise
             raise _TooLarge(values) from None
 
-    def _build(
+    def build(
         self,
         roots: list[Var],
         domain: IterationDomain,
         stored: Iterable[Var] | None = None,
         columns: frozenset[Var] = frozenset(),
     ) -> KernelIR:
+        """The kernel that computes `roots`, of which `stored` go to memory. Raises Infeasible."""
         graph = self.graph
         kept = set(roots if stored is None else stored)
         max_instrs = 4 * _MAX_INSTRUCTIONS
@@ -271,6 +276,22 @@ class _FusionState:
         for at, n in enumerate(between, first):
             if n >= 0:
                 self.rank[n] = at
+
+    def rebuild(self, number: int, group: FusionGroup | None) -> None:
+        """Have another group, or none, in the place of one, in the same place of the order."""
+        for v in self.groups[number].reads:
+            self.readers[v].discard(number)
+        if group is None:
+            self.order[self.rank.pop(number)] = -1
+            del self.groups[number]
+            return
+        self.groups[number] = group
+        for v in group.reads:
+            self.readers.setdefault(v, set()).add(number)
+
+    def fits(self, kernel: KernelIR) -> bool:
+        """Whether a merged kernel may be as large as this one."""
+        return len(kernel.loads) <= _MAX_LOADS and _small_enough(kernel, self.target)
 
     def preds(self, n: int) -> set[int]:
         """The steps that must come before step n."""
@@ -315,7 +336,7 @@ class _FusionState:
             return False
         columns = _column_outputs(x, domain) | _column_outputs(y, domain)
         lo, hi = self._span(x, y, columns)
-        if max_distance is not None and hi - lo > max_distance:
+        if max_distance is not None and hi - lo > max_distance and not self._at_the_turn(x, y):
             return False
         if self.rank[a] > self.rank[b]:
             a, b = b, a
@@ -325,11 +346,11 @@ class _FusionState:
         # Program order, whatever the order of merges: equal layers then share generated kernels.
         roots = sorted(x.roots + y.roots, key=self.graph.position.__getitem__)
         try:
-            kernel = self._build(roots, domain, None, columns)
+            kernel = self.build(roots, domain, None, columns)
         except Infeasible:
             return False
         loads = kernel.loads
-        if len(loads) > _MAX_LOADS or not _small_enough(kernel, self.target):
+        if not self.fits(kernel):
             self._too_large.append(({a, b}, x.roots[0], y.roots[0]))
             return False
         # A split row is reduced by two kernels: none of them can walk along it after its reduction.
@@ -545,7 +566,7 @@ class _FusionState:
             if any(u in self.slice_stores for u in stored):
                 continue
             try:
-                kernel = self._build(y.roots, y.domain, stored)
+                kernel = self.build(y.roots, y.domain, stored)
             except Infeasible:  # rows that reduce columns too
                 continue
             if not fits_tiled_epilogue(kernel, y.domain, v, stored):
@@ -599,7 +620,7 @@ class _FusionState:
                 or g.kernel.counters
             ):
                 continue
-            kernel = self._build(g.roots, g.domain, stored)
+            kernel = self.build(g.roots, g.domain, stored)
             for r in readers:
                 reader = self.groups[r]
                 if reader.matmul is None:
@@ -642,12 +663,18 @@ class _FusionState:
             if v in self.graph.required or any(r != n for r in self.readers.get(v, ()))
         ]
 
-    def fuse_into_consumers(self) -> None:
+    def fuse_generated(self, along: Collection[Var] | None = None) -> None:
+        """Merge generated kernels with each other, along some of the values that they share."""
+        self.fuse_into_consumers(self.owner if along is None else along)
+        self.fuse_siblings(self.readers if along is None else along)
+        self.fuse_what_was_too_large()
+
+    def fuse_into_consumers(self, along: Collection[Var]) -> None:
         """Merge producers with consumers, along the largest values first: greedy, by the traffic
         that a merge saves at most."""
         edges = []
-        for v, n in self.owner.items():
-            if self.groups[n].kernel is not None:
+        for v in along:
+            if v in self.owner and self.groups[self.owner[v]].kernel is not None:
                 edges.append((-v.aval.nbytes, self.graph.position[v], v))
         edges.sort(key=lambda each: each[:2])
         for _, _, v in edges:
@@ -660,9 +687,9 @@ class _FusionState:
                         merged = True
                         break
 
-    def fuse_siblings(self) -> None:
+    def fuse_siblings(self, along: Collection[Var]) -> None:
         """Merge siblings: independent steps that read one buffer."""
-        values = sorted(self.readers, key=lambda v: -v.aval.nbytes)
+        values = sorted([v for v in along if v in self.readers], key=lambda v: -v.aval.nbytes)
         for v in values:
             if v.aval.nbytes < _MIN_SHARED:
                 break
@@ -700,7 +727,7 @@ class _FusionState:
             if g.kernel is not None and g.domain is not None:
                 stored = self._stored(n)
                 # Built once more: roots that are not stored need no rounding to their dtype.
-                g.kernel = self._build(g.roots, g.domain, stored, g.columns)
+                g.kernel = self.build(g.roots, g.domain, stored, g.columns)
                 g.reads = g.kernel.loads
                 g.writes = stored
                 if not stored:

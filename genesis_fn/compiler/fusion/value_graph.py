@@ -3,21 +3,27 @@ memory, which are materialized and which are computed where they are needed."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections import Counter
+from collections.abc import Collection, Sequence
+from typing import TypeVar
 
 from genesis_fn.compiler.loop_ir.kernel import is_reduction
 from genesis_fn.compiler.target import Target
 from genesis_fn.core.backend import index as ix
 from genesis_fn.core.backend.lowering import Elementwise, Reduce, Source, View
 from genesis_fn.core.jaxpr import Eqn, Jaxpr, Var
-from genesis_fn.primitives.shape import broadcast_in_dim_p
+from genesis_fn.primitives.shape import broadcast_in_dim_p, reshape_p
+
+T = TypeVar("T")
 
 # Beyond these a value is materialized, so that the kernels of its readers stay small.
 _MAX_OPERATIONS = 96
 _MAX_LEAVES = 12  # materialized values that it is computed from
 _MAX_SOURCES = 8  # operands of a concatenation that is computed where it is read
-_WORTH_STORING = 24  # operations of a value with several users that are not repeated for each
+# An array with so many times the bytes of what it is computed from, as one of all pairs, is not
+# held in memory for a time that arithmetic takes twice: it may take more operations.
+_COMPUTED, _MAX_COMPUTED = 8, 256
+_BROADCAST = 24  # operations of a value that are not repeated for each copy that a broadcast makes
 _ALIGNED = 16  # bytes; kernels assume it of every buffer (`kernels.plan.Plan`)
 
 
@@ -53,6 +59,10 @@ def kind_of(e: Eqn) -> str:
     return "map" if pointwise and lowering.triton is not None else "opaque"
 
 
+def _union(sets: Sequence[frozenset[T]]) -> frozenset[T]:
+    return sets[0] if len(sets) == 1 else frozenset().union(*sets)
+
+
 def _lacking(e: Eqn, target: Target) -> bool:
     """Whether an equation has a value that kernels of the target cannot hold."""
     return any([target.lacks(v.aval.dtype) for v in (*e.ins, *e.outs) if type(v) is Var])
@@ -70,7 +80,7 @@ def build_value_graph(jaxpr: Jaxpr, target: Target) -> ValueGraph:
                 if type(v) is Var:
                     graph.require(v)
     graph.count_uses()
-    graph.choose_materialized()
+    graph.choose_materialized(target)
     return graph
 
 
@@ -79,8 +89,9 @@ class ValueGraph:
 
     `producer[v]` is the equation that computes v and `position[v]` that equation's index;
     `alias[v] = (u, offset)` says that v is u's memory from byte `offset` on. `materialized` are the
-    values in memory, `required` those that something outside of generated kernels reads. `kinds`
-    are the results of `kind_of`, by equation.
+    values in memory, `required` those that something outside of generated kernels reads; `leaves`
+    has what a value that is materialized by choice is computed from. `kinds` are the results of
+    `kind_of`, by equation.
     """
 
     def __init__(self, jaxpr: Jaxpr, kinds: Sequence[str]) -> None:
@@ -91,6 +102,7 @@ class ValueGraph:
         self.alias: dict[Var, tuple[Var, int]] = {}
         self.materialized: set[Var] = set(jaxpr.invars)
         self.required: set[Var] = set()
+        self.leaves: dict[Var, set[Var]] = {}
         for n, e in enumerate(jaxpr.eqns):
             for o in e.outs:
                 self.producer[o] = e
@@ -155,47 +167,86 @@ class ValueGraph:
                     direct[i] = direct.get(i, 0) + 1
         self.uses = direct
 
-    def choose_materialized(self) -> None:
+    def choose_materialized(self, target: Target) -> None:
         """Choose the values to materialize.
 
-        A value that several computations read is materialized if recomputing it would read much
-        more than it holds, or compute much; one with a single reader if the reader would grow too
-        large.
+        A value with several readers is materialized if that takes less time than computing it for
+        each; one with a single reader if the reader would grow too large. Which of them share a
+        kernel is not known yet: `recompute` looks at the kernels as merged.
         """
-        leaves: dict[Var, frozenset[Var]] = {}
-        work: dict[Var, int] = {}
+        # What v is computed from: (materialized value, the view that it is seen through), and the
+        # equations that do, views that move elements standing for all that is below them. Of two
+        # views of one value other elements are needed: these are read, and computed, for each.
+        below: dict[Var, frozenset[tuple[Var, int]]] = {}
+        steps: dict[Var, frozenset[int]] = {}
+        cost = [float(operations(e)) for e in self.jaxpr.eqns]
+        most = [0.0] * len(cost)  # the operations of equation n, those that it shares twice
 
-        def leaf(v: Any) -> frozenset[Var]:
-            return frozenset((v,)) if v in self.materialized else leaves[v]
-
-        for e, kind in zip(self.jaxpr.eqns, self.kinds):
-            operands = [i for i in e.ins if type(i) is Var]
+        for n, (e, kind) in enumerate(zip(self.jaxpr.eqns, self.kinds)):
             if kind == "reduce":
                 self.materialized.update(e.outs)
                 continue
             if kind == "opaque":
                 continue
-            below = frozenset().union(*[leaf(i) for i in operands])
-            done = operations(e) + sum([0 if i in self.materialized else work[i] for i in operands])
+            operands = [i for i in e.ins if type(i) is Var]
+            virtual = [i for i in operands if i not in self.materialized]
+            leaves = _union([below[i] for i in virtual])
+            if len(virtual) < len(operands):
+                leaves |= {(i, -1) for i in operands if i in self.materialized}
+            work = _union([steps[i] for i in virtual])
+            most[n] = cost[n] + sum([most[self.position[i]] for i in virtual])
             # Broadcast to eight times its size, costly work is done once for each element of `x`.
-            if e.prim is broadcast_in_dim_p and operands:
+            if e.prim is broadcast_in_dim_p and virtual:
                 (x,), o = operands, e.outs[0]
                 if (
-                    done >= _WORTH_STORING
+                    most[n] >= _BROADCAST
                     and o.aval.size >= 8 * x.aval.size
-                    and x not in self.materialized
+                    and self.kind.get(id(self.producer[x])) == "map"
+                    and sum([cost[k] for k in work]) >= _BROADCAST
                 ):
-                    if self.kind.get(id(self.producer[x])) == "map":
-                        self.materialized.add(x)
-                        below, done = frozenset((x,)), 0
+                    self.materialized.add(x)
+                    leaves, work, most[n] = frozenset(((x, -1),)), frozenset(), 0.0
+            if kind == "view" and e.prim is not reshape_p:
+                cost[n] += sum([cost[k] for k in work])
+                if e.prim is broadcast_in_dim_p and operands:
+                    # Once for each row, where a row is what is repeated.
+                    cost[n] *= operands[0].aval.size / max(e.outs[0].aval.size, 1)
+                else:
+                    leaves = frozenset([(u, n) for u, _ in leaves])
+                work, most[n] = frozenset(), cost[n]
+            if cost[n]:
+                work |= {n}
             for o in e.outs:
-                leaves[o], work[o] = below, done
+                below[o], steps[o] = leaves, work
                 if o in self.materialized or (kind == "view" and not has_several_sources(e)):
                     continue
-                # A broadcast leaf is read from the cache: it counts no more than the result.
-                size = o.aval.nbytes
-                read = sum([min(v.aval.nbytes, size) for v in below])
-                several = self.uses.get(o, 0) > 1
-                heavy = several and done and (2 * read > 3 * size or done >= _WORTH_STORING)
-                if (heavy and below) or done > _MAX_OPERATIONS or len(below) > _MAX_LEAVES:
+                # Most values have one reader, and are computed from little.
+                if (
+                    self.uses.get(o, 0) > 1
+                    or most[n] > _MAX_OPERATIONS
+                    or len(leaves) > _MAX_LEAVES
+                ) and self._is_stored(o, leaves, sum([cost[k] for k in work]), target):
                     self.materialized.add(o)
+                    self.leaves[o] = {u for u, _ in leaves}
+
+    def _is_stored(
+        self, v: Var, leaves: Collection[tuple[Var, int]], done: float, target: Target
+    ) -> bool:
+        """Whether to materialize `v`, which `done` operations compute of each element of
+        `leaves`."""
+        size = v.aval.nbytes
+        views = Counter([u for u, _ in leaves])
+        # A broadcast leaf is read from the cache: it counts no more than the result.
+        read = sum([min(u.aval.nbytes, count * size) for u, count in views.items()])
+        if read * _COMPUTED <= size:
+            return done > _MAX_COMPUTED
+        if done > _MAX_OPERATIONS or len(views) > _MAX_LEAVES:
+            return True
+        users = self.uses.get(v, 0)
+        if users < 2 or not done:
+            return False
+        # One reader computes it where it is stored: it is written, and read by the others. These
+        # would read the leaves instead, and compute meanwhile.
+        stored = users * size / target.bandwidth
+        again = max(read / target.bandwidth, done * v.aval.size / target.additions)
+        return (users - 1) * again >= stored

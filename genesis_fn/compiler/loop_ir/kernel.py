@@ -27,6 +27,7 @@ from genesis_fn.core.backend.lowering import Piece, Reduce, Source, View
 from genesis_fn.core.dtypes import DType
 from genesis_fn.core.jaxpr import Eqn, Var
 from genesis_fn.core.primitive import Primitive
+from genesis_fn.primitives.elementwise import integer_pow_p, mul, sub
 
 loop_slice_p = Primitive(
     "loop_slice",
@@ -252,6 +253,9 @@ class KernelIR:
         self.counters: dict[Var, str] = {}
         self._seen: dict[Any, int] = {}
         self._memo: dict[Any, int] = {}
+        # y - x, once and twice, where x - y is known: its square is the same number, as that of the
+        # distance from the other end.
+        self._reversed: dict[tuple[Any, ...], int] = {}
         self._rows = parallel_index(domain.kept)
         self._whole = domain.position()
         self.root_offsets: dict[Var, Expr] = {}
@@ -472,7 +476,20 @@ class KernelIR:
         # Division and the like differ by how exactly they are computed: they are no common
         # subexpression then.
         meta = (e.prim, tuple(e.params.items()), e.numerics.precise)
-        return self._emit("map", args, meta, v.aval.dtype, eqn=e)
+        if args in self._reversed and e.prim in (mul.prim, integer_pow_p):
+            args = self._square_of(args, e)
+        n = self._emit("map", args, meta, v.aval.dtype, eqn=e)
+        if e.prim is sub.prim:
+            other = self._seen.get(("map", args[::-1], meta, v.aval.dtype))
+            if other is not None and other < n:
+                self._reversed[n, n] = self._reversed[n,] = other
+        return n
+
+    def _square_of(self, args: tuple[Any, ...], e: Eqn) -> tuple[Any, ...]:
+        """The operands of a square, of `args` or of what differs from it in sign only."""
+        if e.prim is integer_pow_p and e.params["y"] % 2:
+            return args
+        return (self._reversed[args],) * len(args)
 
     def _short_reduction(self, v: Var, e: Eqn, at: Index, guards: Guards) -> int:
         """A reduction over no element, or over one, which needs no loop."""
@@ -499,6 +516,9 @@ class KernelIR:
             return self.at(e.ins[0], (row, *at), guards)
         avals = [i.aval if type(i) is Var else i for i in e.ins]
         pieces = view.pieces(e.outs.index(v), at, *avals, **e.params)
+        # Without those that no element here is of: the last one is read under no condition.
+        if len(pieces) > 1:
+            pieces = [p for p in pieces if ix.holding(p[2]) is not None] or pieces[-1:]
         return self._pieces(e, pieces, 0, guards, v.aval.dtype)
 
     def _pieces(self, e: Eqn, pieces: Sequence[Piece], k: int, guards: Guards, dtype: DType) -> int:

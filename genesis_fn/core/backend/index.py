@@ -147,6 +147,17 @@ def shift(e: Expr, n: int) -> Expr:
     return Expr(e.terms, e.const + n) if n else e
 
 
+def _digits(e: Expr, c: int) -> tuple[Expr, Expr, int] | None:
+    """(high, low, g) with e = g * high + low, low in [0, g) and g > 1 a divisor of c: the place of
+    `low` in a row of g elements, which are whole rows of what has c. None if there is no g."""
+    for g in sorted({math.gcd(c, k) for k in e.terms.values()} - {1}, reverse=True):
+        high = {a: k // g for a, k in e.terms.items() if k % g == 0}
+        low = Expr({a: k for a, k in e.terms.items() if k % g}, e.const % g)
+        if low.terms and low.lo >= 0 and low.hi < g:
+            return Expr(high, e.const // g), low, g
+    return None
+
+
 def _parted(e: Expr, c: int) -> tuple[Expr, Expr]:
     """(q, rest) with e = c * q + rest and rest.lo in [0, c)."""
     whole = {a: k // c for a, k in e.terms.items() if k % c == 0}
@@ -175,6 +186,9 @@ def div(e: Expr, c: int) -> Expr:
             return add(q, div(x, n * c))
         if k == 1 and kind == "mod" and n % c == 0:
             return add(q, mod(div(x, c), n // c))
+    digits = _digits(rest, c)
+    if digits is not None:
+        return add(q, div(digits[0], c // digits[2]))
     atom = Atom(("div", rest, c), rest.lo // c, rest.hi // c, rest.names)
     return add(q, Expr({atom: 1}, 0))
 
@@ -198,6 +212,10 @@ def mod(e: Expr, c: int) -> Expr:
             whole = add(Expr({**rest.terms, atom: 0}, rest.const), scale(x, k % c))
             if max(-whole.lo, whole.hi) <= _INT32:
                 return mod(whole, c)
+    digits = _digits(rest, c)
+    if digits is not None:
+        high, low, g = digits
+        return add(scale(mod(high, c // g), g), low)
     atom = Atom(("mod", rest, c), 0, c - 1, rest.names)
     return Expr({atom: 1}, 0)
 

@@ -10,7 +10,12 @@ from genesis_fn.backends.cuda.codegen.emit import Parameter
 from genesis_fn.backends.cuda.codegen.loop_nests import write_kernel
 from genesis_fn.backends.cuda.codegen.loops import Loops, PartialResult, needed
 from genesis_fn.backends.cuda.codegen.split_reduction import plan_kernels
-from genesis_fn.backends.cuda.codegen.tiling import PERSISTENT, Tiling, tile_columns
+from genesis_fn.backends.cuda.codegen.tiling import (
+    PERSISTENT,
+    Tiling,
+    stencil_columns,
+    tile_columns,
+)
 from genesis_fn.compiler.loop_ir import reindex
 from genesis_fn.compiler.loop_ir.kernel import KernelIR, peak_live
 from genesis_fn.compiler.options import enabled
@@ -165,7 +170,8 @@ def _reindexed(loops: Loops, split: bool) -> Loops:
         return loops
     # A flat kernel that finds rows by `p // n` and `p % n` gets them as loop variables instead.
     if depth == 1:
-        length = 0 if tile_columns(loops) else reindex.row_length(instrs, rows)
+        tiled = stencil_columns(loops) or tile_columns(loops)
+        length = 0 if tiled else reindex.row_length(instrs, rows)
         if not length:
             return loops
         instrs, stores = reindex.as_rows(instrs, stores, rows, length)

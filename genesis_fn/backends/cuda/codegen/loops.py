@@ -52,6 +52,19 @@ class Loops:
     def __post_init__(self) -> None:
         self.largest = max([dtypes.widened(i.dtype).itemsize for i in self.instrs], default=4)
 
+    def computed(self) -> bool:
+        """Whether the elements of rows are neither read nor stored, and reduced in one pass."""
+        whole = {"p", "r"}
+        for i in self.instrs:
+            if (i.op == "load" and i.names >= whole) or (i.level and "r" in i.names):
+                return False
+        levels = [self.instrs[i.args[0]].level for i in self.instrs if i.op == "reduce"]
+        return (
+            bool(levels)
+            and not any(levels)
+            and not any(["r" in e.names for _, e, _ in self.stores])
+        )
+
     def instructions(self) -> int:
         """About how many machine instructions one element takes."""
         size = 0

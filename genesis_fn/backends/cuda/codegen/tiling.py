@@ -12,13 +12,17 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from genesis_fn.backends.cuda.codegen.loops import Loops
+from genesis_fn.backends.cuda.codegen.loops import Loops, PartialResult, Pointee
 from genesis_fn.compiler.loop_ir.kernel import peak_live
 from genesis_fn.compiler.target import Target
 from genesis_fn.core.backend.index import Expr
 from genesis_fn.kernels.plan_builder import cdiv, next_power_of_two
 
 PERSISTENT = 16384  # the longest row that stays in registers, in elements
+_STENCIL = 8, 256  # rows and columns of a tile of a stencil
+_HALO = 4  # rows above and below that a stencil may read, and columns beside
+_MANY = 1 << 20  # elements of an array that is worth tiles of several rows
+_PAIRS = 128  # columns of a tile of a computed array, one for each thread
 _REGISTERS = 136  # per thread, the most that a slab's tiles are estimated to take
 # Of a kernel whose tiles may be smaller: values that are alive in a thread, with which 16 warps fit
 # on a processor, and its instructions, half of what the instruction cache of 128 KiB holds. A
@@ -59,6 +63,9 @@ def choose_tiling(loops: Loops, target: Target) -> Tiling:
     if loops.depth > 1:
         return _reduction_tiling(loops, target)
     n = loops.rows
+    columns = stencil_columns(loops)
+    if columns:
+        return _stencil_tiling(loops, columns, target)
     columns = tile_columns(loops)
     if columns:
         rows = n // columns
@@ -106,6 +113,47 @@ def tile_columns(loops: Loops) -> int:
     return 0
 
 
+def stencil_columns(loops: Loops) -> int:
+    """The row length of a stencil, a flat kernel that reads an array in neighbouring rows; 0 if it
+    is none."""
+    offsets: dict[Pointee, list[Expr]] = {}
+    for n in loops.of("load"):
+        target, e, _ = loops.instrs[n].meta
+        if e.names == frozenset("p") and e not in offsets.setdefault(target, []):
+            offsets[target].append(e)
+    for target, found in offsets.items():
+        if len(found) < 3 or isinstance(target, PartialResult):
+            continue
+        guards = [g.expr for i in loops.instrs if i.op == "load" for g in i.meta[2]]
+        for n in sorted(set().union(*[_periods(e) for e in (*found, *guards)])):
+            if n < 32 or loops.rows % n or loops.rows // n < _STENCIL[0]:
+                continue
+            # Far from the edges, where rotations have theirs.
+            at = loops.rows // n // 2 * n + n // 2
+            here, right, below = [[e.evaluate({"p": at + k}) for e in found] for k in (0, 1, n)]
+            (pitch, *others) = {b - a for a, b in zip(here, below)}
+            steady = not others and all([b - a == 1 for a, b in zip(here, right)])
+            # Rows apart, but so few of them that a tile has most of what its rows read.
+            if steady and 0 < pitch < 2 * n and pitch - 2 * _HALO <= max(here) - min(here):
+                if max(here) - min(here) <= 2 * _HALO * pitch:
+                    return n
+    return 0
+
+
+def _stencil_tiling(loops: Loops, columns: int, target: Target) -> Tiling:
+    """The tiling of a stencil: tiles of several rows, each of which reads its rows and those next
+    to it from the L2 cache once. A program of one row reads that, the one above and the one below:
+    with 64 MiB arrays L2 had to move 256 MiB for 128 MiB that memory moved."""
+    rows, (block, chunk) = loops.rows // columns, _STENCIL
+    chunk = min(chunk, next_power_of_two(columns))
+    across = cdiv(columns, chunk)
+    while block > 1 and cdiv(rows, block) * across < 2 * target.processors:
+        block //= 2
+    warps = block * chunk // (32 * _elements_per_thread(loops, 8))
+    grid = (cdiv(rows, block) * across, 1, 1)
+    return Tiling("tiled", grid, block, chunk, columns, warps=min(16, max(1, warps)))
+
+
 def _consecutive(e: Expr, n: int) -> bool:
     values = [e.evaluate({name: 0 for name in e.names} | {"p": p}) for p in range(min(4, n))]
     # Steps of 2 are those of a part of packed complex numbers, whose other part is read as well.
@@ -126,6 +174,8 @@ def _periods(e: Expr) -> set[int]:
 
 def _reduction_tiling(loops: Loops, target: Target) -> Tiling:
     rows, depth = loops.rows, loops.depth
+    if loops.computed() and depth >= _PAIRS and rows * depth >= _MANY:
+        return _pairs_tiling(loops, target)
     # Loads along the row are what a program keeps in registers.
     live = max(1, sum(1 for i in loops.instrs if i.op == "load" and "r" in i.names))
     budget = 4096 if loops.largest <= 4 and live <= 6 else 2048
@@ -142,6 +192,18 @@ def _reduction_tiling(loops: Loops, target: Target) -> Tiling:
         return Tiling("row", (cdiv(rows, block), 1, 1), block, padded)
     block, chunk, warps = looped_tile(loops)
     return Tiling("looped", (cdiv(rows, block), 1, 1), block, chunk, warps=warps)
+
+
+def _pairs_tiling(loops: Loops, target: Target) -> Tiling:
+    """The tiling of reductions of a computed array, as of all pairs of bodies.
+
+    What it reads has an axis less, so that a tile of several rows loads for each element a part of
+    a number: a thread has elements of one column, of which each loop loads one, and of all rows.
+    """
+    block = min(_elements_per_thread(loops, 16), next_power_of_two(rows := loops.rows))
+    while block > 1 and cdiv(rows, block) < 4 * target.processors:
+        block //= 2
+    return Tiling("looped", (cdiv(rows, block), 1, 1), block, _PAIRS, warps=_PAIRS // 32)
 
 
 def looped_tile(loops: Loops) -> tuple[int, int, int]:

@@ -258,6 +258,10 @@ def _candidate(item: ScheduledStep, table: BufferTable) -> _Candidate | None:
         return None
     # Buffers that are both read and written do not count: an in-place update accesses few bytes.
     size = sum([table.bytes[b] for b in {*item.reads} ^ {*item.writes}])
+    if item.launch is not None and item.summary is not None:
+        # What memory moves while a generated kernel computes: pairs are much work on few bytes.
+        work = item.summary.operations / table.target.additions
+        size = max(size, int(work * table.target.bandwidth))
     text = definition(launch.kernel) if size <= table.target.launch_bytes else None
     return None if text is None else _Candidate(item, launch, text, size)
 

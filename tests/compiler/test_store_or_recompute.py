@@ -1,0 +1,221 @@
+"""What programs store, and what their kernels compute again: kernels and bytes as planned for an
+H200. Nothing is computed."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+import genesis_fn as g
+import genesis_fn.numpy as gnp
+from genesis_fn import lax
+from genesis_fn.compiler.fusion.computed import computed_reductions
+from genesis_fn.compiler.fusion.fuse import fuse_jaxpr
+from genesis_fn.compiler.fusion.group import FusionGroup
+from genesis_fn.compiler.fusion.rotations import rotations
+from genesis_fn.compiler.options import without
+from genesis_fn.compiler.simplify.simplify import simplify_jaxpr
+from genesis_fn.compiler.target import H200
+from genesis_fn.core import dtypes, tree
+from genesis_fn.core.aval import Aval, aval
+from genesis_fn.core.backend import index as ix
+from genesis_fn.transforms.staging.stage_trace import stage
+
+N = 4096  # bodies
+
+
+def array(*shape: int) -> Aval:
+    return aval(shape, dtypes.F32)
+
+
+def planned(f: Callable[..., Any], avals: Sequence[Aval]) -> list[FusionGroup]:
+    jaxpr, _ = stage(lambda *xs: tree.leaves(f(*xs)), avals)
+    return fuse_jaxpr(computed_reductions(rotations(simplify_jaxpr(jaxpr))), H200).groups
+
+
+def traffic(groups: Sequence[FusionGroup]) -> int:
+    return sum([x.traffic for x in groups])
+
+
+def energy(x: Any) -> Any:
+    d = x[:, None, :] - x[None, :, :]
+    return gnp.sum(1 / gnp.sqrt(gnp.sum(d * d, -1) + 0.01))
+
+
+def forces(x: Any, mass: Any) -> Any:
+    d = x[None, :, :] - x[:, None, :]
+    r2 = gnp.sum(d * d, -1) + 0.01
+    return gnp.sum(d * (mass[None, :] * r2**-1.5)[:, :, None], 1)
+
+
+def kernel_matrix(x: Any, y: Any) -> Any:
+    return gnp.exp(-((x[:, None] - y[None, :]) ** 2))
+
+
+def group_norm(x: Any, w: Any, b: Any) -> Any:
+    y = gnp.reshape(x, (*x.shape[:3], 32, -1))
+    y = y - gnp.mean(y, (1, 2, 4), keepdims=True)
+    y = y / gnp.sqrt(gnp.mean(y * y, (1, 2, 4), keepdims=True) + 1e-5)
+    return gnp.reshape(y, x.shape) * w + b
+
+
+# ---- pairs ----
+
+
+def test_energy_and_forces_store_no_pairs() -> None:
+    groups = planned(g.value_and_grad(energy), [array(N, 3)])
+    assert len(groups) <= 2 and traffic(groups) <= 1 << 20
+    # In other forms of the same program they are 4 bytes of every pair, several times.
+    with without("computed", "recompute"):
+        assert traffic(planned(g.value_and_grad(energy), [array(N, 3)])) > 4 * 4 * N * N
+
+
+def test_forces_are_one_kernel() -> None:
+    (one,) = planned(forces, [array(N, 3), array(N)])
+    assert one.traffic <= 1 << 20 and one.domain is not None
+    assert one.domain.axes == ((N, False), (N, True))
+    # What components share is computed once: a power for each pair.
+    assert one.kernel is not None
+    powers = [i for i in one.kernel.instrs if i.op == "map" and i.meta[0].name == "pow"]
+    assert len(powers) == 1
+
+
+def test_sums_over_rows_and_columns_of_pairs_share_a_kernel() -> None:
+    def f(x, y):
+        k = kernel_matrix(x, y)
+        return gnp.sum(k, 0), gnp.sum(k, 1), gnp.sum(k)
+
+    groups = planned(f, [array(N), array(N)])
+    assert len(groups) <= 2 and traffic(groups) <= 1 << 20
+
+
+def test_a_square_of_a_reversed_difference_is_computed_once() -> None:
+    f = lambda x: [gnp.sum(kernel_matrix(x, x), axis) for axis in (0, 1)]
+    (one,) = planned(f, [array(N)])
+    assert one.kernel is not None
+    assert len([i for i in one.kernel.instrs if i.op == "map" and i.meta[0].name == "exp"]) == 1
+
+
+def test_what_is_read_keeps_its_reductions() -> None:
+    # An array in memory is read along its rows: no reduction of it takes another form.
+    def f(x):
+        return gnp.sum(x, 0), gnp.sum(x * x), gnp.max(x[:, :, None] + 1, 1)
+
+    jaxpr = simplify_jaxpr(stage(f, [array(N, 512)])[0])
+    assert computed_reductions(jaxpr).eqns == jaxpr.eqns
+
+
+def test_pairs_that_a_product_reads_are_read_along_their_rows() -> None:
+    # The matrix is in memory: sums over its columns go down them, and not along rows of another.
+    def f(x, y, v):
+        k = kernel_matrix(x, y)
+        return k @ v, gnp.sum(k, 0)
+
+    jaxpr = simplify_jaxpr(stage(f, [array(N), array(N), array(N, 64)])[0])
+    assert computed_reductions(jaxpr).eqns == jaxpr.eqns
+
+
+# ---- rotations and stencils ----
+
+
+def test_a_step_of_relaxation_is_one_kernel_of_five_loads() -> None:
+    def step(x, b):
+        around = [gnp.roll(x, k, axis) for k, axis in itertools.product((1, -1), (0, 1))]
+        return 0.25 * (sum(around) + b)
+
+    (one,) = planned(step, [array(N, N), array(N, N)])
+    assert one.traffic == 3 * 4 * N * N and one.kernel is not None
+    ops = [i.op for i in one.kernel.instrs]
+    assert ops.count("load") == 5 and "where" not in ops
+    with without("rotations"):
+        (two,) = planned(step, [array(N, N), array(N, N)])
+    assert two.kernel is not None and [i.op for i in two.kernel.instrs].count("load") == 9
+
+
+@pytest.mark.parametrize("shift", [N // 2, N // 4])
+def test_equal_parts_stay_concatenations(shift: int) -> None:
+    jaxpr = simplify_jaxpr(stage(lambda x: [gnp.roll(x, shift, 1)], [array(8, N)])[0])
+    assert rotations(jaxpr) is jaxpr
+
+
+# ---- norms ----
+
+
+def test_group_norm_reads_activations_once() -> None:
+    x = array(16, 64, 64, 128)
+    (one,) = planned(group_norm, [x, array(128), array(128)])
+    assert one.traffic <= 2 * x.nbytes + (1 << 20)
+
+
+def test_the_backward_pass_of_group_norm_stores_nothing_between() -> None:
+    x = array(16, 64, 64, 128)
+    f = lambda x, w, b, ct: g.vjp(group_norm, x, w, b)[1](ct)
+    groups = planned(f, [x, array(128), array(128), x])
+    # Of the input: reads x and ct, writes one. Of the weights: reads both.
+    assert len(groups) == 2 and traffic(groups) <= 5 * x.nbytes + (1 << 20)
+    with without("recompute"):
+        assert traffic(planned(f, [x, array(128), array(128), x])) >= traffic(groups)
+
+
+# ---- costs ----
+
+
+def two_kernels(f: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Sums over rows and columns of f(x), which are too long to share a kernel."""
+
+    def sums(x: Any) -> Any:
+        y = f(x)
+        return gnp.sum(y, (0, 2)), gnp.sum(y, (1, 3))
+
+    return sums
+
+
+def test_what_is_cheap_is_computed_twice_and_what_is_not_is_stored() -> None:
+    shape = array(64, 64, 64, 64)
+    cheap = planned(two_kernels(lambda x: gnp.exp(x) + x), [shape])
+    assert sum([x.traffic for x in cheap if x.domain is not None]) <= 2.1 * shape.nbytes
+
+    def dear(x):
+        for _ in range(12):
+            x = gnp.sin(x) * gnp.exp(x)
+        return x
+
+    groups = planned(two_kernels(dear), [shape])
+    assert traffic(groups) >= 2.9 * shape.nbytes
+
+
+def test_a_value_of_many_operands_is_stored() -> None:
+    # Computed again it would be four arrays to read in place of one.
+    def f(a, b, c, d):
+        return two_kernels(lambda x: x + b * c - d)(a)
+
+    shape = array(64, 64, 64, 64)
+    assert traffic(planned(f, [shape] * 4)) <= 6.1 * shape.nbytes
+
+
+def test_each_level_of_an_associative_scan_is_stored_at_most_once() -> None:
+    def f(a, b):
+        combine = lambda p, q: (p[0] * q[0], q[0] * p[1] + q[1])
+        return lax.associative_scan(combine, (a, b), axis=1)[1]
+
+    x = array(4096, 4096)
+    # Up: reads a level and writes the next. Down: reads what up wrote and half of the level.
+    up, down = 2 * (2 + 1), 1 + 0.5 + 0.5 + 1
+    assert traffic(planned(f, [x, x])) <= (up + down * 2 + 3) * x.nbytes
+
+
+# ---- index algebra ----
+
+
+def test_quotients_of_rows_lose_the_place_in_a_row() -> None:
+    p, r = ix.var("p", 64), ix.var("r", 32)
+    e = ix.shift(ix.add(ix.scale(p, 32), r), 96)
+    assert ix.div(e, 64) == ix.div(ix.shift(p, 3), 2)
+    for c in (16, 24, 32, 48, 64, 128):
+        quotient, remainder = ix.div(e, c), ix.mod(e, c)
+        for at in [{"p": i, "r": j} for i in (0, 1, 5, 63) for j in (0, 7, 31)]:
+            assert quotient.evaluate(at) == e.evaluate(at) // c
+            assert remainder.evaluate(at) == e.evaluate(at) % c
