@@ -1,0 +1,202 @@
+"""What the scores of a softmax consist of: scale, mask and bias, and what of it is known."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from genesis_fn.compiler.attention import polynomials as poly
+from genesis_fn.compiler.attention.axes import AxisMap, LogicalAxis, Run, members
+from genesis_fn.compiler.attention.masks import (
+    LOWEST_SCORE,
+    Band,
+    Condition,
+    KnownValues,
+    band_of,
+    conjuncts,
+)
+from genesis_fn.compiler.attention.polynomials import Polynomial
+from genesis_fn.compiler.attention.region import FLOATS, ScoreRegion
+from genesis_fn.core.jaxpr import Var
+from genesis_fn.primitives import elementwise as ew
+
+# The kernels take logits below -5e29, in base 2, for those of rows that see no key, and a finite
+# bias is not such; above this, a sum with a score is still the bias exactly.
+LOWEST_BIAS = -1e28
+
+
+@dataclass(frozen=True, slots=True)
+class BiasTerm:
+    """A term of the scores: an array and its axes. `finite` says that no element is infinite,
+    `moderate` that none is below LOWEST_BIAS."""
+
+    var: Var
+    axes: AxisMap
+    factor: float
+    finite: bool
+    moderate: bool
+
+
+@dataclass(slots=True)
+class ScoreForm:
+    """scores = scale * product + biases where all conditions hold, else `fill`.
+
+    The band is of the conditions that are known; `conditions` are the others. With `may_be_lost`
+    some query may see no key.
+    """
+
+    scale: float = 0.0
+    band: Band = Band(None, None)
+    conditions: list[Condition] = field(default_factory=list)
+    selected: frozenset[Condition] = frozenset()
+    fill: float | None = None
+    biases: list[BiasTerm] = field(default_factory=list)
+    may_be_lost: bool = False
+
+
+@dataclass(slots=True)
+class _Parts:
+    scale: float = 0.0
+    conditions: list[Condition] = field(default_factory=list)
+    fills: set[float] = field(default_factory=set)
+    terms: list[tuple[poly.Symbol, float]] = field(default_factory=list)
+    after_mask: bool = False  # a term is added to what is masked already
+
+
+def score_form(region: ScoreRegion, query: Run, key: Run, values: KnownValues) -> ScoreForm | None:
+    """The form of a region's scores, whose queries and keys are counted along `query` and `key`;
+    None if they are not of that form, or not surely."""
+    parts = _Parts()
+    assert region.scores is not None
+    if not _collect(region, region.scores, 1.0, parts) or not parts.scale:
+        return None
+    form = ScoreForm(scale=parts.scale, selected=frozenset(parts.conditions))
+    seen: list[np.ndarray] = []
+    conditions = list(parts.conditions)
+    for s, factor in parts.terms:
+        var, axes = s.key
+        if not members(axes) <= region.product.depends or var.aval.dtype not in FLOATS:
+            return None
+        known = _by_position(values.of(var), axes, query, key)
+        if known is not None and _is_mask(known * factor):
+            seen.append(known == 0)
+            continue
+        found = _infinite_mask(region, var, axes, factor)
+        if found is not None:
+            conditions += found
+            parts.fills.add(-math.inf)
+            continue
+        finite, moderate = _range(region, var, values, factor)
+        form.biases.append(BiasTerm(var, axes, factor, finite, moderate))
+    for c in dict.fromkeys(conditions):
+        known = _by_position(values.of(c.var), c.axes, query, key)
+        if known is None:
+            form.conditions.append(c)
+        else:
+            seen.append(~known if c.negated else known)
+    if seen:
+        size = [math.prod([a.size for a in r]) for r in (query, key)]
+        together = np.broadcast_to(np.logical_and.reduce(np.broadcast_arrays(*seen)), size)
+        band = band_of(together)
+        if band is None:
+            return None
+        form.band = band
+    if form.conditions:
+        form.may_be_lost = True
+        if len(parts.fills) != 1:
+            return None
+        (form.fill,) = parts.fills
+        if parts.after_mask and form.fill != -math.inf:
+            return None
+    return form
+
+
+def _collect(region: ScoreRegion, x: Polynomial, factor: float, parts: _Parts) -> bool:
+    """Take a polynomial apart; False if it is not of the form."""
+    for m, c in x.items():
+        if not poly.depends(m) & region.key:
+            continue  # the same for all keys of a query
+        if len(m) != 1:
+            return False
+        ((s, power),) = m
+        c *= factor
+        if power != 1:
+            return False
+        if s == region.product:
+            parts.scale += c
+        elif s.kind == "masked":
+            conditions, inner, fill = s.key
+            if c <= 0 or not fill * c <= LOWEST_SCORE or parts.scale:
+                return False
+            parts.conditions += conditions
+            parts.fills.add(fill * c)
+            keyed = [n for n in x if poly.depends(n) & region.key]
+            parts.after_mask |= len(keyed) > 1
+            if not _collect(region, dict(inner), c, parts):
+                return False
+        elif s.kind == "outside":
+            parts.terms.append((s, c))
+        else:
+            return False
+    return True
+
+
+def _by_position(
+    values: np.ndarray | None, axes: AxisMap, query: Run, key: Run
+) -> np.ndarray | None:
+    """Values as [queries, keys], either axis perhaps 1, if they depend on nothing else."""
+    if values is None:
+        return None
+    flat: list[LogicalAxis] = [a for r in axes for a in r]
+    if not set(flat) <= {*query, *key}:
+        return None
+    wanted = [a for a in (*query, *key) if a in flat]
+    rows, columns = [[a for a in r if a in flat] for r in (query, key)]
+    if (rows and rows != list(query)) or (columns and columns != list(key)):
+        return None
+    array = values.reshape([a.size for a in flat]).transpose([flat.index(a) for a in wanted])
+    return array.reshape([math.prod([a.size for a in r]) for r in (rows, columns)])
+
+
+def _is_mask(values: np.ndarray) -> bool:
+    """Whether a term of scores only says which keys are seen."""
+    return bool(((values == 0) | (values <= LOWEST_SCORE)).all())
+
+
+def _infinite_mask(
+    region: ScoreRegion, x: Var, axes: AxisMap, factor: float
+) -> list[Condition] | None:
+    """The conditions of a term that is zero where they hold, else minus infinity."""
+    e = region.index.producers.get(x)
+    if e is None or e.prim is not ew.select_p or factor <= 0:
+        return None
+    c, a, b = [_constant(region, i) for i in e.ins]
+    negated = (a, b) == (-math.inf, 0)
+    if not negated and (a, b) != (0, -math.inf):
+        return None
+    return list(conjuncts(e.ins[0], axes, region.index.producers, negated))
+
+
+def _constant(region: ScoreRegion, x: object) -> float | None:
+    """The number that an operand is everywhere."""
+    if type(x) is not Var:
+        return x if isinstance(x, (int, float)) else None
+    e = region.index.producers.get(x)
+    return e.params["value"] if e is not None and e.prim.name == "full" else None
+
+
+def _range(region: ScoreRegion, x: Var, values: KnownValues, factor: float) -> tuple[bool, bool]:
+    """(whether a bias is finite, whether it is moderate) as far as is known."""
+    known = values.of(x)
+    if known is None:
+        e = region.index.producers.get(x)
+        if e is None or e.prim is not ew.select_p:
+            return False, False
+        found = [_constant(region, i) for i in e.ins[1:]]
+        if None in found:
+            return False, False
+        known = np.asarray(found, float)
+    wide = known.astype(np.float64) * factor
+    return bool(np.isfinite(wide).all()), bool((wide >= LOWEST_BIAS).all())
