@@ -257,22 +257,42 @@ class ScoreRegion:
 
     def outside(self, x: Var, axes: AxisMap, depth: int = _DEPTH) -> Followed:
         """A value that is combined with one of the region, by the axes of that one."""
-        if any([a.role == "any" for a in members(axes)]) and self.feature:
-            size = self.feature[0].size if len(self.feature) == 1 else 0
-            guess = lambda r: (
-                self.feature if r[:1] and r[0].role == "any" and r[0].size == size else r
-            )
-            axes = tuple([guess(r) for r in axes])
-        try:
-            return self.made(x, axes, depth) or self.opaque(x, axes)
-        except Unmappable:
-            return self.opaque(x, axes)
+        for guess in self._guesses(axes):
+            try:
+                found = self.made(x, guess, depth)
+            except Unmappable:
+                continue
+            if found is not None:
+                return found
+        return self.opaque(x, self._guesses(axes)[-1])
+
+    def _guesses(self, axes: AxisMap) -> list[AxisMap]:
+        """`axes`, and with those that the other operand repeats as keys or as features. Axes that
+        are combined have one name, so that a wrong guess finds nothing."""
+        repeated = [d for d, r in enumerate(axes) if r and r[0].role == "any"]
+        if len(repeated) != 1:
+            return [axes]
+        (d,) = repeated
+        found = [axes]
+        for run in (*self.key_runs, self.feature):
+            if run and _length(run) == _length(axes[d]):
+                found.append((*axes[:d], run, *axes[d + 1 :]))
+        return found
 
     def opaque(self, x: Var, axes: AxisMap) -> Followed:
-        # A cotangent of the output is the same before and after a cast.
+        """A value that is not taken apart, but for the number that a cotangent is multiplied by."""
         wide = bool(members(axes) & members((self.feature,)))
-        base, inner = without_views(x, axes, self.index.producers, casts=wide)
-        return Followed(axes, poly.symbol(Symbol("outside", (base, inner), members(inner))))
+        given, factor = axes, 1.0
+        while True:
+            # A cotangent of the output is the same before and after a cast.
+            x, axes = without_views(x, axes, self.index.producers, casts=wide)
+            e = self.index.producers.get(x)
+            multiple = _multiple(e) if wide and e is not None else None
+            if multiple is None:
+                break
+            x, factor = multiple[0], factor * multiple[1]
+        outside = poly.symbol(Symbol("outside", (x, axes), members(axes)))
+        return Followed(given, poly.scaled(outside, factor))
 
     def made(self, x: Var, axes: AxisMap, depth: int) -> Followed | None:
         """A value that is made of values of the region, or the cotangent of probabilities; else
@@ -674,7 +694,7 @@ class ScoreRegion:
         size = x.aval.shape[free[0]]
         if not self.feature:
             self.feature = self.table.run("feature", 0, size)
-        if size != math.prod([a.size for a in self.feature]):
+        if size != _length(self.feature):
             return None
         return operand_axes(x.aval.ndim, contracted, batched, inner, batch, [self.feature])
 
@@ -744,7 +764,7 @@ class ScoreRegion:
         size = v.aval.shape[vc[0]]
         if not self.feature:
             self.feature = self.table.run("feature", 0, size)
-        if size != math.prod([a.size for a in self.feature]):
+        if size != _length(self.feature):
             return None
         inner = [self.feature]
         value_axes = operand_axes(v.aval.ndim, vc, vb, inner, batch, frees[side])
@@ -821,6 +841,24 @@ def _after(e: Eqn, axes: AxisMap) -> AxisMap:
     if e.prim is broadcast_in_dim_p:
         return broadcast(axes, e.params["shape"], e.params["dims"])
     return axes
+
+
+def _length(run: Run) -> int:
+    return math.prod([a.size for a in run])
+
+
+def _multiple(e: Eqn) -> tuple[Var, float] | None:
+    """(operand, number) if an equation multiplies an array by a number other than zero."""
+    if e.prim is ew.neg.prim and type(e.ins[0]) is Var:
+        return e.ins[0], -1.0
+    if e.prim not in (ew.mul.prim, ew.div.prim):
+        return None
+    x, y = e.ins
+    if type(x) is not Var and e.prim is ew.mul.prim:
+        x, y = y, x
+    if type(x) is not Var or type(y) is Var or not y or not math.isfinite(y):
+        return None
+    return x, float(y) if e.prim is ew.mul.prim else 1.0 / y
 
 
 def _single(x: Polynomial) -> tuple[float, Symbol] | None:

@@ -673,6 +673,9 @@ def where(condition: ArrayLike, x: ArrayLike, y: ArrayLike) -> Array:
         return p.select(c, x, y)
     a, b = operands("where", (x, y), ranks=False)
     whole = [v for v in (a, b) if type(v) not in SCALARS]
+    if type(x) in SCALARS and type(y) in SCALARS:
+        # A number of the program, which compilers see, and no captured array.
+        a = whole[0].item()
     shape = _shape_of(c, whole)
     d = _dtype(whole[0])
     c = broadcast(c, shape)
