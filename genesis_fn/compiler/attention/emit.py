@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from genesis_fn.compiler.attention.axes import AxisMap, LogicalAxis, Run, members
-from genesis_fn.compiler.attention.masks import Condition
+from genesis_fn.compiler.attention.masks import Band, Condition
 from genesis_fn.compiler.attention.region import AttentionResult, OutputCotangent, ScoreRegion
 from genesis_fn.compiler.attention.scores import LOWEST_BIAS, ScoreForm
 from genesis_fn.core import dtypes, tree
 from genesis_fn.core.jaxpr import Atom, Eqn, Var
 from genesis_fn.core.primitive import Primitive
 from genesis_fn.primitives import elementwise as ew
-from genesis_fn.primitives.reductions.reduce import reduce_or_p, reduce_sum_p
+from genesis_fn.primitives.reductions.reduce import reduce_max_p, reduce_or_p, reduce_sum_p
 from genesis_fn.primitives.shape import broadcast_in_dim_p, iota_p, reshape_p, transpose_p
 from genesis_fn.transforms.custom.fused_functions import FUSED, fused_p
 
@@ -62,8 +62,7 @@ class Emitter:
     def __init__(self, region: ScoreRegion, form: ScoreForm, dims: AttentionDims) -> None:
         self.region, self.form, self.dims = region, form, dims
         self.eqns: list[Eqn] = []
-        assert region.value_operand is not None
-        self.dtype = region.value_operand[0].aval.dtype
+        self.dtype = region.operand_dtype()
         self.at: Eqn
         self.residuals: list[Var] = []
         self.results: list[Var] = []
@@ -174,12 +173,22 @@ class Emitter:
                 return False
             operands.append(self.cast(self.arranged(x, axes, d), self.dtype))
         extras = []
-        bias = self.bias()
-        if bias is not None:
+        mask = self.conjunction(self.form.conditions) if self.form.conditions else None
+        if self.form.biases:
+            bias = self.bias()
+            if self.form.careful:
+                bias, hidden = self.carefully(bias, mask)
+                zero = self.repeated(hidden, operands[0].aval.shape)
+                operands[0] = self.make(ew.select_p, [zero, 0.0, operands[0]])
             extras.append(bias)
-        if self.form.conditions:
-            extras.append(self.conjunction(self.form.conditions))
-        self.lost = self.lost_rows(bias)
+        elif self.form.may_be_lost and self.form.fill == -math.inf:
+            assert mask is not None
+            seen = mask if not self.has_band else self.both(mask, self.in_band())
+            self.lost = self.by_row(
+                self.make(ew.bitwise_not.prim, [self.over_keys(reduce_or_p, seen)])
+            )
+        if mask is not None:
+            extras.append(mask)
         args = (*operands, *extras)
         if with_backward:
             self.out, *_, lse = self.call("attention_forward", args)
@@ -188,6 +197,54 @@ class Emitter:
             (self.out,) = self.call("attention", args)
         self.out = self.without_lost(self.out)
         return True
+
+    def carefully(self, bias: Var, mask: Var | None) -> tuple[Var, Var]:
+        """(the bias, rows [batch, time, heads, 1] that see no key) of a bias that may hide all keys
+        of a query.
+
+        As written, a finite bias that low leaves nothing of the scores: the softmax is that of the
+        bias. The same comes of a bias whose maximum is subtracted, and of queries that are zero. An
+        infinite one gives NaN.
+        """
+        form, visible = self.form, bias
+        hides = mask if mask is not None and form.fill == -math.inf else None
+        if self.has_band:
+            hides = self.in_band() if hides is None else self.both(hides, self.in_band())
+        if hides is not None:
+            shape = tuple([max(m, n) for m, n in zip(bias.aval.shape, hides.aval.shape)])
+            bias = self.repeated(bias, shape)
+            visible = self.make(ew.select_p, [self.repeated(hides, shape), bias, -math.inf])
+        highest = self.over_keys(reduce_max_p, visible)
+        low = self.make(ew.lt.prim, [highest, LOWEST_BIAS])
+        infinite = self.make(ew.eq.prim, [highest, -math.inf])
+        finite = self.make(ew.bitwise_not.prim, [infinite])
+        shift = self.make(
+            ew.select_p, [self.make(ew.bitwise_and.prim, [low, finite]), highest, 0.0]
+        )
+        self.lost = self.by_row(infinite)
+        if bias.aval.shape[3] > 1:
+            self.bias_axes |= set(self.dims.key)
+        for n, d in enumerate(self.dims.of_scores):
+            if bias.aval.shape[n] > 1:
+                self.bias_axes |= set(d)
+        shift = self.repeated(shift, bias.aval.shape)
+        return self.make(ew.sub.prim, [bias, shift]), self.by_row(low)
+
+    @property
+    def has_band(self) -> bool:
+        """Whether what is seen depends on positions."""
+        return self.form.band != Band(None, None)
+
+    def over_keys(self, prim: Primitive, x: Var) -> Var:
+        """A reduction [batch, heads, queries, 1] of an array that broadcasts to the scores."""
+        shape = x.aval.shape
+        if shape[3] > 1:
+            x = self.make(prim, [x], axes=(3,))
+        return self.reshape(x, (*shape[:3], 1))
+
+    def by_row(self, x: Var) -> Var:
+        """[batch, heads, queries, 1] as [batch, queries, heads, 1]."""
+        return self.transpose(x, (0, 2, 1, 3))
 
     def output(self, result: AttentionResult) -> Var:
         """The output as a result's array."""
@@ -225,25 +282,21 @@ class Emitter:
 
     # ---- mask and bias ----
 
-    def bias(self) -> Var | None:
+    def bias(self) -> Var:
         """The sum of the biases, in the dtype of the widest one."""
         terms = self.form.biases
-        if not terms:
-            return None
         depends = frozenset[LogicalAxis]().union(*[members(t.axes) for t in terms])
         dims = [d if set(d) & depends else () for d in self.dims.of_scores]
         self.bias_axes = frozenset([a for d in dims for a in d])
         wide = terms[0].var.aval.dtype if len(terms) == 1 else dtypes.F32
+        if self.form.careful:
+            wide = dtypes.F32
         total: Var | None = None
         for t in terms:
             x = self.cast(self.arranged(t.var, t.axes, dims, whole=True), wide)
             x = self.scale(x, t.factor)
             total = x if total is None else self.make(ew.add.prim, [total, x])
         assert total is not None
-        if wide != dtypes.F16 and not all([t.moderate for t in terms]):
-            low = self.make(ew.max.prim, [total, LOWEST_BIAS])
-            infinite = self.make(ew.eq.prim, [total, -math.inf])
-            total = self.make(ew.select_p, [infinite, total, low])
         return total
 
     def conjunction(self, conditions: Sequence[Condition]) -> Var:
@@ -257,31 +310,6 @@ class Emitter:
             found = x if found is None else self.make(ew.bitwise_and.prim, [found, x])
         assert found is not None
         return found
-
-    def lost_rows(self, bias: Var | None) -> Var | None:
-        """Booleans [batch, time, heads, 1]: rows all of whose scores are minus infinity, and whose
-        output is NaN as written; None if there are none."""
-        infinite = self.form.fill == -math.inf
-        unbounded = bias is not None and not all([t.finite for t in self.form.biases])
-        if not unbounded and not (infinite and self.form.may_be_lost):
-            return None
-        seen: Var | None = None
-        if unbounded:
-            seen = self.make(ew.ne.prim, [bias, -math.inf])
-        if infinite and self.form.conditions:
-            mask = self.conjunction(self.form.conditions)
-            seen = mask if seen is None else self.both(seen, mask)
-        band = self.form.band
-        assert seen is not None
-        if band.left is not None or band.right is not None:
-            seen = self.both(seen, self.in_band())
-        length = seen.aval.shape[3]
-        if length > 1:
-            seen = self.make(reduce_or_p, [seen], axes=(3,))
-        lost = self.make(ew.bitwise_not.prim, [seen])
-        b, n, t = lost.aval.shape[:3]
-        lost = self.transpose(self.reshape(lost, (b, n, t)), (0, 2, 1))
-        return self.reshape(lost, (b, t, n, 1))
 
     def in_band(self) -> Var:
         """Booleans [1, 1, queries, keys] of the band."""

@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
+from typing import Any
 
 from genesis_fn.compiler.attention import polynomials as poly
 from genesis_fn.compiler.attention.axes import (
@@ -116,6 +117,7 @@ class ScoreRegion:
         self.value: Signature | None = None
         self.value_operand: Signature | None = None
         self.feature: Run = ()
+        self.weighted: list[Eqn] = []  # products of probabilities and values
         self.results: list[AttentionResult] = []
         self.full_gradients: list[AttentionResult] = []
         self.cotangents: dict[Symbol, list[OutputCotangent]] = {}
@@ -186,7 +188,7 @@ class ScoreRegion:
         operands'."""
         if self.value_operand is None or out.aval.dtype not in FLOATS:
             return
-        if out.aval.dtype.itemsize > self.value_operand[0].aval.dtype.itemsize:
+        if out.aval.dtype.itemsize > self.operand_dtype().itemsize:
             return
         gradient = self.score_gradient(found.value)
         if gradient is not None:
@@ -208,6 +210,13 @@ class ScoreRegion:
             return
         self.results.append(AttentionResult(out, n, s.kind, of, factor, found.axes, found.gates))
         found.settled |= {s}
+
+    def operand_dtype(self) -> Any:
+        """The dtype that probabilities and values are multiplied in."""
+        assert self.value_operand is not None
+        found = {x.aval.dtype for e in self.weighted for x in e.ins}
+        found = found or {self.value_operand[0].aval.dtype}
+        return found.pop() if len(found) == 1 else dtypes.F32
 
     # ---- axes of operands ----
 
@@ -668,6 +677,8 @@ class ScoreRegion:
                 found = poly.multiply({rows: factor}, poly.symbol(made))
         elif gone == self.key:
             found = self._output(p.value, o, axes, beyond)
+            if found is not None:
+                self.weighted.append(e)
         elif gone == self.query and gradient is not None:
             factor, rows, of = gradient
             if not rows and self.signature(o, axes) == self.q:

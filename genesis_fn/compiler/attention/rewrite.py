@@ -153,7 +153,7 @@ def _rewritten(region: ScoreRegion, keeps: Callable[[Eqn], bool]) -> Jaxpr | Non
     if dims is None or region.value_operand is None:
         return None
     form = score_form(region, dims.query, dims.key, KnownValues(region.index.producers))
-    dtype = region.value_operand[0].aval.dtype
+    dtype = region.operand_dtype()
     if form is None or dtype not in FLOATS or not _as_precise(region, dtype):
         return None
     if not _operands_fit(region, dtype):
@@ -190,14 +190,13 @@ def _as_precise(region: ScoreRegion, dtype: Any) -> bool:
 
 def _operands_fit(region: ScoreRegion, dtype: Any) -> bool:
     """Whether queries and keys can be given in the dtype that probabilities and values are
-    multiplied in, and probabilities have that dtype."""
+    multiplied in, without loss."""
     for (var, _), (base, _) in ((region.query_operand, region.q), (region.key_operand, region.k)):
         if var.aval.dtype == dtype or dtype == dtypes.F32:
             continue
         if base.aval.dtype != dtype:
             return False
-    # The product of probabilities and values is of operands of one dtype.
-    return all([e.ins[0].aval.dtype == e.ins[1].aval.dtype for e in region.products])
+    return True
 
 
 def _dims(region: ScoreRegion) -> AttentionDims | None:
@@ -274,6 +273,8 @@ def _with_results(
     jaxpr = region.index.jaxpr
     if form.may_be_lost and not all([_gated_as_kernel(r, form) for r in results]):
         return None
+    if form.learned_only and not any([r.kind == "dbias" for r in results]):
+        return None
     outputs = [r for r in results if r.kind == "output"]
     backward: dict[Symbol, list[AttentionResult]] = {}
     for r in results:
@@ -331,8 +332,7 @@ def _cotangent_before(
 ) -> OutputCotangent | None:
     """A variable that has the cotangent, computed before equation `at`: if possible in the dtype of
     the operands."""
-    assert region.value_operand is not None
-    dtype = region.value_operand[0].aval.dtype
+    dtype = region.operand_dtype()
     wanted = {*dims.outer, *dims.heads, *dims.group, *dims.query, *dims.feature}
     found = [
         c for c in region.cotangents.get(of, [])

@@ -22,20 +22,19 @@ from genesis_fn.compiler.attention.region import FLOATS, ScoreRegion
 from genesis_fn.core.jaxpr import Var
 from genesis_fn.primitives import elementwise as ew
 
-# The kernels take logits below -5e29, in base 2, for those of rows that see no key, and a finite
-# bias is not such; above this, a sum with a score is still the bias exactly.
-LOWEST_BIAS = -1e28
+# A bias that is lower than this for all keys of a query is a mask that hides all of them. Scores
+# are then lost in it, and the kernels' log-sum-exp has too few digits for a backward pass.
+LOWEST_BIAS = -1e3
 
 
 @dataclass(frozen=True, slots=True)
 class BiasTerm:
-    """A term of the scores: an array and its axes. `finite` says that no element is infinite,
-    `moderate` that none is below LOWEST_BIAS."""
+    """A term of the scores: an array and its axes. `moderate` says that every query has a key for
+    which it is finite and not below LOWEST_BIAS."""
 
     var: Var
     axes: AxisMap
     factor: float
-    finite: bool
     moderate: bool
 
 
@@ -44,7 +43,8 @@ class ScoreForm:
     """scores = scale * product + biases where all conditions hold, else `fill`.
 
     The band is of the conditions that are known; `conditions` are the others. With `may_be_lost`
-    some query may see no key.
+    some query may see no key of `conditions`. `learned_only` says that the biases have to be
+    parameters: one that is a mask, too, would be as low as `fill`.
     """
 
     scale: float = 0.0
@@ -54,6 +54,12 @@ class ScoreForm:
     fill: float | None = None
     biases: list[BiasTerm] = field(default_factory=list)
     may_be_lost: bool = False
+    learned_only: bool = False
+
+    @property
+    def careful(self) -> bool:
+        """Whether the biases may hide all keys of a query."""
+        return not all([b.moderate for b in self.biases])
 
 
 @dataclass(slots=True)
@@ -75,21 +81,28 @@ def score_form(region: ScoreRegion, query: Run, key: Run, values: KnownValues) -
     form = ScoreForm(scale=parts.scale, selected=frozenset(parts.conditions))
     seen: list[np.ndarray] = []
     conditions = list(parts.conditions)
+    known_masks: list[tuple[BiasTerm, np.ndarray]] = []
     for s, factor in parts.terms:
         var, axes = s.key
         if not members(axes) <= region.product.depends or var.aval.dtype not in FLOATS:
             return None
-        known = _by_position(values.of(var), axes, query, key)
+        array = values.of(var)
+        known = _by_position(array, axes, query, key)
         if known is not None and _is_mask(known * factor):
-            seen.append(known == 0)
+            known_masks.append((BiasTerm(var, axes, factor, False), known * factor))
             continue
         found = _infinite_mask(region, var, axes, factor)
         if found is not None:
             conditions += found
             parts.fills.add(-math.inf)
             continue
-        finite, moderate = _range(region, var, values, factor)
-        form.biases.append(BiasTerm(var, axes, factor, finite, moderate))
+        moderate = _is_moderate(region, var, axes, array, factor)
+        form.biases.append(BiasTerm(var, axes, factor, moderate))
+    for term, known in known_masks:
+        if form.careful and np.isfinite(known).all():
+            form.biases.append(term)  # as low as the others: the sum says which keys are seen
+        else:
+            seen.append(known == 0)
     for c in dict.fromkeys(conditions):
         known = _by_position(values.of(c.var), c.axes, query, key)
         if known is None:
@@ -103,6 +116,7 @@ def score_form(region: ScoreRegion, query: Run, key: Run, values: KnownValues) -
         if band is None:
             return None
         form.band = band
+    form.learned_only = form.careful and any([math.isfinite(f) for f in parts.fills])
     if form.conditions:
         form.may_be_lost = True
         if len(parts.fills) != 1:
@@ -187,16 +201,18 @@ def _constant(region: ScoreRegion, x: object) -> float | None:
     return e.params["value"] if e is not None and e.prim.name == "full" else None
 
 
-def _range(region: ScoreRegion, x: Var, values: KnownValues, factor: float) -> tuple[bool, bool]:
-    """(whether a bias is finite, whether it is moderate) as far as is known."""
-    known = values.of(x)
-    if known is None:
+def _is_moderate(
+    region: ScoreRegion, x: Var, axes: AxisMap, values: np.ndarray | None, factor: float
+) -> bool:
+    """Whether every query surely has a key for which a bias is finite and not low."""
+    if values is None:
         e = region.index.producers.get(x)
         if e is None or e.prim is not ew.select_p:
-            return False, False
+            return False
         found = [_constant(region, i) for i in e.ins[1:]]
-        if None in found:
-            return False, False
-        known = np.asarray(found, float)
-    wide = known.astype(np.float64) * factor
-    return bool(np.isfinite(wide).all()), bool((wide >= LOWEST_BIAS).all())
+        return all([i is not None and abs(i * factor) <= -LOWEST_BIAS for i in found])
+    wide = values.astype(np.float64) * factor
+    if np.isnan(wide).any() or (wide == math.inf).any():
+        return False
+    keys = tuple([d for d, r in enumerate(axes) if set(r) & region.key])
+    return bool((wide.max(axis=keys) >= LOWEST_BIAS).all())
