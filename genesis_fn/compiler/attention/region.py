@@ -118,6 +118,8 @@ class ScoreRegion:
         self.value_operand: Signature | None = None
         self.feature: Run = ()
         self.weighted: list[Eqn] = []  # products of probabilities and values
+        self.transposed: list[Var] = []  # probabilities in products with cotangents
+        self.factors: frozenset[Symbol] = frozenset()  # of the product, in the scores: masks
         self.results: list[AttentionResult] = []
         self.full_gradients: list[AttentionResult] = []
         self.cotangents: dict[Symbol, list[OutputCotangent]] = {}
@@ -178,6 +180,7 @@ class ScoreRegion:
             if out.aval.dtype == dtypes.F64:
                 continue
             given = [self.env[i] for i in e.ins if type(i) is Var and i in self.env]
+            found.value = self._without_factors(found.value)
             found.settled |= frozenset[Symbol]().union(*[f.settled for f in given if f])
             self.settle(out, n, found)
             self.env[out] = found
@@ -186,7 +189,7 @@ class ScoreRegion:
     def settle(self, out: Var, n: int, found: Followed) -> None:
         """Note a result of the attention, the first time that it has a dtype as narrow as the
         operands'."""
-        if self.value_operand is None or out.aval.dtype not in FLOATS:
+        if self.scores is None or out.aval.dtype not in FLOATS:
             return
         if out.aval.dtype.itemsize > self.operand_dtype().itemsize:
             return
@@ -213,9 +216,10 @@ class ScoreRegion:
 
     def operand_dtype(self) -> Any:
         """The dtype that probabilities and values are multiplied in."""
-        assert self.value_operand is not None
         found = {x.aval.dtype for e in self.weighted for x in e.ins}
-        found = found or {self.value_operand[0].aval.dtype}
+        found = found or {x.aval.dtype for x in self.transposed}
+        if not found and self.value_operand is not None:
+            found = {self.value_operand[0].aval.dtype}
         return found.pop() if len(found) == 1 else dtypes.F32
 
     # ---- axes of operands ----
@@ -411,6 +415,8 @@ class ScoreRegion:
             return None
         if self.scores is None:
             self.scores = keyed
+            with_product = [m for m in keyed if self.product in dict(m)]
+            self.factors = frozenset([s for m in with_product for s, _ in m]) - {self.product}
         elif poly.add([keyed, poly.scaled(self.scores, -1.0)]):
             return None
         shift = poly.add([rows, poly.symbol(self.row_total)])
@@ -425,6 +431,22 @@ class ScoreRegion:
             return Followed(axes, poly.number(1.0))
         on = frozenset[LogicalAxis]().union(*map(poly.depends, x))
         return Followed(axes, poly.symbol(Symbol("exp", poly.frozen(x), on)))
+
+    def _without_factors(self, x: Polynomial) -> Polynomial:
+        """Scores that are multiplied by a mask, x * mask - 1e10 * (1 - mask), as GPT-2's are: the
+        mask is one wherever probabilities are not zero, which `scores` makes sure of."""
+        if not self.factors or not any([s in self.factors for m in x for s, _ in m]):
+            return x
+        return poly.add(
+            [
+                {
+                    frozenset([(s, n) for s, n in m if s not in self.factors])
+                    if dict(m).get(self.probability, 0) > 0
+                    else m: c
+                }
+                for m, c in x.items()
+            ]
+        )
 
     def logarithm(self, e: Eqn) -> Followed | None:
         f = self.env[e.ins[0]]
@@ -656,19 +678,20 @@ class ScoreRegion:
         gone = members(tuple([p.axes[d] for d in wc]))
         batch = [p.axes[d] for d in wb]
         inner = [p.axes[d] for d in wc]
+        gradient = self.score_gradient(p.value)
+        # Queries, keys and values may be one array: which one is meant, its use says.
         axes = maps[1 - side]
-        if axes is None or any([a.role == "any" for a in members(axes)]):
-            axes = self._by_pairing(o, oc, ob, inner, batch)
-            if axes is None:
-                return None
-        elif [axes[d] for d in oc] != inner or [axes[d] for d in ob] != batch:
+        if gradient is None:
+            axes = self._by_pairing(o, oc, ob, inner, batch) or axes
+        elif len(self.inner) == len(free_dims(o.aval.ndim, (*oc, *ob))) == 1:
+            axes = operand_axes(o.aval.ndim, oc, ob, inner, batch, self.inner)
+        if axes is None or [axes[d] for d in oc] != inner or [axes[d] for d in ob] != batch:
             return None
         if members(tuple(batch)) != self.batch:
             return None
         free = [p.axes[d] for d in free_dims(len(p.axes), (*wc, *wb))]
         beyond = [axes[d] for d in free_dims(len(axes), (*oc, *ob))]
         result = tuple([*batch, *free, *beyond] if side == 0 else [*batch, *beyond, *free])
-        gradient = self.score_gradient(p.value)
         found: Polynomial | None = None
         if gone == self.key and gradient is not None:
             factor, rows, of = gradient
@@ -685,6 +708,8 @@ class ScoreRegion:
                 found = poly.scaled(poly.symbol(Symbol("dk", (of,), members(result))), factor)
         elif gone == self.query:
             found = self._value_cotangent(p.value, o, axes, result)
+            if found is not None:
+                self.transposed.append(w)
         if found is None:
             return None
         self.products.append(e)
@@ -780,10 +805,6 @@ class ScoreRegion:
         inner = [self.feature]
         value_axes = operand_axes(v.aval.ndim, vc, vb, inner, batch, frees[side])
         axes_of_g = operand_axes(g.aval.ndim, gc, gb, inner, batch, frees[1 - side])
-        for operand, wanted in ((v, value_axes), (g, axes_of_g)):
-            known = self.axes_of(operand)
-            if known is not None and unified(known, wanted) != wanted:
-                return None
         if not self.feature or not self._takes_value(v, value_axes):
             return None
         found = self._cotangent(g, axes_of_g)

@@ -273,7 +273,8 @@ def _with_results(
     jaxpr = region.index.jaxpr
     if form.may_be_lost and not all([_gated_as_kernel(r, form) for r in results]):
         return None
-    if form.learned_only and not any([r.kind == "dbias" for r in results]):
+    only_forward = all([r.kind == "output" for r in results])
+    if (form.learned_only or form.careful and not only_forward) and not _is_learned(form, results):
         return None
     outputs = [r for r in results if r.kind == "output"]
     backward: dict[Symbol, list[AttentionResult]] = {}
@@ -284,6 +285,8 @@ def _with_results(
     inserted: dict[int, list[Eqn]] = {}
     replaced: dict[Var, Var] = {}
     at = min([r.at for r in results])
+    if any([region.index.position.get(v, -1) >= at for v in _operands(region, form)]):
+        return None
     emitter.begin(jaxpr.eqns[at])
     if not emitter.forward(bool(backward)):
         return None
@@ -317,6 +320,21 @@ def _with_results(
     if any([scores in e.outs for e in eqns]):
         return None
     return Jaxpr(jaxpr.invars, eqns, outs, jaxpr.labels, jaxpr.name)
+
+
+def _operands(region: ScoreRegion, form: ScoreForm) -> list[Var]:
+    """What the fused function reads."""
+    assert region.value_operand is not None
+    found = [x for x, _ in (region.query_operand, region.key_operand, region.value_operand)]
+    return [*found, *[b.var for b in form.biases], *[c.var for c in form.conditions]]
+
+
+def _is_learned(form: ScoreForm, results: Sequence[AttentionResult]) -> bool:
+    """Whether the bias of unknown values is a parameter, as one with a gradient is. The gradient of
+    queries that it hides all keys of would differ from what is written."""
+    unknown = [b for b in form.biases if not b.moderate]
+    wanted = [members(r.axes) for r in results if r.kind == "dbias"]
+    return len(unknown) == 1 and members(unknown[0].axes) in wanted
 
 
 def _gated_as_kernel(r: AttentionResult, form: ScoreForm) -> bool:

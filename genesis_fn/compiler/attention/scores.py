@@ -68,6 +68,7 @@ class _Parts:
     conditions: list[Condition] = field(default_factory=list)
     fills: set[float] = field(default_factory=set)
     terms: list[tuple[poly.Symbol, float]] = field(default_factory=list)
+    factor: poly.Symbol | None = None  # a mask that the product is multiplied by
     after_mask: bool = False  # a term is added to what is masked already
 
 
@@ -98,6 +99,11 @@ def score_form(region: ScoreRegion, query: Run, key: Run, values: KnownValues) -
             continue
         moderate = _is_moderate(region, var, axes, array, factor)
         form.biases.append(BiasTerm(var, axes, factor, moderate))
+    if parts.factor is not None and not _hides_what_it_zeroes(
+        _by_position(values.of(parts.factor.key[0]), parts.factor.key[1], query, key),
+        [known for _, known in known_masks],
+    ):
+        return None
     for term, known in known_masks:
         if form.careful and np.isfinite(known).all():
             form.biases.append(term)  # as low as the others: the sum says which keys are seen
@@ -132,6 +138,12 @@ def _collect(region: ScoreRegion, x: Polynomial, factor: float, parts: _Parts) -
     for m, c in x.items():
         if not poly.depends(m) & region.key:
             continue  # the same for all keys of a query
+        if len(m) == 2 and (region.product, 1) in m:
+            ((factor_of, once),) = m - {(region.product, 1)}
+            if once != 1 or factor_of.kind != "outside" or parts.scale:
+                return False
+            parts.scale, parts.factor = c * factor, factor_of
+            continue
         if len(m) != 1:
             return False
         ((s, power),) = m
@@ -139,6 +151,8 @@ def _collect(region: ScoreRegion, x: Polynomial, factor: float, parts: _Parts) -
         if power != 1:
             return False
         if s == region.product:
+            if parts.factor is not None:
+                return False
             parts.scale += c
         elif s.kind == "masked":
             conditions, inner, fill = s.key
@@ -177,6 +191,14 @@ def _by_position(
 def _is_mask(values: np.ndarray) -> bool:
     """Whether a term of scores only says which keys are seen."""
     return bool(((values == 0) | (values <= LOWEST_SCORE)).all())
+
+
+def _hides_what_it_zeroes(factor: np.ndarray | None, masks: list[np.ndarray]) -> bool:
+    """Whether a factor of the product is zero or one, and zero only for keys that are masked."""
+    if factor is None or not ((factor == 0) | (factor == 1)).all() or not masks:
+        return False
+    total = sum(np.broadcast_arrays(*masks))
+    return bool(((total <= LOWEST_SCORE) | (factor == 1)).all())
 
 
 def _infinite_mask(
