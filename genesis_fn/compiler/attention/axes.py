@@ -19,7 +19,7 @@ class LogicalAxis(NamedTuple):
     it is combined with."""
 
     role: str
-    index: int
+    number: int
     part: int
     size: int
 
@@ -66,7 +66,7 @@ class AxisTable:
     def cut(self, split: Split) -> None:
         """Cut an axis; what was made of it before is void."""
         axis = split.axis
-        sizes = self.parts.setdefault((axis.role, axis.index), [axis.size])
+        sizes = self.parts.setdefault((axis.role, axis.number), [axis.size])
         sizes[axis.part : axis.part + 1] = [split.outer, axis.size // split.outer]
 
 

@@ -112,6 +112,18 @@ class Emitter:
         straight = order == tuple(range(len(order)))
         return x if straight else self.make(transpose_p, [x], permutation=order)
 
+    def moved(self, x: Var, before: Sequence[LogicalAxis], after: Sequence[LogicalAxis]) -> Var:
+        """`x`, of the axes `before`, in the order `after`; what stays together is moved as one."""
+        blocks: list[list[LogicalAxis]] = []
+        for n, a in enumerate(before):
+            if n and after.index(a) == after.index(before[n - 1]) + 1:
+                blocks[-1].append(a)
+            else:
+                blocks.append([a])
+        order = sorted(range(len(blocks)), key=lambda n: after.index(blocks[n][0]))
+        x = self.reshape(x, [math.prod([a.size for a in b]) for b in blocks])
+        return self.transpose(x, order)
+
     def cast(self, x: Var, dtype: Any) -> Var:
         return x if x.aval.dtype == dtype else self.make(ew.convert_p, [x], dtype=dtype)
 
@@ -123,8 +135,7 @@ class Emitter:
         is wanted, one that it depends on in part is repeated."""
         flat = [a for r in axes for a in r]
         wanted = [a for d in dims for a in d if a in flat]
-        x = self.reshape(x, [a.size for a in flat])
-        x = self.transpose(x, [flat.index(a) for a in wanted])
+        x = self.moved(x, flat, wanted)
         full: list[LogicalAxis] = []
         for d in dims:
             if whole or set(d) & set(wanted):
@@ -132,6 +143,7 @@ class Emitter:
         if full != wanted:
             shape = tuple([a.size for a in full])
             kept_dims = tuple([full.index(a) for a in wanted])
+            x = self.reshape(x, [a.size for a in wanted])
             x = self.make(broadcast_in_dim_p, [x], shape=shape, dims=kept_dims)
         kept = set(full)
         return self.reshape(x, [math.prod([a.size for a in d if a in kept]) for d in dims])
@@ -140,8 +152,7 @@ class Emitter:
         """An array of `dims` as a result's array."""
         flat = [a for d in dims for a in d]
         wanted = [a for r in result.axes for a in r]
-        x = self.reshape(x, [a.size for a in flat])
-        x = self.transpose(x, [flat.index(a) for a in wanted])
+        x = self.moved(x, flat, wanted)
         return self.cast(self.reshape(x, result.var.aval.shape), result.var.aval.dtype)
 
     def call(self, name: str, args: tuple[Any, ...], **static: Any) -> list[Var]:
@@ -160,16 +171,18 @@ class Emitter:
         """Compute the output, and for a backward pass the log-sum-exp. False if the operands are
         not of the dimensions that they should be."""
         dims, region = self.dims, self.region
-        assert region.value_operand is not None
+        assert region.value_operand is not None and region.value is not None
         operands = []
         for (x, axes), base, d in (
             (region.query_operand, region.q, dims.of_query),
             (region.key_operand, region.k, dims.of_key),
-            (region.value_operand, region.value_operand, dims.of_value),
+            (region.value_operand, region.value, dims.of_value),
         ):
             if x.aval.dtype.itemsize > self.dtype.itemsize:
                 x, axes = base  # before a cast that the kernel does not need
-            if members(axes) != {a for r in d for a in r}:
+            if members(axes) != members(tuple(d)):
+                x, axes = base  # before it is repeated for the heads that share it
+            if members(axes) != members(tuple(d)):
                 return False
             operands.append(self.cast(self.arranged(x, axes, d), self.dtype))
         extras = []
@@ -276,7 +289,7 @@ class Emitter:
         if gone:
             x = self.make(reduce_sum_p, [x], axes=gone)
         left = [tuple([a for a in d if a in wanted]) for d in kept]
-        if {a for d in left for a in d} != wanted:
+        if members(tuple(left)) != wanted:
             return None
         return self.rearranged(self.scale(x, factor), left, result)
 

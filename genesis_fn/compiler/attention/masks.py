@@ -6,7 +6,7 @@ a larger mask are computed with NumPy and compared with a band.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -114,11 +114,18 @@ def conjuncts(
 class KnownValues:
     """The values of what depends on no input, computed with NumPy; None for anything else."""
 
-    __slots__ = ("producers", "found")
+    __slots__ = ("producers", "found", "remembered")
 
-    def __init__(self, producers: Producers) -> None:
-        self.producers = producers
+    def __init__(self) -> None:
+        self.producers: Producers = {}
         self.found: dict[Var, np.ndarray | None] = {}
+        self.remembered: dict[Any, Any] = {}
+
+    def once(self, key: Any, compute: Callable[[], Any]) -> Any:
+        """What was computed of these values before: layers share masks, which are large."""
+        if key not in self.remembered:
+            self.remembered[key] = compute()
+        return self.remembered[key]
 
     def of(self, x: Var) -> np.ndarray | None:
         """The value of `x`, or None."""

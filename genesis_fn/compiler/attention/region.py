@@ -483,8 +483,8 @@ class ScoreRegion:
         condition = self.env.get(c)
         if condition is not None:
             # Whether a statistic is finite, which it is wherever the result is not NaN anyway.
-            chosen = {(): None, (True,): x, (False,): y}[_truth(condition.value)]
-            return self.constant_or_followed(chosen, e) if chosen is not None else None
+            truth = _truth(condition.value)
+            return None if truth is None else self.followed(x if truth else y)
         first, second = [self.env.get(i) if type(i) is Var else None for i in (x, y)]
         if (first is None) == (second is None):
             return None
@@ -505,7 +505,8 @@ class ScoreRegion:
         masked = Symbol("masked", key, self.product.depends)
         return Followed(f.axes, poly.symbol(masked))
 
-    def constant_or_followed(self, x: Atom, e: Eqn) -> Followed | None:
+    def followed(self, x: Atom) -> Followed | None:
+        """What is known of a value of the region."""
         f = self.env.get(x) if type(x) is Var else None
         if f is not None:
             return Followed(f.axes, f.value, f.gates)
@@ -578,6 +579,12 @@ class ScoreRegion:
             return None if None in sums else Followed(rest, poly.add([s for s in sums if s]))
         if not gone or not gone <= self.product.depends:
             return None
+        single = _single(f.value)
+        if single is not None and single[1].kind in ("dk", "dv") and gone <= self.batch:
+            # Of keys or values that were repeated for the heads that share them.
+            left = members(rest)
+            found = Symbol(single[1].kind, (single[1].key[0], left), left)
+            return Followed(rest, poly.scaled(poly.symbol(found), single[0]), f.gates)
         gradient = self.score_gradient(f.value)
         if gradient is not None:
             factor, rows, of = gradient
@@ -586,7 +593,6 @@ class ScoreRegion:
             left = members(rest)
             found = Symbol("dbias", (of, left), left)
             return Followed(rest, poly.scaled(poly.symbol(found), factor), f.gates)
-        single = _single(f.value)
         if single is not None and single[1].kind == "dbias":
             of, left = single[1].key
             found = Symbol("dbias", (of, left - gone), left - gone)
@@ -777,7 +783,7 @@ class ScoreRegion:
             if all([n.var is not g for n in noted]):
                 noted.append(OutputCotangent(g, axes, c))
         if of.kind == "outside" and all([n.factor != 1.0 for n in self.cotangents.get(of, [])]):
-            self.cotangents.setdefault(of, []).append(OutputCotangent(*of.key, 1.0))
+            self.cotangents.setdefault(of, []).append(OutputCotangent(of.key[0], of.key[1], 1.0))
         return c, rows, of
 
     def probability_cotangent(self, e: Eqn, axes: AxisMap) -> Followed | None:
@@ -904,9 +910,9 @@ def _single(x: Polynomial) -> tuple[float, Symbol] | None:
     return (c, s) if n == 1 else None
 
 
-def _truth(x: Polynomial) -> tuple[bool, ...]:
-    """(the value,) of a condition that is known, else ()."""
-    return (x[poly.ONE] != 0,) if x.keys() == {poly.ONE} else ()
+def _truth(x: Polynomial) -> bool | None:
+    """The value of a condition, if it is known."""
+    return x[poly.ONE] != 0 if x.keys() == {poly.ONE} else None
 
 
 # ---- rules by primitive ----

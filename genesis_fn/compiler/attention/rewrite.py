@@ -9,6 +9,7 @@ code. Either all of an attention is rewritten or nothing.
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -54,29 +55,25 @@ def fuse_attention(jaxpr: Jaxpr, keeps: Callable[[Eqn], bool]) -> Jaxpr:
     eqns = [_inside(e, keeps) for e in jaxpr.eqns]
     if any([new is not old for new, old in zip(eqns, jaxpr.eqns)]):
         jaxpr = Jaxpr(jaxpr.invars, eqns, jaxpr.outs, jaxpr.labels, jaxpr.name)
-    found = jaxpr
+    found, values = jaxpr, KnownValues()
     for product in list(_candidates(jaxpr)):
-        found = _without(found, product, keeps) or found
+        found = _without(found, product, values, keeps) or found
     return found if found is jaxpr else simplify_jaxpr(found, keeps)
 
 
 def _inside(e: Eqn, keeps: Callable[[Eqn], bool]) -> Eqn:
+    """An equation with the programs that it runs rewritten."""
     if e.prim is fused_p or next(jaxprs_in(e.params), None) is None:
         return e
-    rewrite = lambda x: (
-        fuse_attention(x, keeps)
-        if type(x) is Jaxpr
-        else tuple([rewrite(i) for i in x])
-        if type(x) is tuple and any(jaxprs_in({"": x}))
-        else x
-    )
-    params = {name: rewrite(value) for name, value in e.params.items()}
-    changed = any(
-        [params[name] is not e.params[name] for name in params if type(params[name]) is Jaxpr]
-    )
-    tuples = [n for n in params if type(params[n]) is tuple]
-    changed |= any([any([a is not b for a, b in zip(params[n], e.params[n])]) for n in tuples])
-    return e.replace(params=params) if changed else e
+    params = dict(e.params)
+    for name, value in e.params.items():
+        if type(value) is Jaxpr:
+            params[name] = fuse_attention(value, keeps)
+        elif type(value) is tuple and any([type(x) is Jaxpr for x in value]):
+            new = [fuse_attention(x, keeps) if type(x) is Jaxpr else x for x in value]
+            params[name] = value if all(map(operator.is_, new, value)) else tuple(new)
+    same = all([params[name] is value for name, value in e.params.items()])
+    return e if same else e.replace(params=params)
 
 
 def _candidates(jaxpr: Jaxpr) -> Iterator[Var]:
@@ -112,15 +109,18 @@ def _is_large(e: Eqn) -> bool:
     return min(sizes) >= FEWEST
 
 
-def _without(jaxpr: Jaxpr, product: Var, keeps: Callable[[Eqn], bool]) -> Jaxpr | None:
+def _without(
+    jaxpr: Jaxpr, product: Var, values: KnownValues, keeps: Callable[[Eqn], bool]
+) -> Jaxpr | None:
     """The program without these scores, or None."""
     index = ProgramIndex(jaxpr)
+    values.producers = index.producers
     if product not in index.position:  # part of an attention that is rewritten already
         return None
     for keys_right in (True, False):
         region = _followed(index, index.position[product], keys_right)
         if region is not None and region.results:
-            return _rewritten(region, keeps)
+            return _rewritten(region, values, keeps)
     return None
 
 
@@ -147,18 +147,32 @@ class _Backward:
     results: list[AttentionResult]
 
 
-def _rewritten(region: ScoreRegion, keeps: Callable[[Eqn], bool]) -> Jaxpr | None:
+def _rewritten(
+    region: ScoreRegion, values: KnownValues, keeps: Callable[[Eqn], bool]
+) -> Jaxpr | None:
     """The program of a region with fused functions, or None if any of it cannot be."""
-    dims = _dims(region)
-    if dims is None or region.value_operand is None:
+    if region.value is None:
         return None
-    form = score_form(region, dims.query, dims.key, KnownValues(region.index.producers))
+    # Keys that are repeated for heads that share them need not be.
+    shared = region.batch - members(region.k[1]) - members(region.value[1])
+    for repeated in (shared, frozenset[LogicalAxis]()) if shared else (shared,):
+        dims = _dims(region, repeated)
+        found = None if dims is None else _with_dims(region, dims, values, keeps)
+        if found is not None:
+            return found
+    return None
+
+
+def _with_dims(
+    region: ScoreRegion, dims: AttentionDims, values: KnownValues, keeps: Callable[[Eqn], bool]
+) -> Jaxpr | None:
+    form = score_form(region, dims.query, dims.key, values)
     dtype = region.operand_dtype()
     if form is None or dtype not in FLOATS or not _as_precise(region, dtype):
         return None
     if not _operands_fit(region, dtype):
         return None
-    plain = [r for r in region.results if r.kind != "dbias" or _is_bias(r, form)]
+    plain = [r for r in region.results if _is_result(r, form, dims)]
     # The gradient of a bias that is not broadcast is no sum.
     first: dict[Symbol, AttentionResult] = {}
     if any([members(b.axes) == region.product.depends for b in form.biases]):
@@ -171,9 +185,13 @@ def _rewritten(region: ScoreRegion, keeps: Callable[[Eqn], bool]) -> Jaxpr | Non
     return None
 
 
-def _is_bias(r: AttentionResult, form: ScoreForm) -> bool:
+def _is_result(r: AttentionResult, form: ScoreForm, dims: AttentionDims) -> bool:
+    """Whether the fused functions compute it: keys' gradients for each head of keys, the biases'
+    summed over what these do not depend on."""
+    if r.kind in ("dk", "dv"):
+        return members(r.axes) == members(tuple(dims.of_key if r.kind == "dk" else dims.of_value))
     depends = frozenset[LogicalAxis]().union(*[members(b.axes) for b in form.biases])
-    return members(r.axes) <= depends
+    return r.kind != "dbias" or members(r.axes) <= depends
 
 
 def _as_precise(region: ScoreRegion, dtype: Any) -> bool:
@@ -199,8 +217,9 @@ def _operands_fit(region: ScoreRegion, dtype: Any) -> bool:
     return True
 
 
-def _dims(region: ScoreRegion) -> AttentionDims | None:
-    """Which logical axes are batch entries, heads and positions."""
+def _dims(region: ScoreRegion, repeated: frozenset[LogicalAxis]) -> AttentionDims | None:
+    """Which logical axes are batch entries, heads and positions; along those that are `repeated`,
+    heads share keys."""
     queries = [r for r in region.query_runs if r]
     keys = tuple([a for r in region.key_runs for a in r])
     if not queries or not keys:
@@ -219,6 +238,8 @@ def _dims(region: ScoreRegion) -> AttentionDims | None:
     if not inner or not region.feature or min(map(_length, (query, keys))) < FEWEST:
         return None
     batch = [r for r in region.batch_runs if r]
+    if repeated:
+        batch = [(a,) for r in batch for a in r]
     # What lies behind the queries in memory are heads; nothing is moved then.
     order = [a for r in region.q[1] for a in r]
     if not set(query) <= set(order):
@@ -235,9 +256,12 @@ def _dims(region: ScoreRegion) -> AttentionDims | None:
             break
     split = len(batch) - heads
     flat = lambda runs: tuple([a for r in runs for a in r])
-    return AttentionDims(
-        flat(batch[:split]), flat(batch[split:]), flat(group), query, keys, inner, region.feature
+    outer, inside = flat(batch[:split]), flat(batch[split:])
+    group = tuple(
+        [a for a in (*outer, *inside, *flat(group)) if a in repeated or a in region.query]
     )
+    outer, inside = [tuple([a for a in run if a not in repeated]) for run in (outer, inside)]
+    return AttentionDims(outer, inside, group, query, keys, inner, region.feature)
 
 
 def _length(run: Run) -> int:
@@ -351,7 +375,7 @@ def _cotangent_before(
     """A variable that has the cotangent, computed before equation `at`: if possible in the dtype of
     the operands."""
     dtype = region.operand_dtype()
-    wanted = {*dims.outer, *dims.heads, *dims.group, *dims.query, *dims.feature}
+    wanted = members(tuple(dims.of_output))
     found = [
         c for c in region.cotangents.get(of, [])
         if region.index.position.get(c.var, -1) < at and members(c.axes) == wanted

@@ -62,6 +62,11 @@ class ScoreForm:
         return not all([b.moderate for b in self.biases])
 
 
+def _band_of_all(seen: list[np.ndarray], size: list[int]) -> Band | None:
+    together = np.logical_and.reduce(np.broadcast_arrays(*seen))
+    return band_of(np.broadcast_to(together, size))
+
+
 @dataclass(slots=True)
 class _Parts:
     scale: float = 0.0
@@ -89,9 +94,11 @@ def score_form(region: ScoreRegion, query: Run, key: Run, values: KnownValues) -
             return None
         array = values.of(var)
         known = _by_position(array, axes, query, key)
-        if known is not None and _is_mask(known * factor):
-            known_masks.append((BiasTerm(var, axes, factor, False), known * factor))
-            continue
+        if known is not None:
+            scaled = known * factor
+            if values.once(("mask", var, factor), lambda: _is_mask(scaled)):
+                known_masks.append((BiasTerm(var, axes, factor, False), scaled))
+                continue
         found = _infinite_mask(region, var, axes, factor)
         if found is not None:
             conditions += found
@@ -117,8 +124,8 @@ def score_form(region: ScoreRegion, query: Run, key: Run, values: KnownValues) -
             seen.append(~known if c.negated else known)
     if seen:
         size = [math.prod([a.size for a in r]) for r in (query, key)]
-        together = np.broadcast_to(np.logical_and.reduce(np.broadcast_arrays(*seen)), size)
-        band = band_of(together)
+        of = (tuple(dict.fromkeys(conditions)), tuple([t for t, _ in known_masks]), query, key)
+        band = values.once(of, lambda: _band_of_all(seen, size))
         if band is None:
             return None
         form.band = band
@@ -208,7 +215,7 @@ def _infinite_mask(
     e = region.index.producers.get(x)
     if e is None or e.prim is not ew.select_p or factor <= 0:
         return None
-    c, a, b = [_constant(region, i) for i in e.ins]
+    a, b = [_constant(region, i) for i in e.ins[1:]]
     negated = (a, b) == (-math.inf, 0)
     if not negated and (a, b) != (0, -math.inf):
         return None
