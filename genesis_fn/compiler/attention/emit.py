@@ -112,11 +112,18 @@ class Emitter:
         straight = order == tuple(range(len(order)))
         return x if straight else self.make(transpose_p, [x], permutation=order)
 
-    def moved(self, x: Var, before: Sequence[LogicalAxis], after: Sequence[LogicalAxis]) -> Var:
-        """`x`, of the axes `before`, in the order `after`; what stays together is moved as one."""
+    def moved(
+        self, x: Var, before: Sequence[LogicalAxis], after: Sequence[LogicalAxis], axes: AxisMap
+    ) -> Var:
+        """`x`, of the logical axes `before`, in the order `after`. What stays together within one
+        of `axes`, those of the program's array, is moved as one: the transpose then is one of that
+        array, and the simplifier joins it with the program's own."""
+        run_of = {a: n for n, r in enumerate(axes) for a in r}
         blocks: list[list[LogicalAxis]] = []
         for n, a in enumerate(before):
-            if n and after.index(a) == after.index(before[n - 1]) + 1:
+            last = before[n - 1] if n else None
+            together = last is not None and run_of[last] == run_of[a]
+            if together and after.index(a) == after.index(before[n - 1]) + 1:
                 blocks[-1].append(a)
             else:
                 blocks.append([a])
@@ -135,7 +142,7 @@ class Emitter:
         is wanted, one that it depends on in part is repeated."""
         flat = [a for r in axes for a in r]
         wanted = [a for d in dims for a in d if a in flat]
-        x = self.moved(x, flat, wanted)
+        x = self.moved(x, flat, wanted, axes)
         full: list[LogicalAxis] = []
         for d in dims:
             if whole or set(d) & set(wanted):
@@ -152,7 +159,7 @@ class Emitter:
         """An array of `dims` as a result's array."""
         flat = [a for d in dims for a in d]
         wanted = [a for r in result.axes for a in r]
-        x = self.moved(x, flat, wanted)
+        x = self.moved(x, flat, wanted, result.axes)
         return self.cast(self.reshape(x, result.var.aval.shape), result.var.aval.dtype)
 
     def call(self, name: str, args: tuple[Any, ...], **static: Any) -> list[Var]:
