@@ -1,4 +1,4 @@
-"""Attention that is written out becomes the attention kernels, with the same numbers; what is not an
+"""Attention that is written out becomes the attention kernels, with the same numbers; what is no
 attention of theirs stays as it is."""
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from genesis_fn.compiler.attention.masks import Band, band_of
 from genesis_fn.compiler.attention.rewrite import fuse_attention
 from genesis_fn.compiler.simplify.simplify import simplify_jaxpr
 from genesis_fn.compiler.target import H200
+from genesis_fn.core.configuration import config
 from genesis_fn.core.device import device, using_device
 from genesis_fn.core.jaxpr import Jaxpr, check, e_jaxprs
 from genesis_fn.transforms.staging.stage_trace import evaluate, stage
@@ -85,8 +86,26 @@ def holds_scores(jaxpr: Jaxpr, heads: int = H, keys: int = T) -> bool:
 def same_numbers(before: Jaxpr, after: Jaxpr, inputs: list[Any], tolerance: float) -> None:
     for x, y in zip(evaluate(before, *inputs), evaluate(after, *inputs), strict=True):
         x, y = [np.asarray(v.astype("float32")) for v in (x, y)]
-        scale = np.nanmax(np.abs(x), initial=1e-3)
+        if x.ndim == 0:
+            continue  # the sum of the output, which cancels
+        scale = np.max(np.abs(x), initial=1e-3, where=~np.isnan(x))
         np.testing.assert_allclose(y / scale, x / scale, rtol=0, atol=tolerance)
+
+
+def as_good_numbers(f: Callable[..., Any], args: list[Any], *ways: Jaxpr) -> None:
+    """The second program is no further from float32 than the first, or both are close."""
+    widened = [a.astype("float32") if gnp.issubdtype(a.dtype, gnp.floating) else a for a in args]
+    exact, _, inputs = programs(f, widened)
+    wanted = [np.asarray(x) for x in evaluate(exact, *inputs)]
+    off = []
+    for way in ways:
+        captured = inputs[: len(inputs) - len(args)]
+        found = [np.asarray(x.astype("float32")) for x in evaluate(way, *captured, *args)]
+        off.append(
+            [np.abs(x - y).max() / max(np.abs(x).max(), 1e-3) for x, y in zip(wanted, found)]
+        )
+    for written, fused, x in zip(*off, wanted):
+        assert x.ndim == 0 or fused <= max(2 * written, 2e-2), off  # the loss is what cancels
 
 
 def recognised(
@@ -215,7 +234,12 @@ OF_BTHD = [
 @pytest.mark.parametrize("f", OF_BHTD + OF_BTHD, ids=lambda f: f.__name__)
 def test_spellings(f, dtype):
     args = operands("bhtd" if f in OF_BHTD else "bthd", dtype)
-    after = recognised(f, args, tolerance=2e-5 if dtype == "float32" else 3e-2)
+    if dtype == "float32":
+        after = recognised(f, args)
+    else:
+        before, after, _ = programs(f, args)
+        assert calls(after) == BOTH
+        as_good_numbers(f, args, before, after)
     assert not holds_scores(after)
 
 
@@ -314,6 +338,16 @@ def biased_and_causal(q, k, v, b):
     return gnp.einsum("bhqk,bkhd->bqhd", nn.softmax(s, -1), v)
 
 
+def with_an_empty_row(q, k, v):
+    mask = gnp.tril(gnp.ones((T, T), bool), -1)
+    return nn.softmax(gnp.where(mask, q @ gnp.swapaxes(k, 2, 3), -1e9)) @ v
+
+
+def with_a_pattern(q, k, v):
+    mask = (gnp.arange(T)[:, None] & 1) == (gnp.arange(T) & 1)
+    return nn.softmax(gnp.where(mask, q @ gnp.swapaxes(k, 2, 3), -1e9)) @ v
+
+
 @pytest.mark.parametrize("lost", [False, True])
 @pytest.mark.parametrize("fill", [-1e9, LOWEST, -math.inf])
 def test_padding_is_a_mask(fill, lost):
@@ -325,6 +359,12 @@ def test_padding_is_a_mask(fill, lost):
     assert not holds_scores(after)
     static = dict(next(e for e in after.eqns if e.prim.name == "fused").params["static"])
     assert static["causal"] and static["has"][1]
+
+
+@pytest.mark.parametrize("f", [with_an_empty_row, with_a_pattern])
+def test_known_masks_that_are_no_band(f):
+    after = recognised(f, operands("bhtd"))
+    assert not holds_scores(after)
 
 
 @pytest.mark.parametrize("lost", [False, True])
@@ -485,13 +525,16 @@ class Drawn:
         return args
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(400))
 def test_drawn_spellings(seed):
     f = Drawn(seed)
-    tolerance = 5e-5 if f.dtype == "float32" else 6e-2
-    before, after, inputs = programs(f, f.arguments())
+    args = f.arguments()
+    before, after, inputs = programs(f, args)
     assert calls(after) == BOTH, vars(f)
-    same_numbers(before, after, inputs, tolerance)
+    if f.dtype == "float32":
+        same_numbers(before, after, inputs, 5e-5)
+    else:
+        as_good_numbers(f, args, before, after)
 
 
 # ---- what stays as it is ----
@@ -539,16 +582,6 @@ def weakly_masked(q, k, v):
     return nn.softmax(gnp.where(causal(), q @ gnp.swapaxes(k, 2, 3), -5.0)) @ v
 
 
-def with_an_empty_row(q, k, v):
-    mask = gnp.tril(gnp.ones((T, T), bool), -1)
-    return nn.softmax(gnp.where(mask, q @ gnp.swapaxes(k, 2, 3), -1e9)) @ v
-
-
-def with_a_pattern(q, k, v):
-    mask = (gnp.arange(T)[:, None] - gnp.arange(T)) % 3 == 0
-    return nn.softmax(gnp.where(mask, q @ gnp.swapaxes(k, 2, 3), -1e9)) @ v
-
-
 def squared(q, k, v):
     p = nn.softmax(q @ gnp.swapaxes(k, 2, 3))
     return (p * p) @ v
@@ -566,7 +599,7 @@ def by_learned_scale(q, k, v):
 
 REFUSED = [
     returned_probabilities, dropped, highest, with_epsilon, with_a_sink, over_queries, over_heads,
-    of_transposed_probabilities, weakly_masked, with_an_empty_row, with_a_pattern, squared,
+    of_transposed_probabilities, weakly_masked, squared,
     zero_for_empty_rows, by_learned_scale,
 ]  # fmt: skip
 
@@ -579,7 +612,7 @@ def test_refused(f, wanted):
 
 
 def test_refused_under_exact_products():
-    with g.config.override(matmul_precision="highest"):
+    with config.override(matmul_precision="highest"):
         before, after, _ = programs(einsum_bhtd, operands("bhtd"))
     assert after is before
 

@@ -188,10 +188,8 @@ class ScoreRegion:
 
     def settle(self, out: Var, n: int, found: Followed) -> None:
         """Note a result of the attention, the first time that it has a dtype as narrow as the
-        operands'."""
+        operands'; a bias has its own."""
         if self.scores is None or out.aval.dtype not in FLOATS:
-            return
-        if out.aval.dtype.itemsize > self.operand_dtype().itemsize:
             return
         gradient = self.score_gradient(found.value)
         if gradient is not None:
@@ -205,12 +203,11 @@ class ScoreRegion:
         if single is None or single[1] in found.settled:
             return
         factor, s = single
-        if s.kind == "output":
-            of = s
-        elif s.kind in ("dq", "dk", "dv", "dbias"):
-            of = s.key[0]
-        else:
+        if s.kind not in ("output", "dq", "dk", "dv", "dbias"):
             return
+        if s.kind != "dbias" and out.aval.dtype.itemsize > self.operand_dtype().itemsize:
+            return
+        of = s if s.kind == "output" else s.key[0]
         self.results.append(AttentionResult(out, n, s.kind, of, factor, found.axes, found.gates))
         found.settled |= {s}
 

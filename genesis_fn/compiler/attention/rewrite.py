@@ -173,12 +173,9 @@ def _with_dims(
     if not _operands_fit(region, dtype):
         return None
     plain = [r for r in region.results if _is_result(r, form, dims)]
-    # The gradient of a bias that is not broadcast is no sum.
-    first: dict[Symbol, AttentionResult] = {}
-    if any([members(b.axes) == region.product.depends for b in form.biases]):
-        for r in region.full_gradients:
-            first.setdefault(r.of, r)
-    for results in (plain, [*plain, *first.values()]) if first else (plain,):
+    # The gradient of a bias that is not broadcast is no sum: any value that is it may be read.
+    whole = any([members(b.axes) == region.product.depends for b in form.biases])
+    for results in (plain, [*plain, *region.full_gradients]) if whole else (plain,):
         found = _with_results(region, form, dims, results, keeps)
         if found is not None:
             return found

@@ -42,8 +42,8 @@ class BiasTerm:
 class ScoreForm:
     """scores = scale * product + biases where all conditions hold, else `fill`.
 
-    The band is of the conditions that are known; `conditions` are the others. With `may_be_lost`
-    some query may see no key of `conditions`. `learned_only` says that the biases have to be
+    The band is of the conditions that are known, `conditions` are the others. With `may_be_lost`
+    some query may see no key. `learned_only` says that the biases have to be
     parameters: one that is a mask, too, would be as low as `fill`.
     """
 
@@ -62,9 +62,11 @@ class ScoreForm:
         return not all([b.moderate for b in self.biases])
 
 
-def _band_of_all(seen: list[np.ndarray], size: list[int]) -> Band | None:
+def _band_of_all(seen: list[np.ndarray], size: list[int]) -> tuple[Band | None, bool]:
+    """(the band that masks are together, whether every query sees a key)."""
     together = np.logical_and.reduce(np.broadcast_arrays(*seen))
-    return band_of(np.broadcast_to(together, size))
+    whole = np.broadcast_to(together, size)
+    return band_of(whole), bool(whole.any(1).all())
 
 
 @dataclass(slots=True)
@@ -111,27 +113,35 @@ def score_form(region: ScoreRegion, query: Run, key: Run, values: KnownValues) -
         [known for _, known in known_masks],
     ):
         return None
+    if parts.factor is not None and form.careful:
+        return None
     for term, known in known_masks:
         if form.careful and np.isfinite(known).all():
             form.biases.append(term)  # as low as the others: the sum says which keys are seen
         else:
             seen.append(known == 0)
+    from_terms, closed = bool(seen), []
     for c in dict.fromkeys(conditions):
         known = _by_position(values.of(c.var), c.axes, query, key)
         if known is None:
             form.conditions.append(c)
         else:
+            closed.append(c)
             seen.append(~known if c.negated else known)
+    form.may_be_lost = bool(form.conditions)
     if seen:
         size = [math.prod([a.size for a in r]) for r in (query, key)]
-        of = (tuple(dict.fromkeys(conditions)), tuple([t for t, _ in known_masks]), query, key)
-        band = values.once(of, lambda: _band_of_all(seen, size))
-        if band is None:
+        of = (tuple(closed), tuple([t for t, _ in known_masks]), query, key)
+        band, every_row = values.once(of, lambda: _band_of_all(seen, size))
+        if band is not None:
+            form.band = band
+        elif from_terms:
             return None
-        form.band = band
+        else:
+            form.conditions += closed
+            form.may_be_lost |= not every_row
     form.learned_only = form.careful and any([math.isfinite(f) for f in parts.fills])
-    if form.conditions:
-        form.may_be_lost = True
+    if form.may_be_lost:
         if len(parts.fills) != 1:
             return None
         (form.fill,) = parts.fills
