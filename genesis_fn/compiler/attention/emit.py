@@ -9,8 +9,9 @@ from typing import Any
 
 from genesis_fn.compiler.attention.axes import AxisMap, LogicalAxis, Run, members
 from genesis_fn.compiler.attention.masks import Band, Condition
-from genesis_fn.compiler.attention.region import AttentionResult, OutputCotangent, ScoreRegion
+from genesis_fn.compiler.attention.region import ScoreRegion
 from genesis_fn.compiler.attention.scores import LOWEST_BIAS, ScoreForm
+from genesis_fn.compiler.attention.values import AttentionResult, OutputCotangent
 from genesis_fn.core import dtypes, tree
 from genesis_fn.core.jaxpr import Atom, Eqn, Var
 from genesis_fn.core.primitive import Primitive
@@ -37,22 +38,27 @@ class AttentionDims:
 
     @property
     def of_query(self) -> Dims:
+        """Of queries."""
         return (self.outer, self.query, (*self.heads, *self.group), self.inner)
 
     @property
     def of_key(self) -> Dims:
+        """Of keys."""
         return (self.outer, self.key, self.heads, self.inner)
 
     @property
     def of_value(self) -> Dims:
+        """Of values."""
         return (self.outer, self.key, self.heads, self.feature)
 
     @property
     def of_output(self) -> Dims:
+        """Of the output and its cotangent."""
         return (self.outer, self.query, (*self.heads, *self.group), self.feature)
 
     @property
     def of_scores(self) -> Dims:
+        """[batch, heads, queries, keys], of masks and biases."""
         return (self.outer, (*self.heads, *self.group), self.query, self.key)
 
 
@@ -92,6 +98,7 @@ class Emitter:
     # ---- equations ----
 
     def make(self, prim: Primitive, ins: Sequence[Atom], **params: Any) -> Var:
+        """The result of a new equation."""
         avals = tuple([i.aval if type(i) is Var else i for i in ins])
         out = Var(prim.abstract(avals, params))
         self.add(prim, ins, params, [out])
@@ -100,14 +107,17 @@ class Emitter:
     def add(
         self, prim: Primitive, ins: Sequence[Atom], params: dict[str, Any], outs: list[Var]
     ) -> None:
+        """Append an equation."""
         numerics = self.region.products[0].numerics
         self.eqns.append(Eqn(prim, ins, params, outs, self.at.where, self.at.backward, numerics))
 
     def reshape(self, x: Var, shape: Sequence[int]) -> Var:
+        """`x` in a shape."""
         shape = tuple(shape)
         return x if x.aval.shape == shape else self.make(reshape_p, [x], shape=shape)
 
     def transpose(self, x: Var, order: Sequence[int]) -> Var:
+        """`x` with its dimensions in an order."""
         order = tuple(order)
         straight = order == tuple(range(len(order)))
         return x if straight else self.make(transpose_p, [x], permutation=order)
@@ -132,6 +142,7 @@ class Emitter:
         return self.transpose(x, order)
 
     def cast(self, x: Var, dtype: Any) -> Var:
+        """`x` in a dtype."""
         return x if x.aval.dtype == dtype else self.make(ew.convert_p, [x], dtype=dtype)
 
     def scale(self, x: Var, factor: float) -> Var:
@@ -353,6 +364,7 @@ class Emitter:
         return self.make(ew.bitwise_and.prim, [self.repeated(x, shape), self.repeated(y, shape)])
 
     def repeated(self, x: Var, shape: tuple[int, ...]) -> Var:
+        """`x` broadcast to a shape of as many dimensions."""
         if x.aval.shape == shape:
             return x
         return self.make(broadcast_in_dim_p, [x], shape=shape, dims=tuple(range(len(shape))))

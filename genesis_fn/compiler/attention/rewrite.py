@@ -18,14 +18,14 @@ from genesis_fn.compiler.attention.axes import AxisTable, LogicalAxis, Run, Spli
 from genesis_fn.compiler.attention.emit import AttentionDims, Emitter
 from genesis_fn.compiler.attention.masks import KnownValues
 from genesis_fn.compiler.attention.polynomials import Symbol
-from genesis_fn.compiler.attention.region import (
+from genesis_fn.compiler.attention.region import ScoreRegion
+from genesis_fn.compiler.attention.scores import ScoreForm, score_form
+from genesis_fn.compiler.attention.values import (
     FLOATS,
     AttentionResult,
     OutputCotangent,
     ProgramIndex,
-    ScoreRegion,
 )
-from genesis_fn.compiler.attention.scores import ScoreForm, score_form
 from genesis_fn.compiler.simplify.rewriter import live_equations
 from genesis_fn.compiler.simplify.simplify import simplify_jaxpr
 from genesis_fn.core import dtypes

@@ -18,9 +18,11 @@ from genesis_fn.compiler.attention.masks import (
     conjuncts,
 )
 from genesis_fn.compiler.attention.polynomials import Polynomial
-from genesis_fn.compiler.attention.region import FLOATS, ScoreRegion
+from genesis_fn.compiler.attention.region import ScoreRegion
+from genesis_fn.compiler.attention.values import FLOATS
 from genesis_fn.core.jaxpr import Var
 from genesis_fn.primitives import elementwise as ew
+from genesis_fn.primitives.factories import full_p
 
 # A bias that is lower than this for all keys of a query is a mask that hides all of them. Scores
 # are then lost in it, and the kernels' log-sum-exp has too few digits for a backward pass.
@@ -71,6 +73,8 @@ def _band_of_all(seen: list[np.ndarray], size: list[int]) -> tuple[Band | None, 
 
 @dataclass(slots=True)
 class _Parts:
+    """What `_collect` has found."""
+
     scale: float = 0.0
     conditions: list[Condition] = field(default_factory=list)
     fills: set[float] = field(default_factory=set)
@@ -237,7 +241,7 @@ def _constant(region: ScoreRegion, x: object) -> float | None:
     if type(x) is not Var:
         return x if isinstance(x, (int, float)) else None
     e = region.index.producers.get(x)
-    return e.params["value"] if e is not None and e.prim.name == "full" else None
+    return e.params["value"] if e is not None and e.prim is full_p else None
 
 
 def _is_moderate(
