@@ -23,6 +23,7 @@ PASSES = {
     "sums": "sums by segment compute what they add, and share the sort of equal ids",
     "stored_casts": "a cast of a product that must be in memory is what its kernel stores",
     "overlap": "collectives run on a stream of their own, beside kernels that need none of them",
+    "attention": "attention that is written out becomes the fused functions that have kernels",
     "grouped": "matrix products with too few tiles to fill the GPU share launches",
 }
 

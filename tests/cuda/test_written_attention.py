@@ -17,6 +17,7 @@ import genesis_fn as g
 import genesis_fn.numpy as gnp
 from genesis_fn import lax, nn
 from genesis_fn.backends.cuda.lower.steps import keeps_fused
+from genesis_fn.compiler import options
 from genesis_fn.compiler.attention.axes import LogicalAxis, Split, Unmappable, reshaped
 from genesis_fn.compiler.attention.masks import Band, band_of
 from genesis_fn.compiler.attention.rewrite import fuse_attention
@@ -393,6 +394,19 @@ def test_a_bias_of_parameters(f):
     recognised(f, [*operands("bthd"), bias])
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_numbers_that_a_narrow_float_lacks(dtype):
+    """-1e9 is minus infinity in float16, and the lowest float32 in bfloat16."""
+    fill = -1e9 if dtype == "float16" else LOWEST
+    f = functools.partial(selected, fill=fill)
+    before, after, inputs = programs(f, [*operands("bthd", dtype), padding(True)], ())
+    assert calls(after) == ["attention"]
+    for x, y in zip(evaluate(before, *inputs), evaluate(after, *inputs)):
+        x, y = [np.asarray(v.astype("float32")) for v in (x, y)]
+        assert np.isnan(x).any()
+        np.testing.assert_array_equal(np.isnan(x), np.isnan(y))
+
+
 def test_a_bias_that_hides_keys_of_a_query():
     bias = np.zeros((T, T), np.float32)
     bias[3], bias[5], bias[6, 4:] = -1e9, -math.inf, LOWEST
@@ -696,6 +710,12 @@ def written(np_, softmax, q, k, v, bias):
     s = np_.einsum("bhqd,bhkd->bhqk", q, k) / math.sqrt(q.shape[-1]) + bias
     s = np_.where(np_.tril(np_.ones((t, t), bool)), s, -np_.inf)
     return np_.einsum("bhqk,bhkd->bhqd", softmax(s, -1), v)
+
+
+def test_can_be_switched_off():
+    with using_device(device("cuda")), options.without("attention"):
+        text = g.jit(einsum_bhtd).lower(*operands("bhtd")).compile().as_text()
+    assert "attention" not in text[text.index("\nstep") :].replace("test_written_attention", "")
 
 
 def test_runs_as_jax_does():

@@ -152,9 +152,10 @@ class ScoreRegion:
     def operand_dtype(self) -> Any:
         """The dtype that probabilities and values are multiplied in."""
         found = {x.aval.dtype for e in self.weighted for x in e.ins}
-        found = found or {x.aval.dtype for x in self.transposed}
-        if not found and self.value_operand is not None:
-            found = {self.value_operand[0].aval.dtype}
+        if not found:
+            # The output is not computed, as where the backward pass repeats the forward one.
+            found = {x.aval.dtype for x in self.transposed}
+            found |= {self.value[0].aval.dtype} if self.value is not None else set()
         return found.pop() if len(found) == 1 else dtypes.F32
 
     def learn(self, x: Var, axes: AxisMap) -> None:

@@ -119,8 +119,11 @@ def _without(
         return None
     for keys_right in (True, False):
         region = _followed(index, index.position[product], keys_right)
+        found = None
         if region is not None and region.results:
-            return _rewritten(region, values, keeps)
+            found = _rewritten(region, values, keeps)
+        if found is not None:
+            return found
     return None
 
 

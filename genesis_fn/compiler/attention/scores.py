@@ -20,6 +20,7 @@ from genesis_fn.compiler.attention.masks import (
 from genesis_fn.compiler.attention.polynomials import Polynomial
 from genesis_fn.compiler.attention.region import ScoreRegion
 from genesis_fn.compiler.attention.values import FLOATS
+from genesis_fn.compiler.simplify.rewriter import rounded
 from genesis_fn.core.jaxpr import Var
 from genesis_fn.primitives import elementwise as ew
 from genesis_fn.primitives.factories import full_p
@@ -229,17 +230,17 @@ def _infinite_mask(
     e = region.index.producers.get(x)
     if e is None or e.prim is not ew.select_p or factor <= 0:
         return None
-    a, b = [_constant(region, i) for i in e.ins[1:]]
+    a, b = [_constant(region, i, x) for i in e.ins[1:]]
     negated = (a, b) == (-math.inf, 0)
     if not negated and (a, b) != (0, -math.inf):
         return None
     return list(conjuncts(e.ins[0], axes, region.index.producers, negated))
 
 
-def _constant(region: ScoreRegion, x: object) -> float | None:
-    """The number that an operand is everywhere."""
+def _constant(region: ScoreRegion, x: object, result: Var) -> float | None:
+    """The number that an operand is everywhere, in the dtype of the result."""
     if type(x) is not Var:
-        return x if isinstance(x, (int, float)) else None
+        return rounded(x, result.aval.dtype)
     e = region.index.producers.get(x)
     return e.params["value"] if e is not None and e.prim is full_p else None
 
@@ -252,7 +253,7 @@ def _is_moderate(
         e = region.index.producers.get(x)
         if e is None or e.prim is not ew.select_p:
             return False
-        found = [_constant(region, i) for i in e.ins[1:]]
+        found = [_constant(region, i, x) for i in e.ins[1:]]
         return all([i is not None and abs(i * factor) <= -LOWEST_BIAS for i in found])
     wide = values.astype(np.float64) * factor
     if np.isnan(wide).any() or (wide == math.inf).any():

@@ -18,6 +18,7 @@ from genesis_fn.compiler.attention.values import (
     single_symbol,
     truth_of,
 )
+from genesis_fn.compiler.simplify.rewriter import rounded
 from genesis_fn.core.jaxpr import Atom, Eqn, Var
 from genesis_fn.core.primitive import Primitive
 from genesis_fn.primitives import elementwise as ew
@@ -39,6 +40,9 @@ def view(region: ScoreRegion, e: Eqn) -> Followed | None:
 def cast(region: ScoreRegion, e: Eqn) -> Followed | None:
     """A cast between floats, whose rounding is not followed."""
     f, kind = region.env[e.ins[0]], e.params["dtype"]
+    masks = [s.key[2] for m in f.value for s, _ in m if s.kind == "masked"] if f else []
+    if kind not in FLOATS or any([rounded(fill, kind) == -math.inf != fill for fill in masks]):
+        return None  # a number in a mask's place that becomes infinite
     return Followed(f.axes, f.value, f.gates) if f and kind in FLOATS else None
 
 
@@ -127,6 +131,7 @@ def select(region: ScoreRegion, e: Eqn) -> Followed | None:
         if not _zero_where_masked(region, f.value, conditions):
             return None
         return Followed(f.axes, f.value, f.gates | conditions)
+    other = rounded(other, e.outs[0].aval.dtype)
     if not other <= LOWEST_SCORE or region.scores is not None:
         return None
     if not any([region.score_symbols(m) for m in f.value]):
