@@ -648,6 +648,36 @@ def test_refused_sizes_and_dtypes(t, d, dtype):
     assert after is before
 
 
+def transformed(f: Callable[..., Any], args: list[Any]) -> tuple[Jaxpr, Jaxpr]:
+    staged, _ = stage(lambda *xs: g.tree.leaves(f(*xs)), [a.aval for a in args])
+    before = simplify_jaxpr(staged, KEEPS)
+    after = fuse_attention(before, KEEPS)
+    check(after)
+    same_numbers(before, after, args, 2e-5)
+    return before, after
+
+
+def test_forward_mode_and_second_derivatives_stay():
+    gradient = g.grad(lambda *xs: gnp.sum(gnp.sin(einsum_bhtd(*xs))), argnums=(0, 1, 2))
+    for f in (einsum_bhtd, gradient):
+        before, after = transformed(lambda *xs, f=f: g.jvp(f, xs, xs), operands("bhtd"))
+        assert after is before
+
+
+def test_several_cotangents():
+    def f(*xs):
+        out, pull = g.vjp(einsum_bhtd, *xs)
+        return out, pull(gnp.ones_like(out)), pull(gnp.sin(out))
+
+    assert calls(transformed(f, operands("bhtd"))[1]) == [*BOTH, BOTH[1]]
+
+
+def test_gradients_of_each_example():
+    one = lambda *xs: gnp.sum(gnp.sin(einsum_bhtd(*[x[None] for x in xs])))
+    f = g.vmap(g.grad(one, argnums=(0, 1, 2)))
+    assert calls(transformed(f, operands("bhtd"))[1]) == BOTH
+
+
 # ---- whole programs ----
 
 

@@ -42,7 +42,6 @@ from genesis_fn.compiler.fusion.matmul_grouping import group_matmuls
 from genesis_fn.compiler.loop_ir.kernel import SliceStore
 from genesis_fn.compiler.memory.inplace import donations
 from genesis_fn.compiler.memory.rematerialise import rematerialise_jaxpr
-from genesis_fn.compiler.options import enabled
 from genesis_fn.compiler.simplify.collectives import contiguous_collectives
 from genesis_fn.compiler.simplify.simplify import simplify_jaxpr
 from genesis_fn.core.aval import sig
@@ -81,8 +80,7 @@ def compile_jaxpr(
     program = simplify_jaxpr(named, keeps_fused(target))
 
     # Attention that is written out becomes the fused functions that have kernels.
-    if enabled("attention"):
-        program = fuse_attention(program, keeps_fused(target))
+    program = fuse_attention(program, keeps_fused(target))
 
     # Recompute in the backward pass what costs less than keeping it.
     program = rematerialise_jaxpr(program)

@@ -26,6 +26,7 @@ from genesis_fn.compiler.attention.values import (
     OutputCotangent,
     ProgramIndex,
 )
+from genesis_fn.compiler.options import enabled
 from genesis_fn.compiler.simplify.rewriter import live_equations
 from genesis_fn.compiler.simplify.simplify import simplify_jaxpr
 from genesis_fn.core import dtypes
@@ -52,6 +53,8 @@ _TF32 = ("default", "tf32")
 def fuse_attention(jaxpr: Jaxpr, keeps: Callable[[Eqn], bool]) -> Jaxpr:
     """`jaxpr`, which is simplified, with its attentions as fused functions; `keeps(equation)` says
     whether a backend has a kernel for a call of one. The programs of loops and branches too."""
+    if not enabled("attention"):
+        return jaxpr
     eqns = [_inside(e, keeps) for e in jaxpr.eqns]
     if any([new is not old for new, old in zip(eqns, jaxpr.eqns)]):
         jaxpr = Jaxpr(jaxpr.invars, eqns, jaxpr.outs, jaxpr.labels, jaxpr.name)
