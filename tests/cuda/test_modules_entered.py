@@ -30,8 +30,8 @@ MOST = 13
 PROGRAM = {
     "physical": pipeline.physical, "represented": pipeline.represented,
     "contiguous_collectives": pipeline.contiguous_collectives,
-    "simplify_jaxpr": pipeline.simplify_jaxpr, "rematerialise_jaxpr": pipeline.rematerialise_jaxpr,
-    "donations": pipeline.donations,
+    "simplify_jaxpr": pipeline.simplify_jaxpr, "fuse_attention": pipeline.fuse_attention,
+    "rematerialise_jaxpr": pipeline.rematerialise_jaxpr, "donations": pipeline.donations,
 }  # fmt: skip
 BODY = {
     "absorb_casts": pipeline.absorb_casts, "group_matmuls": pipeline.group_matmuls,

@@ -1,7 +1,7 @@
 """The passes of the CUDA backend, in order: start here.
 
     program          physical -> represented -> contiguous_collectives        compile_jaxpr
-                     -> simplify -> rematerialise -> donations
+                     -> simplify -> fuse_attention -> rematerialise -> donations
     body by body     row_loops -> absorb_casts -> vectors_left                schedule
                      -> group_matmuls -> share_sorts -> rotations
                      -> computed_reductions -> fuse -> lower
@@ -36,6 +36,7 @@ from genesis_fn.backends.cuda.run.executable import CudaExecutable, ProgramBindi
 from genesis_fn.backends.cuda.run.io_buffers import IOBuffers, OutputBuffer
 from genesis_fn.backends.cuda.run.runtime import device_runtime
 from genesis_fn.backends.cuda.run.steps import exchanged_buffers
+from genesis_fn.compiler.attention.rewrite import fuse_attention
 from genesis_fn.compiler.complex_parts.represent import represented
 from genesis_fn.compiler.fusion.computed import computed_reductions
 from genesis_fn.compiler.fusion.fuse import fuse_jaxpr
@@ -82,6 +83,9 @@ def compile_jaxpr(
 
     # Inline calls except fused functions with a kernel; remove repetition, no-ops and dead code.
     program = simplify_jaxpr(named, keeps_fused(target))
+
+    # Attention that is written out becomes the fused functions that have kernels.
+    program = fuse_attention(program, keeps_fused(target))
 
     # Recompute in the backward pass what costs less than keeping it.
     program = rematerialise_jaxpr(program)

@@ -677,8 +677,11 @@ def where(condition: ArrayLike, x: ArrayLike, y: ArrayLike) -> Array:
     d = _dtype(whole[0])
     c = broadcast(c, shape)
     cases: list[Any] = [v if type(v) in SCALARS else broadcast(v, shape) for v in (a, b)]
-    if all(type(v) in SCALARS for v in cases):
-        cases[0] = with_weak(full(shape, cases[0], d), True)
+    if type(x) in SCALARS and type(y) in SCALARS:
+        # A number of the program, which compilers see, and no array that it captures.
+        given: Any = x
+        number: Any = (bool, int, float, complex)[dtypes.kind_rank(d)](given)
+        cases[0] = with_weak(full(shape, number, d), d != BOOL)
     return p.select(c, *cases)
 
 

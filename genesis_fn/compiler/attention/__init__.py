@@ -1,0 +1,1 @@
+"""Attention that is written out becomes the library's fused attention."""
