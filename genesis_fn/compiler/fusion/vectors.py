@@ -27,8 +27,8 @@ def vectors_left(jaxpr: Jaxpr) -> Jaxpr:
 def _is_column(e: Eqn) -> bool:
     if e.prim is not dot_general_p or not all([type(i) is Var for i in e.ins]):
         return False
-    (contracted_l, contracted_r), (batch_l, batch_r) = e.params["dimension_numbers"]
-    if batch_l:
+    (contracted_l, contracted_r), (batch, _) = e.params["dimension_numbers"]
+    if batch:
         return False
     lhs, rhs = e.ins
     rows = [lhs.aval.shape[i] for i in free_dims(lhs.aval.ndim, contracted_l)]

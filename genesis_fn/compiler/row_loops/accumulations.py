@@ -112,11 +112,12 @@ def _accumulates(body: _Body, changes: _Changes, init: Any, v: Var, out: Any, re
     if terms.count(v) != 1 or body.uses.get(v) != 1 or v.aval.dtype not in _SUMMED:
         return False
     sums = [_sum_over(body, t) for t in terms if t is not v]
-    if not sums or not all(sums):
+    found = [s for s in sums if s is not None]
+    if not found or len(found) < len(sums):
         return False
     where = body.producer[out].where
     total = init
-    for source, views in sums:
+    for source, views in found:
         made = _row_sums(body, changes, source, where)
         if made is None:
             return False
@@ -124,7 +125,7 @@ def _accumulates(body: _Body, changes: _Changes, init: Any, v: Var, out: Any, re
             moved = Var(view.outs[0].aval)
             changes.behind.append(view.replace(ins=[made], outs=(moved,)))
             made = moved
-        summed = result if source is sums[-1][0] else Var(v.aval)
+        summed = result if source is found[-1][0] else Var(v.aval)
         changes.behind.append(Eqn(add.prim, [total, made], {}, (summed,), where))
         total = summed
     changes.changed = True

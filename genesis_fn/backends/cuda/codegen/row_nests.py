@@ -7,7 +7,7 @@ carries stays in registers: `c{n}` in the text, assigned at the end of each step
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -122,7 +122,7 @@ class _Writer:
         self.lines.append("    " * self.depth + text)
 
     @contextmanager
-    def _indented(self) -> Iterator[None]:
+    def _indented(self) -> Generator[None]:
         self.depth += 1
         yield
         self.depth -= 1
@@ -434,7 +434,8 @@ class _Writer:
         self.line(f"k0 = ({k0}).to(tl.uint32)")
         self.line(f"k1 = ({k1}).to(tl.uint32)")
         philox = i.meta[0] == "philox"
-        for line in philox_lines(tuple(counter)) if philox else threefry_lines(*counter):
+        a, b, *more = counter
+        for line in philox_lines((a, b, more[0], more[1])) if philox else threefry_lines(a, b):
             self.line(line)
         for k in range(4 if philox else 2):
             self.line(f"{name}_{k} = w{k}")
