@@ -287,11 +287,7 @@ class _Writer:
         if "p" in self.masks and "p" in names:
             text = f"({text} & p_in)"
         text = f"{text}.to(tl.int32)"
-        block = "p" in names or self.nest.lanes
-        shape = self._shape(names)
-        self.line(
-            f"{name} = tl.max(tl.broadcast_to({text}, {shape}))" if block else f"{name} = {text}"
-        )
+        self.line(f"{name} = tl.max({text})" if "p" in names else f"{name} = {text}")
         self.value, self.suffix = before, suffix
 
     def _assign(self, step: RowStep) -> None:
@@ -305,12 +301,16 @@ class _Writer:
     # ---- values ----
 
     def _shape(self, names: Collection[str]) -> str:
-        """The shape of a value that depends on `names`; "" of a number in a kernel of no lanes."""
+        """The shape of a value that depends on `names`; "" of a single number.
+
+        Numbers are no tiles of one element: for Triton 3.6 the layouts of a long chain of those
+        (the words of a key) took minutes.
+        """
         nest, rows = self.nest, str(self.tiling.block if "p" in names else 1)
         lanes = [next_power_of_two(nest.lanes[x]) for x in names if x in nest.lanes]
-        if nest.lanes:
-            return f"({rows}, {lanes[0] if lanes else 1})"
-        return f"({rows},)" if "p" in names else ""
+        if "p" not in names and not lanes:
+            return ""
+        return f"({rows}, {lanes[0] if lanes else 1})" if nest.lanes else f"({rows},)"
 
     def _whole(self, text: str, i: Instr) -> str:
         """A value in the shape and register type of instruction `i`."""
@@ -421,6 +421,8 @@ class _Writer:
         rows = self.tiling.block if "p" in x.names else 1
         self.line(f"{name} = tl.broadcast_to({text}, ({rows}, {padded}))")
         self.line(f"{name} = {reduced(name, how.combine, kind, 1)}")
+        if not i.names:
+            self.line(f"{name} = tl.sum({name})")
         if i.dtype == dtypes.BOOL:
             self.line(f"{name} = {name} != 0")
         elif dtypes.widened(i.dtype) != kind:
@@ -465,8 +467,6 @@ class _Writer:
         pointer, address = self._pointer(store.target, True), self._address(store.offset)
         # An address has the axes of what is stored there.
         address += "".join([f" + {x} * 0" for x in sorted(names - store.offset.names)])
-        if not names and self.nest.lanes:
-            address += " + tl.zeros((1, 1), tl.int32)"
         text = stored(self._whole(self.value[store.value], value), store.target.aval.dtype)
         mask = self._mask(names, store.guards)
         self.line(f"tl.store({pointer} + ({address}), {text}{', ' + mask if mask else ''})")

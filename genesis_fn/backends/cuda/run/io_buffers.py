@@ -65,7 +65,8 @@ class IOBuffers:
     """What a program keeps from one run to the next. Its owner holds `lock` to read or write it.
 
     * `updated[k]`: the input whose memory result k takes, or None.
-    * `outputs`: the buffers of the other results, each with the numbers of its results.
+    * `outputs`: the buffers of the other results, each with the numbers of its results; `_alike`
+      those of one size, which callers get and give back.
     * `slots`: fixed buffers for inputs that keep moving, by input.
     * `graph`, `addresses`: the graph of the last run and its key (inputs, then outputs).
     * `graphs`: a few graphs, by key; `capture` makes one.
@@ -85,6 +86,7 @@ class IOBuffers:
         "version",
         "lock",
         "graphs",
+        "_alike",
         "_misses",
     )
 
@@ -106,11 +108,22 @@ class IOBuffers:
         self.lock = threading.Lock()
         self.graphs: dict[tuple[int, ...], CapturedProgram] = {}
         self._misses = 0
+        sizes: dict[int, list[OutputBuffer]] = {}
+        for _, out in made:
+            if not out.copied:
+                sizes.setdefault(out.bytes, []).append(out)
+        self._alike = [group for group in sizes.values() if len(group) > 1]
 
     def allocate_outputs(self) -> list[int]:
         """The addresses of the outputs, in memory that nobody else reads."""
         for _, out in self.outputs:
             out.allocate(self.runtime, self.site)
+        # The pool gives out again what callers gave back, in an order of theirs: gradients of equal
+        # layers would change places on every call, and each order need a graph of its own.
+        for group in self._alike:
+            blocks = sorted([out.block for out in group], key=_address)
+            for out, block in zip(group, blocks):
+                out.block = block
         return [out.address for _, out in self.outputs]
 
     def rebind(self, buffers: list[Any], addresses: list[int]) -> None:
@@ -158,6 +171,11 @@ class IOBuffers:
         for k in stale:
             # Dropping a graph waits for the device (`CapturedProgram.__del__`).
             del graphs[k]
+
+
+def _address(block: Block | None) -> int:
+    assert block is not None
+    return block.address
 
 
 class GraphReplay:
