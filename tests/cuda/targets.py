@@ -56,6 +56,20 @@ def conv(x, w):
     return lax.conv(x, w, (1, 1), "SAME", precision="highest")
 
 
+def loop_of_rows(w, b, u, x):
+    """A small network in a loop, and its gradient."""
+
+    def loss(w, b, u):
+        def step(s, _):
+            h = gnp.tanh(gnp.tanh(s @ w + b) @ u)
+            s = s * 0.9 + gnp.stack([gnp.sum(h, 1), s[:, 0], s[:, 1], gnp.max(h, 1)], 1) * 0.1
+            return s, gnp.mean(s)
+
+        return gnp.sum(lax.scan(step, x, None, length=3)[1])
+
+    return g.value_and_grad(loss, (0, 1, 2))(w, b, u)
+
+
 HEADS = [((1, 40, 4, 64), BF16), ((1, 40, 2, 64), BF16), ((1, 40, 2, 64), BF16)]
 CACHE = [((1, 1, 4, 64), BF16), ((1, 1024, 2, 64), BF16), ((1, 1024, 2, 64), BF16)]
 
@@ -99,6 +113,13 @@ PROGRAMS: dict[str, tuple[Callable, list, float]] = {
     ),
     "loop": (
         lambda x: lax.fori_loop(0, 3, lambda i, c: gnp.tanh(c) + i, x), [((5, 40), F32)], 2e-6,
+    ),
+    "loop of rows": (
+        loop_of_rows, [((4, 64), F32), ((64,), F32), ((64, 64), F32), ((40, 4), F32)], 5e-3,
+    ),
+    "loop until rows are done": (
+        g.vmap(lambda x: lax.while_loop(lambda c: c > 1.0, lambda c: c * 0.7 - 0.1, x * x + 2)),
+        [((300,), F32)], 2e-6,
     ),
     "branches": (
         lambda x: lax.cond(gnp.sum(x) > 0, lambda y: y * 2, lambda y: y - 1, x),

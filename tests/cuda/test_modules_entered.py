@@ -34,7 +34,8 @@ PROGRAM = {
     "rematerialise_jaxpr": pipeline.rematerialise_jaxpr, "donations": pipeline.donations,
 }  # fmt: skip
 BODY = {
-    "absorb_casts": pipeline.absorb_casts, "group_matmuls": pipeline.group_matmuls,
+    "row_loops": pipeline.row_loops, "absorb_casts": pipeline.absorb_casts,
+    "vectors_left": pipeline.vectors_left, "group_matmuls": pipeline.group_matmuls,
     "share_sorts": pipeline.share_sorts, "rotations": pipeline.rotations,
     "computed_reductions": pipeline.computed_reductions, "fuse_jaxpr": pipeline.fuse_jaxpr,
     "lower": ProgramLowering.lower, "fuse_horizontally": pipeline.fuse_horizontally,

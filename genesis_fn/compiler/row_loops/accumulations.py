@@ -199,7 +199,7 @@ def _written_out(
     shape = [lhs.aval.shape[i] for i in (*contracted_l, *batch_l, *free_l)]
     shape += [rhs.aval.shape[i] for i in free_r]
     c, b, f = len(contracted_l), len(batch_l), len(free_l)
-    places = []
+    factors = []
     for x, order, free_at in (
         (lhs, (*contracted_l, *batch_l, *free_l), c + b),
         (rhs, (*contracted_r, *batch_r, *free_r), c + b + f),
@@ -214,9 +214,9 @@ def _written_out(
         spread = Var(aval(tuple(shape), out.dtype))
         params = {"shape": tuple(shape), "dims": tuple(at)}
         changes.body.append(Eqn(broadcast_in_dim_p, [turned], params, (spread,), where))
-        places.append(spread)
+        factors.append(spread)
     product = Var(aval(tuple(shape), out.dtype))
-    changes.body.append(Eqn(mul.prim, places, {}, (product,), where))
+    changes.body.append(Eqn(mul.prim, factors, {}, (product,), where))
     return product, tuple(range(c))
 
 

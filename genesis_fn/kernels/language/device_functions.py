@@ -105,6 +105,21 @@ def div_close(x, y):
 
 
 @triton.jit
+def opaque(x):
+    """An integer of 32 or 64 bits, of which the compiler knows nothing.
+
+    A counter that a loop carries is an induction variable. LLVM's strength reduction looked for 4 s
+    of 5 at what depends on one where that were the words of eight keys.
+    """
+    if INTERPRETED:
+        return x
+    elif x.dtype.primitive_bitwidth == 64:
+        return tl.inline_asm_elementwise("mov.b64 $0, $1;", "=l,l", [x], x.dtype, True, 1)
+    else:
+        return tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [x], x.dtype, True, 1)
+
+
+@triton.jit
 def rem(x, y):
     """The remainder of x / y with the sign of x; x itself for integers by zero."""
     if x.dtype.is_floating():
@@ -515,7 +530,8 @@ __all__ = [
     "bits_of", "by_squaring", "clz", "count_bits", "digamma", "div", "div_close",
     "divide_exactly", "integer_pow", "integer_pow_close", "is_finite", "logistic",
     "logistic_close", "logistic_fast", "maximum", "minimum",
-    "narrow", "negate", "nextafter_narrow", "not_", "polygamma", "power_of_integers",
+    "narrow", "negate", "nextafter_narrow", "not_", "opaque", "polygamma",
+    "power_of_integers",
     "reduce_precision", "rem", "safe_mul", "scaled_zeta",
     "shift_left", "shift_right_arithmetic", "shift_right_logical", "sign", "signed_bits_of",
     "square_root", "to_integer",

@@ -221,6 +221,13 @@ def narrow_seconds(spec: MatmulSpec, config: MatmulConfig, target: Target) -> fl
     return total
 
 
+def _depth_strides(spec: MatmulSpec) -> tuple[int, int]:
+    """The strides of the contracted axis in both operands."""
+    left = spec.lhs_strides[-1] if spec.lhs_strides else (spec.m if spec.lhs_transposed else 1)
+    right = spec.rhs_strides[-2] if spec.rhs_strides else (1 if spec.rhs_transposed else spec.n)
+    return left, right
+
+
 def shared_bytes(spec: MatmulSpec, config: MatmulConfig, target: Target) -> int:
     """Shared memory of a pipelined kernel: the stages, the staged output tile, and the tile through
     which values that the epilogue reads change their layout."""
@@ -228,8 +235,11 @@ def shared_bytes(spec: MatmulSpec, config: MatmulConfig, target: Target) -> int:
     products = 2 if spec.gated else 1
     stages = config.stages * size * config.bk * (config.bm + config.bn * products)
     area = config.bm * config.bn // config.subtiles
-    # On sm_100 accumulators leave tensor memory, and operands turn, through shared memory.
+    # On sm_100 accumulators leave tensor memory, and operands turn, through shared memory: more of
+    # it where neither operand has the contracted axis contiguous.
     turned = 8 if target.tensor_memory and size == 4 else 0
+    if turned and 1 not in _depth_strides(spec):
+        turned = 16
     if config.split_k > 1:
         return stages + area * (4 + turned) + 1024
     read = [spec.residual] if spec.residual else []

@@ -294,7 +294,11 @@ class _Writer:
         """The next values become those that the loop carries: all at once."""
         moved = [(here, n) for _, here, n in step.carried if n != here]
         for here, n in moved:
-            self.line(f"n{here} = {self._whole(self.value[n], self.nest.instrs[here])}")
+            i = self.nest.instrs[here]
+            text = self._whole(self.value[n], i)
+            # A count that stays one, and no induction variable.
+            counts = dtypes.is_integer(i.dtype) and i.dtype.itemsize >= 4
+            self.line(f"n{here} = {f'opaque({text})' if counts else text}")
         for here, _ in moved:
             self.line(f"c{here} = n{here}")
 
