@@ -60,8 +60,8 @@ def main() -> None:
             draw = lambda n: g.random.normal(g.random.fold_in(key, n), (b, t, h, d)).astype(dtype)
             extras = {
                 "causal": jnp.zeros(()),
-                "padding": g.random.normal(key, (b, t)) > -1,
-                "bias": g.random.normal(key, (h, t, t)),
+                "padding": g.random.normal(g.random.fold_in(key, 3), (b, t)) > -1,
+                "bias": g.random.normal(g.random.fold_in(key, 4), (h, t, t)),
             }
             for kind, extra in extras.items():
                 args = [draw(0), draw(1), draw(2), extra]

@@ -38,6 +38,10 @@ from genesis_fn.transforms.custom.fused_functions import fused_p
 
 # Fewer queries or keys are left alone: their scores are as small as their operands.
 FEWEST = 32
+# Bytes of scores from which on a bias with a gradient is fused: its gradient is as large as they
+# are, and a pass of its own. On an H200 0.7 to 2.2 of what is written out takes, forward and
+# backward, at 2,048 positions of 16 heads 1.88 ms instead of 1.48; what is gained is the memory.
+WORTH_A_BIAS = 1 << 30
 _STEPS = 12  # equations between the product and the exponential
 _CUTS = 8  # of axes by reshapes
 _WALKED = frozenset(
@@ -302,6 +306,9 @@ def _with_results(
         return None
     only_forward = all([r.kind == "output" for r in results])
     if (form.learned_only or form.careful and not only_forward) and not _is_learned(form, results):
+        return None
+    scores: Var = region.product.key
+    if any([r.kind == "dbias" for r in results]) and scores.aval.nbytes < WORTH_A_BIAS:
         return None
     outputs = [r for r in results if r.kind == "output"]
     backward: dict[Symbol, list[AttentionResult]] = {}

@@ -53,10 +53,11 @@ def choose_row_tiling(nest: RowNest, target: Target) -> RowTiling:
         block = min(rows, threads // lanes)
         return RowTiling(block, max(1, block * lanes // 32))
     least = 16 if nest.of("dot") else 1
-    block = max(least, min(32, rows, 8192 // lanes))
+    block = max(least, min(32, rows, 4096 // lanes))
     while block > least and cdiv(nest.rows, block) < target.processors:
         block //= 2
-    return RowTiling(block, min(8, max(1, block * lanes // 256)))
+    # Eight elements of a value to a thread, of which many are alive.
+    return RowTiling(block, min(16, max(1, block * lanes // 256)))
 
 
 def plan_row_nest(
