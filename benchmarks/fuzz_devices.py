@@ -3,11 +3,13 @@
     python benchmarks/fuzz_devices.py --seconds 120 --processes 14
 
 Makers: `tests/support/fuzz.py` (stacks of transforms, float64), with Fourier transforms and linear
-algebra among the steps (`fuzz_matrices.py`, both types), and `tests/cpu/programs.py` (views, loops,
-branches and narrow casts, float32). A result may differ by `ULPS` units in the last place of
-its largest element, and by four times as much as the CPU's own result moves when every input moves
-by one unit. Programs whose results are not finite, or move by more than `LOOSE` of their size, are
-counted as skipped. Exits with 1 if a program differs; its seed reproduces it.
+algebra among the steps (`fuzz_matrices.py`, both types), `fuzz_loops.py` (loops of rows and their
+gradients), and `tests/cpu/programs.py` (views, loops, branches and narrow casts, float32).
+
+A result may differ by `ULPS` units in the last place of its largest element, and by four times as
+much as the CPU's own result moves when every input moves by one unit. Programs whose results are
+not finite, or move by more than `LOOSE` of their size, are counted as skipped. Exits with 1 if a
+program differs; its seed reproduces it.
 """
 
 from __future__ import annotations
@@ -67,8 +69,22 @@ def matrices_case(seed: int, kind: str) -> tuple[Any, list[np.ndarray]]:
     return lambda *xs: [f(*xs)], [x.astype(kind) for x in case.inputs]
 
 
+def loops_case(seed: int) -> tuple[Any, list[np.ndarray]]:
+    """(a function, inputs) of a random loop, most of which are one kernel."""
+    from types import SimpleNamespace
+
+    import genesis_fn as g
+    from tests.support.fuzz_loops import LoopCase
+
+    case = LoopCase(seed)
+    names = "lax", "vmap", "grad", "tree"
+    xp = SimpleNamespace(np=g.numpy, **{name: getattr(g, name) for name in names})
+    return case.function(xp), case.inputs
+
+
 MAKERS: dict[str, tuple[str, Callable[[int], tuple[Any, list[np.ndarray]]]]] = {
     "programs": ("float32", float32_case),
+    "loops": ("float32", loops_case),
     "transforms": ("float64", float64_case),
     "matrices": ("float64", lambda seed: matrices_case(seed, "float64")),
     "float32 matrices": ("float32", lambda seed: matrices_case(seed, "float32")),

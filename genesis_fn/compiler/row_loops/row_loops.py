@@ -7,7 +7,7 @@ row, and what the loop carries never leaves its registers.
 
 from __future__ import annotations
 
-from genesis_fn.compiler.loop_ir.kernel import Infeasible
+from genesis_fn.compiler.loop_ir.kernel import Infeasible, loop_slice_p
 from genesis_fn.compiler.options import enabled
 from genesis_fn.compiler.row_loops.accumulations import without_accumulations
 from genesis_fn.compiler.row_loops.nest import RowNest
@@ -32,9 +32,10 @@ def row_loops(jaxpr: Jaxpr, target: Target) -> Jaxpr:
     eqns = []
     for e in jaxpr.eqns:
         eqns += _row_loop(e, outer, target) if e.prim in (scan_p, while_p) else [e]
-        if type(e.prim.lowering) is Source or (
-            type(e.prim.lowering) is View and not e.prim.lowering.joins
-        ):
+        # What is known by its index, or only moved. A slice of a loop around this one is an array:
+        # that loop's counter lies in memory.
+        view = type(e.prim.lowering) is View and not e.prim.lowering.joins
+        if type(e.prim.lowering) is Source or (view and e.prim is not loop_slice_p):
             outer.update(dict.fromkeys(e.outs, e))
     return Jaxpr(jaxpr.invars, eqns, jaxpr.outs, jaxpr.labels, jaxpr.name)
 

@@ -1,0 +1,99 @@
+"""Random loops in the names that this library and JAX share: bodies that mostly work row by row."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+COLUMNS = (1, 3, 5, 16, 20)
+ROWS = (1, 7, 40)
+MOST_STEPS = 9
+UNARY = ("tanh", "sin", "abs", "negative", "square")
+
+
+class LoopCase:
+    """A scan over `xs` [steps, rows, columns] whose carry is a matrix [rows, columns], a vector
+    [rows] and a count; `function(xp)` is it, or its gradient, in the names of `xp`."""
+
+    def __init__(self, seed: int) -> None:
+        rng = np.random.default_rng(seed)
+        self.rows, self.columns = int(rng.choice(ROWS)), int(rng.choice(COLUMNS))
+        self.steps = int(rng.integers(1, MOST_STEPS + 1))
+        self.reverse = bool(rng.integers(2))
+        self.gradient = bool(rng.integers(3) == 0)
+        made = [self._operation(rng) for _ in range(6)]
+        self.operations: list[Callable[..., Any]] = made
+        draw = lambda *shape: (rng.standard_normal(shape) * 0.5).astype(np.float32)
+        c = self.columns
+        self.inputs = [
+            draw(self.rows, c), draw(self.rows), draw(self.steps, self.rows, c),
+            draw(c, c), draw(4, c),
+        ]  # fmt: skip
+
+    def _operation(self, rng: np.random.Generator) -> Callable[..., Any]:
+        """(xp, matrix, vector, count, row of xs, weights, table) -> (matrix, vector)."""
+        unary = UNARY[rng.integers(len(UNARY))]
+        a = float(np.float32(rng.uniform(0.2, 0.9)))
+        f = lambda xp, x: getattr(xp.np, unary)(x)
+        kinds: list[Callable[..., Any]] = [
+            lambda xp, m, v, n, x, w, t: (f(xp, m) * a, v),
+            lambda xp, m, v, n, x, w, t: (m, f(xp, v) + a * n),
+            lambda xp, m, v, n, x, w, t: (m + v[:, None] * a, v),
+            lambda xp, m, v, n, x, w, t: (m, xp.np.mean(m, axis=1) - v * a),
+            lambda xp, m, v, n, x, w, t: (xp.np.where(m > a, m * 0.5, x), v),
+            lambda xp, m, v, n, x, w, t: (m, xp.np.max(xp.np.minimum(m, 4.0), axis=1) * a),
+            lambda xp, m, v, n, x, w, t: (xp.np.matmul(m, w, precision="highest") * a, v),
+            lambda xp, m, v, n, x, w, t: (
+                xp.lax.fori_loop(0, 3, lambda _, z: z * a + xp.np.sin(z), m), v,
+            ),
+            lambda xp, m, v, n, x, w, t: xp.lax.cond(
+                n > 3, lambda m, v: (m * a, v), lambda m, v: (m, v + a), m, v
+            ),
+            lambda xp, m, v, n, x, w, t: (m + t[xp.np.int32(xp.np.abs(v) * 8) % 4], v),
+        ]  # fmt: skip
+        if not self.gradient:
+            # A condition of each row, which has no derivative backwards.
+            kinds.append(
+                lambda xp, m, v, n, x, w, t: (
+                    m,
+                    xp.vmap(
+                        lambda s: xp.lax.while_loop(lambda c: c > 1.0, lambda c: c * a - 0.1, s)
+                    )(xp.np.abs(v) + n * 0.2),
+                )
+            )
+        if self.columns in (3, 5):
+            kinds += [
+                lambda xp, m, v, n, x, w, t: (xp.np.roll(m, 1, axis=1) * a, v),
+                lambda xp, m, v, n, x, w, t: (
+                    xp.np.concatenate([m[:, 1:], f(xp, v)[:, None]], axis=1), v,
+                ),
+            ]  # fmt: skip
+        # Now and then rows that wait for each other.
+        if rng.integers(12) == 0:
+            return lambda xp, m, v, n, x, w, t: (m, v - xp.np.mean(v) * a)
+        return kinds[rng.integers(len(kinds))]
+
+    def function(self, xp: Any) -> Callable[..., Any]:
+        """The case, by the names of a library."""
+
+        def loop(m: Any, v: Any, xs: Any, w: Any, t: Any) -> Any:
+            def body(carry: Any, x: Any) -> Any:
+                m, v, n = carry
+                for operation in self.operations:
+                    m, v = operation(xp, m, v, n, x, w, t)
+                # Values stay of the size of one.
+                m, v = m / (1.0 + xp.np.abs(m)), v / (1.0 + xp.np.abs(v))
+                return (m, v, n + 1.0), xp.np.sum(m, axis=1) * 0.1
+
+            return xp.lax.scan(body, (m, v, xp.np.float32(0)), xs, reverse=self.reverse)
+
+        if not self.gradient:
+            return lambda *args: xp.tree.leaves(loop(*args))
+
+        def loss(*args: Any) -> Any:
+            (m, v, _), ys = loop(*args)
+            return xp.np.sum(xp.np.sin(m)) + xp.np.sum(v) + xp.np.sum(ys)
+
+        return lambda *args: list(xp.grad(loss, argnums=tuple(range(5)))(*args))
