@@ -370,7 +370,9 @@ def test_a_loop_without_steps_checks_nothing() -> None:
 # ---- random loops ----
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize(
+    "seed", [*range(8), *[pytest.param(n, marks=pytest.mark.slow) for n in range(8, 60)]]
+)
 def test_random_loops(seed: int) -> None:
     case = LoopCase(seed)
     got = run(case.function(OURS), *case.inputs)

@@ -555,7 +555,9 @@ class Drawn:
         return args
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize(
+    "seed", [*range(10), *[pytest.param(n, marks=pytest.mark.slow) for n in range(10, 40)]]
+)
 def test_drawn_spellings(seed):
     f = Drawn(seed)
     args = f.arguments()

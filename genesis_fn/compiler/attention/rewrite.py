@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from genesis_fn.compiler.attention.axes import AxisTable, LogicalAxis, Run, Split, members
@@ -147,14 +146,6 @@ def _followed(index: ProgramIndex, at: int, keys_right: bool) -> ScoreRegion | N
 
 
 # ---- one attention ----
-
-
-@dataclass(slots=True)
-class _Backward:
-    """Results that depend on one cotangent of the output."""
-
-    of: Symbol
-    results: list[AttentionResult]
 
 
 def _rewritten(
