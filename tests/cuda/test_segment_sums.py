@@ -150,3 +150,19 @@ def test_narrow_ids_of_many_segments() -> None:
     with using_device(gf.cuda(0)):
         got = ops.segment_sum(np.ones(4, np.float32), ids, 300)
     np.testing.assert_array_equal(got, np.bincount([0, 127, 127], minlength=300))
+
+
+@pytest.mark.parametrize("columns", [None, 3])
+def test_counts_read_nothing_but_ids(columns: int | None) -> None:
+    """What is added may be a number, of which nothing lies in memory."""
+    _, ids = drawn(200, 1, low=0)
+
+    def count(i):
+        ones = jnp.ones(i.shape if columns is None else (*i.shape, columns))
+        return ops.segment_sum(ones, i, SEGMENTS)
+
+    programs.compare(count, ids)
+    want = np.bincount(ids, minlength=SEGMENTS).astype(np.float32)
+    with using_device(gf.cuda(0)):
+        got = np.asarray(jit(count)(jnp.asarray(ids)))
+    np.testing.assert_array_equal(got if columns is None else got[:, 0], want)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import functools
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -87,9 +87,12 @@ def holds_scores(jaxpr: Jaxpr, heads: int = H, keys: int = T) -> bool:
 
 
 @pytest.fixture(autouse=True)
-def small_biases(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Biases with gradients are fused where scores are small, too."""
+def small_biases(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Biases with gradients are fused where scores are small, too; products have the precision that
+    users get, where tests on a GPU have all of float32's."""
     monkeypatch.setattr(rewrite, "WORTH_A_BIAS", 0)
+    with g.default_matmul_precision("default"):
+        yield
 
 
 def same_numbers(before: Jaxpr, after: Jaxpr, inputs: list[Any], tolerance: float) -> None:

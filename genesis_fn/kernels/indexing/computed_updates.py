@@ -34,15 +34,20 @@ def kernel_of(
     """The kernel that calls the device function `body` with `pointers`, of which "updates" become
     those of the lines, then `constants` and the function that computes updates."""
     inputs = ", ".join([name for name, _ in updates.inputs])
-    given = ", ".join([f"({inputs},)" if p == "updates" else p for p in pointers])
-    taken = ", ".join([inputs if p == "updates" else p for p in pointers])
+    # Of updates that read nothing (a count adds ones) the operands are another pointer, unread:
+    # there is no empty tuple in a kernel's text.
+    operands = inputs or next(p for p in pointers if p != "updates")
+    given = ", ".join([f"({operands},)" if p == "updates" else p for p in pointers])
+    taken = ", ".join(
+        [inputs if p == "updates" else p for p in pointers if inputs or p != "updates"]
+    )
     name, module = body.fn.__name__, body.fn.__module__
     lines = [
         f"from {module} import {name}",
         "",
         "",
         "def update(i, j, wanted, operands, COLUMNS: tl.constexpr):",
-        f"    ({inputs},) = operands",
+        *([f"    ({inputs},) = operands"] if inputs else []),
         "    inside = wanted & (j < COLUMNS)",
         *[f"    {line}" for line in updates.lines],
         "    return tl.broadcast_to(value, inside.shape)",
