@@ -79,7 +79,8 @@ def plan_row_nest(
     grid = (cdiv(nest.rows, tiling.block), 1, 1)
     launch = Launch(function, grid, arguments, {}, tiling.warps, 1)
     outputs = len(nest.results) + bool(sites)
-    return Plan(len(reads), outputs, (launch,)), reads, function.text
+    source = function.text[function.text.index(f"def {function.name}(") :]
+    return Plan(len(reads), outputs, (launch,)), reads, source
 
 
 class _Writer:

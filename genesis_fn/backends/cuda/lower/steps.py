@@ -669,7 +669,8 @@ def _cond(s: ProgramLowering, e: Eqn) -> ScheduledStep:
 def _row_loop(s: ProgramLowering, e: Eqn) -> ScheduledStep:
     nest = e.params["nest"]
     sites = [s.site(x) for x in nest.checks]
-    plan, operands, _ = plan_row_nest(nest, s.table.target, sites)
+    plan, operands, source = plan_row_nest(nest, s.table.target, sites)
+    s.table.summaries[-1].sources = [source]
     reads, writes = [s.buffer(v) for v in operands], [s.buffers[v] for v in e.outs]
     if sites:
         assert s.table.error_word is not None
