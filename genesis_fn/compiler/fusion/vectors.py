@@ -12,9 +12,8 @@ from genesis_fn.primitives.shape import reshape_p
 def vectors_left(jaxpr: Jaxpr) -> Jaxpr:
     """`jaxpr` with products of which the right operand has one column as products of one row.
 
-    Their time is that of reading the matrix. Tiles of one column of 4,096 x 4,096 took 100 us, and
-    took as many processors as there are tiles of rows; a row's kernel splits the contraction
-    (H200).
+    Their time is that of reading the matrix: 200 products of 8,192 x 1,024 took 16.9 ms in tiles
+    of one column, and take 1.6 as rows (value iteration on an H200).
     """
     if not any([_is_column(e) for e in jaxpr.eqns]):
         return jaxpr

@@ -78,8 +78,8 @@ def _lane_width(nest: RowNest, target: Target) -> int:
     """How many threads share the lanes of a row; 0: one has each.
 
     What rows have once is computed by each of a row's threads: as few as make a warp for each of a
-    processor's four schedulers. A rollout of 4,096 rows with 32 lanes and some 400 instructions of
-    a row took 4,300 cycles a step with 32 threads to a row (H200).
+    processor's four schedulers. A rollout of 4,096 rows with 32 lanes took 2.4 us a step with 32
+    threads to a row, 1.2 with 4 (H200).
     """
     most = max(nest.lanes.values(), default=0)
     if not most or nest.of("dot"):
