@@ -26,6 +26,7 @@ PASSES = {
     "recompute": "values that merged kernels store are computed again where that is faster",
     "rotations": "concatenations that rotate an array are read at an index modulo its length",
     "overlap": "collectives run on a stream of their own, beside kernels that need none of them",
+    "loop_products": "products with constants, and sums of products, leave scans of few rows",
     "row_loops": "loops whose rows do not wait for each other are one kernel each",
     "attention": "attention that is written out becomes the fused functions that have kernels",
     "grouped": "matrix products with too few tiles to fill the GPU share launches",

@@ -2,8 +2,8 @@
 
     program          physical -> represented -> contiguous_collectives        compile_jaxpr
                      -> simplify -> fuse_attention -> rematerialise -> donations
-    body by body     row_loops -> absorb_casts -> vectors_left                schedule
-                     -> group_matmuls -> share_sorts -> rotations
+    body by body     products_outside -> row_loops -> absorb_casts            schedule
+                     -> vectors_left -> group_matmuls -> share_sorts -> rotations
                      -> computed_reductions -> fuse -> lower
                      -> fuse_horizontally -> overlap_collectives -> pack_arena
     executable       ProgramBinding, IOBuffers, CudaExecutable                compile_jaxpr
@@ -47,6 +47,7 @@ from genesis_fn.compiler.loop_ir.kernel import SliceStore
 from genesis_fn.compiler.memory.inplace import donations
 from genesis_fn.compiler.memory.rematerialise import rematerialise_jaxpr
 from genesis_fn.compiler.row_loops.row_loops import row_loops
+from genesis_fn.compiler.scans.products import products_outside
 from genesis_fn.compiler.simplify.collectives import contiguous_collectives
 from genesis_fn.compiler.simplify.simplify import simplify_jaxpr
 from genesis_fn.core.aval import sig
@@ -141,6 +142,9 @@ def schedule(
 ) -> Schedule:
     """Schedule one body: the whole program, or the body of a loop or branch. `ProgramLowering`
     describes the arguments, and calls this function for the bodies that it meets."""
+    # Multiply the rows of all steps at once, where a step need not.
+    jaxpr = products_outside(jaxpr)
+
     # Run loops whose rows do not wait for each other as one kernel each.
     jaxpr = row_loops(jaxpr, table.target)
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from genesis_fn.compiler.loop_ir.kernel import Infeasible, loop_slice_p
 from genesis_fn.compiler.options import enabled
-from genesis_fn.compiler.row_loops.accumulations import without_accumulations
 from genesis_fn.compiler.row_loops.nest import RowNest
+from genesis_fn.compiler.scans.accumulations import without_accumulations
 from genesis_fn.compiler.target import Target
 from genesis_fn.core.backend.lowering import Source, View
 from genesis_fn.core.jaxpr import Eqn, Jaxpr, Var

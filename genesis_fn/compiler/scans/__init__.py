@@ -1,0 +1,1 @@
+"""Takes out of a scan what it need not do step by step."""
