@@ -28,6 +28,7 @@ PASSES = {
     "overlap": "collectives run on a stream of their own, beside kernels that need none of them",
     "loop_products": "products with constants, and sums of products, leave scans of few rows",
     "row_loops": "loops whose rows do not wait for each other are one kernel each",
+    "team_loops": "programs share the rows of loops with matrices too large for one of them",
     "attention": "attention that is written out becomes the fused functions that have kernels",
     "grouped": "matrix products with too few tiles to fill the GPU share launches",
 }

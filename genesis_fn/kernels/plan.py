@@ -76,6 +76,7 @@ class Launch:
     max_registers: int | None = None  # per thread, so that more programs share a multiprocessor
     shared: int = 0  # bytes of shared memory that the stages of a product take, at most
     tiles: int = 0  # that the programs of a persistent kernel walk
+    cooperative: bool = False  # programs wait for each other: all of them must run at once
 
     @property
     def options(self) -> dict[str, Any]:
@@ -88,6 +89,8 @@ class Launch:
         }
         if self.programmatic:
             options["launch_pdl"] = True
+        if self.cooperative:
+            options["launch_cooperative_grid"] = True
         if self.max_registers is not None:
             options["maxnreg"] = self.max_registers
         return options

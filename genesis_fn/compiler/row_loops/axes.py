@@ -20,6 +20,7 @@ from genesis_fn.primitives.dot_general import dot_general_p, free_dims
 from genesis_fn.primitives.indexing.gather import take_rows_p
 from genesis_fn.primitives.random_bits import key_hash_p, random_bits_p
 from genesis_fn.primitives.reductions.reduce import reduce_or_p
+from genesis_fn.primitives.shape import concatenate_p
 from genesis_fn.transforms.control_flow.conditionals import cond_p
 from genesis_fn.transforms.control_flow.loops import while_p
 from genesis_fn.transforms.control_flow.scanning import scan_p
@@ -32,10 +33,13 @@ class AxisClasses:
 
     `mixed` are axes whose elements meet each other, so that they are no rows; `moved` those whose
     elements change places as well (by slices, reversals, concatenations), which threads that hold
-    one element each cannot do.
+    one element each cannot do. With `parts` a slice of an axis, and a piece of a concatenated one,
+    is none that moved: it has threads of its own, and only the longer axis must not be held by any.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, parts: bool = False) -> None:
+        self.parts = parts
+        self.concatenations: list[Eqn] = []
         self._parent: dict[Axis, Axis] = {}
         self._mixed: set[Axis] = set()
         self._moved: set[Axis] = set()
@@ -141,6 +145,8 @@ def _view(c: AxisClasses, e: Eqn) -> None:
     view = e.prim.lowering
     assert type(view) is View
     avals = [i.aval if type(i) is Var else i for i in e.ins]
+    if e.prim is concatenate_p:
+        c.concatenations.append(e)
     for k, out in enumerate(e.outs):
         names = [f"a{i}" for i in range(out.aval.ndim)]
         at = tuple([ix.var(x, n) for x, n in zip(names, out.aval.shape)])
@@ -156,9 +162,11 @@ def _view(c: AxisClasses, e: Eqn) -> None:
                 if same and n == out.aval.shape[same[0]]:
                     c.join((x, j), (out, same[0]))
                 elif n != 1:
-                    c.mix((x, j), moved=True)
+                    shifted = c.parts and any([here.terms == a.terms for a in at])
+                    longest = max([n, *[out.aval.shape[i] for i in _positions(here.names)]])
+                    c.mix((x, j), moved=not shifted or n == longest)
                     for i in _positions(here.names):
-                        c.mix((out, i), moved=True)
+                        c.mix((out, i), moved=not shifted or out.aval.shape[i] == longest)
 
 
 def _positions(names: frozenset[str]) -> Iterator[int]:

@@ -35,9 +35,9 @@ def _fresh(jaxpr: Jaxpr) -> Jaxpr:
     return Jaxpr([env[v] for v in jaxpr.invars], eqns, outs, (), jaxpr.name)
 
 
-def classes_of(e: Eqn) -> AxisClasses:
+def classes_of(e: Eqn, parts: bool = False) -> AxisClasses:
     """The axis classes of the values of a loop."""
-    classes = AxisClasses()
+    classes = AxisClasses(parts)
     p = e.params
     if e.prim is scan_p:
         body, consts, end = p["jaxpr"], p["consts"], p["consts"] + p["carry"]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 from genesis_fn.compiler.loop_ir.kernel import (
@@ -69,7 +69,9 @@ class RowElements(KernelIR):
     * those of loops: see `RowNest`
     """
 
-    def __init__(self, e: Eqn, outer: dict[Var, Eqn], common: bool, width: int) -> None:
+    def __init__(
+        self, e: Eqn, outer: dict[Var, Eqn], common: bool, width: int, parts: bool
+    ) -> None:
         super().__init__({}, (), IterationDomain(()), (), _MAX_INSTRUCTIONS, ())
         self.outer = outer
         self.blocks: list[list[int]] = [[]]
@@ -87,7 +89,7 @@ class RowElements(KernelIR):
         self._speculative = False  # within a branch that may not be chosen
         self.checks: list[Eqn] = []
         self._hoisted = 0
-        self._classes = classes_of(e)
+        self._classes = classes_of(e, parts)
         self._find_rows(e, common)
 
     def _enter(self, e: Eqn) -> None:
@@ -146,17 +148,38 @@ class RowElements(KernelIR):
         if found in self._rows_at:
             return (self._rows_at[found],)
         if n < _MIN_LANES or self._classes.is_moved(axis):
-            return [ix.const(k) for k in range(n)]
+            return self._pieces_along(found) or [ix.const(k) for k in range(n)]
         # A thread has several elements of a row where that leaves threads enough.
         width = math.gcd(n, self._width) if self._width else n
-        if width > _MAX_LANES:
-            raise Infeasible
         if width == 1:
             return [ix.const(k) for k in range(n)]
+        lane = ix.var(self._lane(found, n, width), width)
+        return [ix.shift(lane, k) for k in range(0, n, width)]
+
+    def _lane(self, found: Axis, n: int, width: int) -> str:
+        """The lane of a class of axes of length `n`, of which a tile has `width` elements."""
+        if width > _MAX_LANES:
+            raise Infeasible
         name = self._lane_names.setdefault(found, f"r{len(self._lane_names)}")
         self.lanes[name] = width
-        lane = ix.var(name, width)
-        return [ix.shift(lane, k) for k in range(0, n, width)]
+        return name
+
+    def _pieces_along(self, found: Axis) -> list[Expr]:
+        """The indices along a concatenated axis, those of its pieces one after the other; none if
+        no concatenation makes the class `found`, or its pieces are those of more than one."""
+        if not self._classes.parts:
+            return []
+        for e in self._classes.concatenations:
+            dim, first, indices = e.params["dimension"], 0, []
+            if self._classes.find((e.outs[0], dim)) != found:
+                continue
+            for x in e.ins:
+                n = x.aval.shape[dim]
+                along = self._axis(x, dim) if type(x) is Var else map(ix.const, range(n))
+                indices += [ix.shift(i, first) for i in along]
+                first += n
+            return indices
+        return []
 
     def _elements_of(self, v: Var) -> Iterator[tuple[int, ...]]:
         """The elements of a value that a row has, as positions among the indices of each axis."""
@@ -203,8 +226,9 @@ class RowElements(KernelIR):
             return found
         if op in ("load", "matrix", "lookup") and block == 0:
             self._hoisted += 1
-        for a in operands:
-            names |= self.instrs[a].names - set(self._block_of_counter)
+        if op not in ("whole", "product"):  # rows of all members, as their names say
+            for a in operands:
+                names |= self.instrs[a].names - set(self._block_of_counter)
         if op == "reduce":
             names -= set(self.lanes)
         if op == "dot":
@@ -337,9 +361,11 @@ class RowElements(KernelIR):
         total = elements[0]
         for element in elements[1:]:
             total = self._emit("combine", (total, element), (how,), v.aval.dtype, eqn=e)
-        if not lane:
-            return total
-        return self._emit("reduce", (total,), (how, lane), v.aval.dtype, eqn=e)
+        return self._across(total, how, lane, e) if lane else total
+
+    def _across(self, n: int, how: Reduce, lane: str, e: Eqn) -> int:
+        """The reduction of a value along its lane."""
+        return self._emit("reduce", (n,), (how, lane), e.outs[0].aval.dtype, eqn=e)
 
     def _lane_of(self, indices: Sequence[Expr], other: str) -> str:
         """The lane along which reduced indices lie, or the one of `other` axes: one at most."""
@@ -395,7 +421,10 @@ class RowElements(KernelIR):
             raise Infeasible
         lane = {x for e in at for x in e.names if x in self.lanes}
         if along and lane:
-            return self._tile_product(e, v, index_l, index_r, along, lane, guards)
+            (axis,) = contracted_l if len(contracted_l) == 1 else (None,)
+            if axis is None or guards:
+                raise Infeasible
+            return self._tile_product(e, index_l, index_r, ranges[0], along, lane)
         total = None
         for ks in itertools.product(*ranges):
             for k, i, j in zip(ks, contracted_l, contracted_r):
@@ -409,56 +438,79 @@ class RowElements(KernelIR):
                 total = self._emit("map", (total, product), (ops.add.prim, (), False), dtype, eqn=e)
         if total is None:
             raise Infeasible
-        if along:
-            total = self._emit("reduce", (total,), (_SUM, along), dtype, eqn=e)
-        return total
+        return self._across(total, _SUM, along, e) if along else total
 
     def _tile_product(
         self,
         e: Eqn,
-        v: Var,
         index_l: list[Any],
         index_r: list[Any],
+        pieces: Sequence[Expr],
         along: str,
         lane: Collection[str],
-        guards: Guards,
     ) -> int:
-        """A tile of rows and a lane times a constant matrix of that lane and another."""
-        (contracted_l, contracted_r), _ = e.params["dimension_numbers"]
+        """A tile of rows and a lane times a constant matrix of that lane and another: the sum over
+        the `pieces` of the contracted axis, each a lane."""
         (lane_name,) = lane
-        sides = [(e.ins[0], index_l, contracted_l), (e.ins[1], index_r, contracted_r)]
-        # The matrix is the operand with the result's lane.
-        has_lane = lambda index: any(e is not None and lane_name in e.names for e in index)
-        if has_lane(index_l):
-            sides.reverse()
-        (tile, tile_index, tile_axes), (matrix, matrix_index, matrix_axes) = sides
-        if self._width or len(tile_axes) != 1 or has_lane(tile_index) or guards:
-            raise Infeasible
-        if not dtypes.is_float(tile.aval.dtype) or matrix.aval.dtype != tile.aval.dtype:
-            raise Infeasible
-        if tile.aval.dtype == dtypes.F64 or v.aval.dtype != dtypes.F32:
+        tile, tile_index, axis, matrix_at = self._sides(e, index_l, index_r, lane_name)
+        if self._width or any([p.names != frozenset((along,)) for p in pieces]):
             raise Infeasible
         depth, width = self.lanes[along], self.lanes[lane_name]
         exact = tile.aval.dtype == dtypes.F32 and e.params["precision"] == "highest"
-        if exact and 2 * self.rows * depth * width > _MOST_EXACT:
+        if exact and 2 * self.rows * depth * len(pieces) * width > _MOST_EXACT:
             raise Infeasible
         if depth < 16 or width < 16 or depth * width > 128 * 128:
             raise Infeasible
-        tile_index[tile_axes[0]] = ix.var(along, depth)
-        matrix_index[matrix_axes[0]] = ix.var("k", depth)
-        # Through views only: the elements of the matrix lie in memory.
-        source, index = self._in_memory(matrix, tuple(matrix_index))
-        offset = ix.ravel(index, source.aval.shape)
-        if offset.names != frozenset(("k", lane_name)):
+        total = None
+        for piece in pieces:
+            tile_index[axis] = piece
+            source, offset = matrix_at(ix.substitute(piece, along, ix.var("k", depth)))
+            a = self.at(tile, tuple(tile_index), frozenset())
+            if "p" not in self.instrs[a].names:
+                raise Infeasible
+            meta = source, offset, depth, lane_name
+            m = self._emit("matrix", (), meta, source.aval.dtype, frozenset())
+            dot = (e.params["precision"], (lane_name,))
+            product = self._emit("dot", (a, m), dot, dtypes.F32, eqn=e)
+            total = product if total is None else self._sum(total, product)
+        assert total is not None
+        return self._rounded(total, e.outs[0].aval.dtype)
+
+    def _sum(self, a: int, b: int) -> int:
+        return self._emit("map", (a, b), (ops.add.prim, (), False), self.instrs[a].dtype)
+
+    def _rounded(self, n: int, dtype: DType) -> int:
+        """A value in registers, which hold float32, with the precision of its dtype."""
+        return self._emit("round", (n,), None, dtype) if dtype in dtypes.NARROW else n
+
+    def _sides(
+        self, e: Eqn, index_l: list[Any], index_r: list[Any], lane: str
+    ) -> tuple[Var, list[Any], int, Callable[[Expr], tuple[Var, Expr]]]:
+        """(the operand of a product that is a tile, its index, the contracted axis, a function from
+        an index along it in `k` to the matrix in memory and an offset): the matrix is the operand
+        with the result's lane."""
+        (contracted_l, contracted_r), _ = e.params["dimension_numbers"]
+        sides = [(e.ins[0], index_l, contracted_l), (e.ins[1], index_r, contracted_r)]
+        has_lane = lambda index: any(i is not None and lane in i.names for i in index)
+        if has_lane(index_l):
+            sides.reverse()
+        (tile, tile_index, (axis,)), (matrix, matrix_index, (matrix_axis,)) = sides
+        if has_lane(tile_index) or matrix.aval.dtype != tile.aval.dtype:
             raise Infeasible
-        a = self.at(tile, tuple(tile_index), guards)
-        if "p" not in self.instrs[a].names:
+        kind = tile.aval.dtype
+        if not dtypes.is_float(kind) or kind == dtypes.F64:
             raise Infeasible
-        m = self._emit(
-            "matrix", (), (source, offset, depth, lane_name), matrix.aval.dtype, frozenset()
-        )
-        precision = e.params["precision"]
-        return self._emit("dot", (a, m), (precision, (lane_name,)), v.aval.dtype, eqn=e)
+
+        def matrix_at(k: Expr) -> tuple[Var, Expr]:
+            matrix_index[matrix_axis] = k
+            # Through views only: the elements of the matrix lie in memory.
+            source, index = self._in_memory(matrix, tuple(matrix_index))
+            offset = ix.ravel(index, source.aval.shape)
+            if offset.names != frozenset(("k", lane)):
+                raise Infeasible
+            return source, offset
+
+        return tile, tile_index, axis, matrix_at
 
     def _in_memory(self, v: Var, at: Index) -> tuple[Var, Index]:
         """(value in memory, index) of an element, through views."""

@@ -57,9 +57,16 @@ class RowNest(RowElements):
     step; "after": that when it is over.
     """
 
-    def __init__(self, e: Eqn, outer: dict[Var, Eqn], common: bool = False, width: int = 0) -> None:
+    def __init__(
+        self,
+        e: Eqn,
+        outer: dict[Var, Eqn],
+        common: bool = False,
+        width: int = 0,
+        parts: bool = False,
+    ) -> None:
         e = fresh_eqn(e, {})
-        super().__init__(e, outer, common, width)
+        super().__init__(e, outer, common, width, parts)
         self.writes: list[list[RowStore]] = [[]]
         self._adopt([e], 0)
         if e.prim is scan_p:
@@ -71,6 +78,11 @@ class RowNest(RowElements):
             for element in self._elements_of(v):
                 self._write(v, v, element, self._held[v][element], 0)
         self.results = list(e.outs)
+
+    def matrix_bytes(self) -> int:
+        """The shared memory that constant matrices take."""
+        found = [self.instrs[n] for n in self.of("matrix")]
+        return sum([i.meta[2] * self.lanes[i.meta[3]] * i.dtype.itemsize for i in found])
 
     # ---- loops ----
 
@@ -147,11 +159,6 @@ class RowNest(RowElements):
             for element in self._elements_of(v)
         ]
 
-    def _rounded(self, n: int) -> int:
-        # Registers hold float32: what is carried has the precision of its dtype.
-        dtype = self.instrs[n].dtype
-        return self._emit("round", (n,), None, dtype) if dtype in dtypes.NARROW else n
-
     def _write(
         self,
         v: Var,
@@ -199,7 +206,10 @@ class RowNest(RowElements):
             for element in self._elements_of(out):
                 n = self._of(out, out, element)
                 self._write(out, stack, element, n, block, step_at)
-        nexts = [self._rounded(n) for n in self._nexts(body.outs[: p["carry"]], carry)]
+        nexts = [
+            self._rounded(n, self.instrs[n].dtype)
+            for n in self._nexts(body.outs[: p["carry"]], carry)
+        ]
         self._here = around
         self._close(step, nexts, carry, e.outs[: p["carry"]])
 
@@ -231,6 +241,6 @@ class RowNest(RowElements):
         for n, (_, here, _) in zip(nexts, step.carried):
             if step.by_row and not self._keeps(n, step.predicate, here):
                 raise Infeasible
-        nexts = [self._rounded(n) for n in nexts]
+        nexts = [self._rounded(n, self.instrs[n].dtype) for n in nexts]
         self._here = around
         self._close(step, nexts, carry, e.outs)

@@ -7,9 +7,12 @@ row, and what the loop carries never leaves its registers.
 
 from __future__ import annotations
 
+import math
+
 from genesis_fn.compiler.loop_ir.kernel import Infeasible, loop_slice_p
 from genesis_fn.compiler.options import enabled
 from genesis_fn.compiler.row_loops.nest import RowNest
+from genesis_fn.compiler.row_loops.team import LEAST_PART, TeamNest
 from genesis_fn.compiler.scans.accumulations import without_accumulations
 from genesis_fn.compiler.target import Target
 from genesis_fn.core.backend.lowering import Source, View
@@ -19,6 +22,9 @@ from genesis_fn.transforms.control_flow.loops import while_p
 from genesis_fn.transforms.control_flow.scanning import scan_p
 
 _MOST_ELEMENTS = 16  # of a row's lanes that one thread has
+_TILES = 8192  # bytes of shared memory beside matrices
+_TEAM_ROWS = (16, 32, 64)
+_SIZES_TRIED = 2
 
 row_loop_p = Primitive("row_loop", lambda *avals, nest: nest.avals, multi=True, listed=False)
 """A loop as one kernel, of the compiler's own programs: `nest` is the `RowNest` that it runs."""
@@ -60,18 +66,59 @@ def _rows(e: Eqn) -> int:
 
 
 def _nest(e: Eqn, outer: dict[Var, Eqn], target: Target) -> Eqn | None:
-    found = _made(e, outer)
-    if found is None or found.uneven:
-        # Rows that compute the same are worth it if there are few of them.
-        other = _made(e, outer, common=True)
-        if found is None or (other is not None and other.work < found.work):
-            found = other
+    found = _of_rows(e, outer, target)
     if found is None:
+        found = _of_team(e, outer, target)
+    if found is None:
+        return None
+    return e.replace(prim=row_loop_p, ins=found.operands(), params={"nest": found})
+
+
+def _of_rows(e: Eqn, outer: dict[Var, Eqn], target: Target) -> RowNest | None:
+    for parts in (False, True):
+        found = _made(e, outer, target, parts=parts)
+        if found is None or found.uneven:
+            # Rows that compute the same are worth it if there are few of them.
+            other = _made(e, outer, target, common=True, parts=parts)
+            if found is None or (other is not None and other.work < found.work):
+                found = other
+        if found is not None:
+            break
+    else:
         return None
     width = _lane_width(found, target)
     if width:
-        found = _made(e, outer, common=found.common, width=width) or found
-    return e.replace(prim=row_loop_p, ins=found.operands(), params={"nest": found})
+        wide = _made(e, outer, target, common=found.common, width=width, parts=parts)
+        found = wide or found
+    return found
+
+
+def _of_team(e: Eqn, outer: dict[Var, Eqn], target: Target) -> TeamNest | None:
+    """A loop whose matrices are too large for one program, or None if they are for a team.
+
+    Members read whole rows, so that few rows and many members are best. An LSTM of 512 units and
+    64 rows took 5.5 us a step in teams of 32 with 16 rows, 7.3 with 32 rows and twice the products
+    to a member, 8.2 in one team of 128 (H200).
+    """
+    one = _member(e, outer, 1, _TEAM_ROWS[0]) if enabled("team_loops") else None
+    if one is None:
+        return None
+    common = math.gcd(*[n for name, n in one.lanes.items() if name not in one.whole])
+    for rows in _TEAM_ROWS:
+        most = min(target.processors // -(-one.rows // rows), common // LEAST_PART)
+        sizes = [n for n in range(most, 1, -1) if common % n == 0]
+        for members in sizes[:_SIZES_TRIED]:
+            found = _member(e, outer, members, rows)
+            if found is not None and found.shared_bytes() <= target.shared_memory - _TILES:
+                return found
+    return None
+
+
+def _member(e: Eqn, outer: dict[Var, Eqn], members: int, block: int) -> TeamNest | None:
+    try:
+        return TeamNest(e, outer, members, block)
+    except Infeasible:
+        return None
 
 
 def _lane_width(nest: RowNest, target: Target) -> int:
@@ -89,8 +136,16 @@ def _lane_width(nest: RowNest, target: Target) -> int:
     return width if width < most and all(n % width == 0 for n in nest.lanes.values()) else 0
 
 
-def _made(e: Eqn, outer: dict[Var, Eqn], common: bool = False, width: int = 0) -> RowNest | None:
+def _made(
+    e: Eqn,
+    outer: dict[Var, Eqn],
+    target: Target,
+    common: bool = False,
+    width: int = 0,
+    parts: bool = False,
+) -> RowNest | None:
     try:
-        return RowNest(e, outer, common, width)
+        found = RowNest(e, outer, common, width, parts)
     except Infeasible:
         return None
+    return found if found.matrix_bytes() <= target.shared_memory - _TILES else None

@@ -19,10 +19,14 @@ _START = PRELUDE.replace("\n\n\n@", f"\nfrom {_ERROR_WORD} import flag_error\n\n
 
 # Equal texts give one object, since a kernel's digest is computed once for each object.
 @functools.lru_cache(maxsize=4096)
-def source_kernel(name: str, parameters: str, body: str) -> SourceKernel:
-    """The kernel of this text; equal texts give the same object."""
-    text = f"{_START}def {name}({parameters}):\n{body}"
-    return SourceKernel(name, text, (*MODULES, _ERROR_WORD))
+def source_kernel(name: str, parameters: str, body: str, module: str = "") -> SourceKernel:
+    """The kernel of this text, which may use the functions of one more `module`; equal texts give
+    the same object."""
+    start, modules = _START, (*MODULES, _ERROR_WORD)
+    if module:
+        start = start.replace("\n\n\n@", f"\nfrom {module} import *\n\n\n@")
+        modules = (*modules, module)
+    return SourceKernel(name, f"{start}def {name}({parameters}):\n{body}", modules)
 
 
 def add_elements(

@@ -29,7 +29,7 @@ from genesis_fn.kernels.language.expressions import literal, loaded, register, r
 from genesis_fn.kernels.plan import BufferArg, Launch, Plan
 from genesis_fn.kernels.plan_builder import cdiv, next_power_of_two
 
-_PRECISION = {"default": "default", "tf32": "tf32", "tf32x3": "tf32x3", "highest": "ieee"}
+PRECISION = {"default": "default", "tf32": "tf32", "tf32x3": "tf32x3", "highest": "ieee"}
 _UNROLLED = 160  # instructions of the unrolled steps of a loop
 _MOST_AHEAD = 64  # loads that are made a step ahead
 _MOST_STEPS = 8  # that are unrolled, so that the loads of all wait together
@@ -66,7 +66,7 @@ def plan_row_nest(
     """(plan, the values that it reads, source) of a nest's kernel; it writes `nest.results`, and
     where it checks something the error word, at the `sites` of `nest.checks`."""
     tiling = choose_row_tiling(nest, target)
-    writer = _Writer(nest, tiling, sites)
+    writer = RowWriter(nest, tiling, sites)
     function, parameters = writer.write()
     reads = list(dict.fromkeys([v for v, written in parameters.values() if not written]))
     number = {(v, False): n for n, v in enumerate(reads)}
@@ -83,7 +83,7 @@ def plan_row_nest(
     return Plan(len(reads), outputs, (launch,)), reads, source
 
 
-class _Writer:
+class RowWriter:
     """Writes the lines of one kernel. `value[n]` is the text of instruction n."""
 
     def __init__(self, nest: RowNest, tiling: RowTiling, sites: Sequence[int]) -> None:
@@ -100,11 +100,7 @@ class _Writer:
     def write(self) -> tuple[SourceKernel, Mapping[str, tuple[Var, bool]]]:
         """(kernel, what its parameters point to: a value, and whether it is written)."""
         nest, block = self.nest, self.tiling.block
-        offsets = [i.meta[1] for i in nest.instrs if i.op in ("load", "matrix")]
-        offsets += [i.meta[1] for i in nest.instrs if i.op == "lookup"]
-        for e in [*offsets, *[s.offset for stores in nest.writes for s in stores]]:
-            if is_wide(e):
-                self.wide |= e.names
+        self._find_wide()
         if nest.rows > 1:
             cast = ".to(tl.int64)" if cdiv(nest.rows, block) * block > INT32 else ""
             spread = "[:, None]" if nest.lanes else ""
@@ -118,6 +114,14 @@ class _Writer:
         names = [*self.parameters, *(["error"] if self.sites else [])]
         make = source_kernel if self.sites else kernel
         return make("rows", ", ".join(names), body), self.parameters
+
+    def _find_wide(self) -> None:
+        """Find the variables of offsets that need 64 bits."""
+        nest = self.nest
+        offsets = [i.meta[1] for i in nest.instrs if i.op in ("load", "matrix", "lookup")]
+        for e in [*offsets, *[s.offset for stores in nest.writes for s in stores]]:
+            if is_wide(e):
+                self.wide |= e.names
 
     def line(self, text: str) -> None:
         """Append a line at the current indentation."""
@@ -413,7 +417,7 @@ class _Writer:
             text = f"tl.where({self.masks[lane]}, {text}, 0.0)"
         text = stored(text, matrix.dtype)
         zero = f"tl.zeros({self._shape(i.names)}, tl.float32)"
-        precision = _PRECISION[i.meta[0]]
+        precision = PRECISION[i.meta[0]]
         self.line(f'{name} = dot({text}, {self.value[i.args[1]]}, {zero}, "{precision}")')
 
     def _reduce(self, name: str, i: Instr) -> None:

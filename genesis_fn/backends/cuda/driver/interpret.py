@@ -37,6 +37,7 @@ from genesis_fn.backends.cuda.driver.communication import (
 )
 from genesis_fn.backends.cuda.driver.driver import ConditionalKind, DeviceInfo, PredicateMode
 from genesis_fn.backends.cuda.driver.errors import CudaError, DeviceMemoryExhausted
+from genesis_fn.backends.cuda.driver.interpret_together import run_together
 from genesis_fn.backends.cuda.libraries import PreparedRoutine
 from genesis_fn.compiler.target import H200, Target
 from genesis_fn.core.configuration import environment
@@ -148,7 +149,10 @@ class _InterpretedLaunch:
                 )
             if 0 not in launch.grid:
                 with _KERNEL_LOCK, bounds.checked(repr(launch.kernel), self._within):
-                    function[launch.grid](**arguments, **launch.constants)
+                    if launch.cooperative:
+                        run_together(function, launch.grid, {**arguments, **launch.constants})
+                    else:
+                        function[launch.grid](**arguments, **launch.constants)
 
         stream.enqueue(run)
 

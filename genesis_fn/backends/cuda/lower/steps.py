@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from genesis_fn.backends.cuda import lowerings
 from genesis_fn.backends.cuda.codegen import GeneratedKernels, KernelCache, generate_once
 from genesis_fn.backends.cuda.codegen.row_nests import plan_row_nest
+from genesis_fn.backends.cuda.codegen.team_nests import plan_team_nest
 from genesis_fn.backends.cuda.driver.communication import Permute
 from genesis_fn.backends.cuda.lower.fused_matmul import plan_few_rows, plan_matmul_epilogue
 from genesis_fn.backends.cuda.lower.fused_sums import plan_fused_sum
@@ -44,6 +45,7 @@ from genesis_fn.compiler.memory.inplace import updated_operand
 from genesis_fn.compiler.memory.memory_plan import pack
 from genesis_fn.compiler.options import enabled
 from genesis_fn.compiler.row_loops.row_loops import row_loop_p
+from genesis_fn.compiler.row_loops.team import TeamNest
 from genesis_fn.compiler.simplify.loop_body import loop_body
 from genesis_fn.compiler.target import Target
 from genesis_fn.core import errors
@@ -669,7 +671,11 @@ def _cond(s: ProgramLowering, e: Eqn) -> ScheduledStep:
 def _row_loop(s: ProgramLowering, e: Eqn) -> ScheduledStep:
     nest = e.params["nest"]
     sites = [s.site(x) for x in nest.checks]
-    plan, operands, source = plan_row_nest(nest, s.table.target, sites)
+    if type(nest) is TeamNest:
+        sites.append(s.site(e))  # where members wait in vain for each other
+        plan, operands, source = plan_team_nest(nest, sites[-1], sites[:-1])
+    else:
+        plan, operands, source = plan_row_nest(nest, s.table.target, sites)
     s.table.summaries[-1].sources = [source]
     reads, writes = [s.buffer(v) for v in operands], [s.buffers[v] for v in e.outs]
     if sites:
@@ -683,10 +689,19 @@ _CONTROL: dict[Primitive, Callable[[ProgramLowering, Eqn], ScheduledStep]] = {
 }  # fmt: skip
 
 
+_IN_VAIN = (
+    "the programs that share the rows of a loop waited for each other in vain, for about 12 s: "
+    "something else holds processors of the GPU; GENESIS_COMPILER_WITHOUT=team_loops runs such "
+    "loops step by step"
+)
+
+
 def check_error(table: BufferTable, whole: Jaxpr, jaxpr: Jaxpr, site: int, index: int) -> Exception:
     """The exception for a check of the program that failed at `site` with `index`. `whole` is the
     program before complex numbers became parts, which users know nothing of."""
     e = table.sites[site // lowerings.SITES - 1]
+    if e.prim is row_loop_p:
+        return errors.at_line(errors.BackendError(_IN_VAIN), e.where)
     e, label = before_parts(whole, e) or (e, jaxpr.label_of(e.ins[0]))
     prim, avals, params = called(e)
     error = lowerings.check_error(prim, avals, params, table.target, site, index)
