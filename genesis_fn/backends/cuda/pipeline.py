@@ -3,8 +3,9 @@
     program          physical -> represented -> contiguous_collectives        compile_jaxpr
                      -> simplify -> fuse_attention -> rematerialise -> donations
     body by body     products_outside -> row_loops -> absorb_casts            schedule
-                     -> vectors_left -> group_matmuls -> share_sorts -> rotations
-                     -> computed_reductions -> fuse -> lower
+                     -> vectors_left -> inner_products -> group_matmuls
+                     -> share_sorts -> rotations -> computed_reductions
+                     -> fuse -> lower
                      -> fuse_horizontally -> overlap_collectives -> pack_arena
     executable       ProgramBinding, IOBuffers, CudaExecutable                compile_jaxpr
 
@@ -42,7 +43,7 @@ from genesis_fn.compiler.fusion.computed import computed_reductions
 from genesis_fn.compiler.fusion.fuse import fuse_jaxpr
 from genesis_fn.compiler.fusion.matmul_grouping import group_matmuls
 from genesis_fn.compiler.fusion.rotations import rotations
-from genesis_fn.compiler.fusion.vectors import vectors_left
+from genesis_fn.compiler.fusion.vectors import inner_products, vectors_left
 from genesis_fn.compiler.loop_ir.kernel import SliceStore
 from genesis_fn.compiler.memory.inplace import donations
 from genesis_fn.compiler.memory.rematerialise import rematerialise_jaxpr
@@ -153,6 +154,9 @@ def schedule(
 
     # Multiply vectors from the left, as the kernels of few rows do.
     jaxpr = vectors_left(jaxpr)
+
+    # Products of two vectors are sums, which fuse.
+    jaxpr = inner_products(jaxpr)
 
     # Group matrix products that are too small to fill the GPU alone, or whose results are summed.
     jaxpr = group_matmuls(jaxpr, table.target)

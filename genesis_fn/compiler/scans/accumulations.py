@@ -16,6 +16,7 @@ from genesis_fn.compiler.scans.parts import MOST_STACKED, ScanBody, ScanChanges
 from genesis_fn.core import dtypes
 from genesis_fn.core.aval import Aval, aval
 from genesis_fn.core.backend.lowering import Elementwise, Reduce
+from genesis_fn.core.dtypes import DType
 from genesis_fn.core.jaxpr import Eqn, Var
 from genesis_fn.primitives.dot_general import dot_general_p, free_dims
 from genesis_fn.primitives.elementwise import add, add_n, convert_p, mul
@@ -65,13 +66,18 @@ def _accumulates(
 _SUMMED = (dtypes.F32, dtypes.F64)
 
 
-def carried_sums(body: ScanBody, v: Var, out: Any) -> list[tuple[Eqn, list[Eqn]]]:
+def carried_sums(
+    body: ScanBody, v: Var, out: Any, narrow: bool = False
+) -> list[tuple[Eqn, list[Eqn]]]:
     """(a sum or product, views of it) that are added to the carry `v`, which is `out` after a step;
-    none if `out` is anything else, or something reads what is summed."""
+    none if `out` is anything else, or something reads what is summed. With `narrow` also sums of
+    narrow floats, and what is cast from them."""
     terms = _terms(body, out)
-    if terms.count(v) != 1 or body.uses.get(v) != 1 or v.aval.dtype not in _SUMMED:
+    if terms.count(v) != 1 or body.uses.get(v) != 1:
         return []
-    sums = [_sum_over(body, t) for t in terms if t is not v]
+    if v.aval.dtype not in _SUMMED and not (narrow and v.aval.dtype in dtypes.NARROW):
+        return []
+    sums = [_sum_over(body, t, narrow) for t in terms if t is not v]
     found = [s for s in sums if s is not None]
     return found if len(found) == len(sums) else []
 
@@ -87,7 +93,7 @@ def summed_behind(
     total = init
     for k, (made, (_, views)) in enumerate(sums):
         for view in views:
-            moved = Var(view.outs[0].aval)
+            moved = Var(view.outs[0].aval.update(dtype=result.aval.dtype))
             changes.behind.append(view.replace(ins=[made], outs=(moved,)))
             made = moved
         summed = result if k == len(sums) - 1 else Var(result.aval)
@@ -103,7 +109,7 @@ def _terms(body: ScanBody, v: Any) -> list[Any]:
     return [t for i in e.ins for t in _terms(body, i)]
 
 
-def _sum_over(body: ScanBody, v: Any) -> tuple[Eqn, list[Eqn]] | None:
+def _sum_over(body: ScanBody, v: Any, narrow: bool) -> tuple[Eqn, list[Eqn]] | None:
     """(the sum or product that `v` is a view of, the views in the order of the program)."""
     views: list[Eqn] = []
     while type(v) is Var:
@@ -112,10 +118,12 @@ def _sum_over(body: ScanBody, v: Any) -> tuple[Eqn, list[Eqn]] | None:
             return None
         if e.prim is reduce_sum_p or e.prim is dot_general_p:
             both = all([type(i) is Var for i in e.ins])
-            return (e, views[::-1]) if both and v.aval.dtype in _SUMMED else None
-        if e.prim not in (reshape_p, transpose_p):
-            return None
-        views.append(e)
+            floats = v.aval.dtype in _SUMMED or (narrow and v.aval.dtype in dtypes.NARROW)
+            return (e, views[::-1]) if both and floats else None
+        if e.prim is not convert_p or not narrow:
+            if e.prim not in (reshape_p, transpose_p):
+                return None
+            views.append(e)
         v = e.ins[0]
     return None
 
@@ -141,7 +149,7 @@ def _row_sums(body: ScanBody, changes: ScanChanges, e: Eqn, where: Any) -> Var |
         return _summed(body, changes, x, axes, where)
     if unstacked_bytes(body, changes, e) * body.length > MOST_STACKED:
         return None
-    return product_behind(body, changes, e)
+    return product_behind(body, changes, e, out.dtype)
 
 
 def unstacked_bytes(body: ScanBody, changes: ScanChanges, e: Eqn) -> int:
@@ -149,14 +157,16 @@ def unstacked_bytes(body: ScanBody, changes: ScanChanges, e: Eqn) -> int:
     return sum([x.aval.nbytes for x in set(e.ins) if not changes.is_stacked(body, x)])
 
 
-def product_behind(body: ScanBody, changes: ScanChanges, e: Eqn) -> Var:
-    """The sum over all steps of a product, of stacks of its operands."""
+def product_behind(body: ScanBody, changes: ScanChanges, e: Eqn, kind: DType) -> Var:
+    """The sum over all steps of a product, of dtype `kind`, of stacks of its operands."""
     wholes = [changes.stacked(body, x) for x in e.ins]
     (contracted_l, contracted_r), (batch_l, batch_r) = e.params["dimension_numbers"]
     up = lambda axes: tuple([i + 1 for i in axes])
     contracted = (0, *up(contracted_l)), (0, *up(contracted_r))
-    made = Var(e.outs[0].aval)
+    made = Var(e.outs[0].aval.update(dtype=kind))
     params = {**e.params, "dimension_numbers": (contracted, (up(batch_l), up(batch_r)))}
+    if kind != e.outs[0].aval.dtype:
+        params["preferred_element_type"] = kind
     changes.behind.append(e.replace(ins=wholes, params=params, outs=(made,)))
     return made
 

@@ -21,6 +21,7 @@ from genesis_fn.compiler.scans.accumulations import (
 )
 from genesis_fn.compiler.scans.parts import MOST_STACKED, ScanBody, ScanChanges
 from genesis_fn.core.aval import Aval
+from genesis_fn.core.dtypes import DType
 from genesis_fn.core.jaxpr import Eqn, Jaxpr, Var
 from genesis_fn.primitives.dot_general import dot_general_p, free_dims
 from genesis_fn.primitives.elementwise import convert_p
@@ -164,7 +165,8 @@ def _accumulated(
     body: ScanBody, changes: ScanChanges, init: Any, v: Var, out: Any, result: Var
 ) -> bool:
     """Take a carry that only sums products over rows out of the loop."""
-    sums = carried_sums(body, v, out)
+    # Narrow floats, too: one product rounds once what a loop would round at every step.
+    sums = carried_sums(body, v, out, narrow=True)
     products = [e for e, _ in sums if e.prim is dot_general_p]
     for e in products:
         extra = 2 * unstacked_bytes(body, changes, e)
@@ -175,18 +177,22 @@ def _accumulated(
     plain = [e.ins[0] for e, _ in sums if e.prim is reduce_sum_p]
     if not sums or not all([x in stacked or changes.is_stacked(body, x) for x in plain]):
         return False
-    made = [_sum_behind(body, changes, e) for e, _ in sums]
+    made = [_sum_behind(body, changes, e, v.aval.dtype) for e, _ in sums]
     where = body.producer[out].where
     summed_behind(changes, init, list(zip(made, sums)), result, where)
     changes.changed = True
     return True
 
 
-def _sum_behind(body: ScanBody, changes: ScanChanges, e: Eqn) -> Var:
+def _sum_behind(body: ScanBody, changes: ScanChanges, e: Eqn, kind: DType) -> Var:
     if e.prim is dot_general_p:
-        return product_behind(body, changes, e)
+        return product_behind(body, changes, e, kind)
     axes = (0, *[i + 1 for i in reduced_axes(e)])
-    made = Var(e.outs[0].aval)
     stack = changes.stacked(body, e.ins[0])
+    if stack.aval.dtype != kind:
+        cast = Var(stack.aval.update(dtype=kind))
+        changes.behind.append(Eqn(convert_p, [stack], {"dtype": kind}, (cast,), e.where))
+        stack = cast
+    made = Var(e.outs[0].aval.update(dtype=kind))
     changes.behind.append(e.replace(ins=[stack], params={**e.params, "axes": axes}, outs=(made,)))
     return made

@@ -368,6 +368,8 @@ def _started_early(launch: Launch) -> Launch:
     """The launch as a programmatic one. A kernel that can do something before it waits for its
     predecessor (load weights that nothing writes) has constants EARLY, EARLY_0, ... to enable it.
     """
+    if launch.cooperative:
+        return launch  # its programs must all run at once, which waits for its predecessor anyway
     told = {name: True for name in launch.constants if name.startswith("EARLY")}
     return replace(launch, programmatic=True, constants={**launch.constants, **told})
 
