@@ -3,8 +3,9 @@
     python benchmarks/fuzz_devices.py --seconds 120 --processes 14
 
 Makers: `tests/support/fuzz.py` (stacks of transforms, float64), with Fourier transforms and linear
-algebra among the steps (`fuzz_matrices.py`, both types), `fuzz_loops.py` (loops of rows and their
-gradients), and `tests/cpu/programs.py` (views, loops, branches and narrow casts, float32).
+algebra among the steps (`fuzz_matrices.py`, both types), `fuzz_loops.py` (loops of rows, recurrent
+cells, and their gradients), and `tests/cpu/programs.py` (views, loops, branches and narrow casts,
+float32).
 
 A result may differ by `ULPS` units in the last place of its largest element, and by four times as
 much as the CPU's own result moves when every input moves by one unit. Programs whose results are
@@ -71,13 +72,25 @@ def matrices_case(seed: int, kind: str) -> tuple[Any, list[np.ndarray]]:
 
 def loops_case(seed: int) -> tuple[Any, list[np.ndarray]]:
     """(a function, inputs) of a random loop, most of which are one kernel."""
+    from tests.support.fuzz_loops import LoopCase
+
+    return _in_our_names(LoopCase(seed))
+
+
+def cells_case(seed: int) -> tuple[Any, list[np.ndarray]]:
+    """(a function, inputs) of a random recurrent cell over time: one kernel, of a team of programs
+    with GENESIS_COMPILER_WITHOUT=row_loops."""
+    from tests.support.fuzz_loops import CellCase
+
+    return _in_our_names(CellCase(seed))
+
+
+def _in_our_names(case: Any) -> tuple[Any, list[np.ndarray]]:
     from types import SimpleNamespace
 
     import genesis_fn as g
-    from tests.support.fuzz_loops import LoopCase
 
-    case = LoopCase(seed)
-    names = "lax", "vmap", "grad", "tree"
+    names = "lax", "vmap", "grad", "tree", "nn"
     xp = SimpleNamespace(np=g.numpy, **{name: getattr(g, name) for name in names})
     return case.function(xp), case.inputs
 
@@ -85,6 +98,7 @@ def loops_case(seed: int) -> tuple[Any, list[np.ndarray]]:
 MAKERS: dict[str, tuple[str, Callable[[int], tuple[Any, list[np.ndarray]]]]] = {
     "programs": ("float32", float32_case),
     "loops": ("float32", loops_case),
+    "cells": ("float32", cells_case),
     "transforms": ("float64", float64_case),
     "matrices": ("float64", lambda seed: matrices_case(seed, "float64")),
     "float32 matrices": ("float32", lambda seed: matrices_case(seed, "float32")),

@@ -34,8 +34,10 @@ PROGRAM = {
     "rematerialise_jaxpr": pipeline.rematerialise_jaxpr, "donations": pipeline.donations,
 }  # fmt: skip
 BODY = {
+    "products_outside": pipeline.products_outside,
     "row_loops": pipeline.row_loops, "absorb_casts": pipeline.absorb_casts,
-    "vectors_left": pipeline.vectors_left, "group_matmuls": pipeline.group_matmuls,
+    "vectors_left": pipeline.vectors_left, "inner_products": pipeline.inner_products,
+    "group_matmuls": pipeline.group_matmuls,
     "share_sorts": pipeline.share_sorts, "rotations": pipeline.rotations,
     "computed_reductions": pipeline.computed_reductions, "fuse_jaxpr": pipeline.fuse_jaxpr,
     "lower": ProgramLowering.lower, "fuse_horizontally": pipeline.fuse_horizontally,

@@ -97,3 +97,68 @@ class LoopCase:
             return xp.np.sum(xp.np.sin(m)) + xp.np.sum(v) + xp.np.sum(ys)
 
         return lambda *args: list(xp.grad(loss, argnums=tuple(range(5)))(*args))
+
+
+class CellCase:
+    """A recurrent cell over `xs` [steps, rows, inputs], whose states [rows, units] are multiplied
+    by matrices; `function(xp)` is it, or its gradient, in the names of `xp`."""
+
+    def __init__(self, seed: int) -> None:
+        rng = np.random.default_rng(seed)
+        self.rows, self.units = int(rng.choice((2, 5, 17))), int(rng.choice((16, 24, 32, 40)))
+        self.steps, self.gates = int(rng.integers(1, 5)), int(rng.integers(1, 5))
+        self.reverse, self.gradient = bool(rng.integers(2)), bool(rng.integers(2))
+        self.stacks = bool(rng.integers(2))
+        self.operations = [self._operation(rng) for _ in range(4)]
+        inputs = int(rng.choice((3, 16)))
+        draw = lambda *shape: (rng.standard_normal(shape) * shape[0] ** -0.5).astype(np.float32)
+        u = self.units
+        self.inputs = [
+            draw(self.rows, u), draw(self.rows, u), draw(self.steps, self.rows, inputs),
+            draw(inputs, self.gates * u), draw(u, self.gates * u), draw(u, u), draw(self.gates * u),
+        ]  # fmt: skip
+
+    def _operation(self, rng: np.random.Generator) -> Callable[..., Any]:
+        """(xp, a gate, a state, the square matrix) -> a gate."""
+        unary = UNARY[rng.integers(len(UNARY))]
+        a = float(np.float32(rng.uniform(0.2, 0.9)))
+        mean = lambda xp, y: xp.np.mean(y, axis=-1, keepdims=True)
+        kinds: list[Callable[..., Any]] = [
+            lambda xp, y, s, w: getattr(xp.np, unary)(y) * a,
+            lambda xp, y, s, w: xp.nn.sigmoid(y) * s + y * a,
+            lambda xp, y, s, w: xp.np.where(s > a, y, y * a),
+            lambda xp, y, s, w: y - mean(xp, y),
+            lambda xp, y, s, w: y + xp.np.max(xp.np.minimum(s, 4.0), axis=-1, keepdims=True) * a,
+            lambda xp, y, s, w: xp.np.matmul(y, w, precision="highest") * a,
+            lambda xp, y, s, w: y + xp.np.matmul(s, w.T, precision="highest") * a,
+        ]
+        return kinds[rng.integers(len(kinds))]
+
+    def function(self, xp: Any) -> Callable[..., Any]:
+        """The case, by the names of a library."""
+
+        def cell(h: Any, c: Any, xs: Any, wx: Any, wh: Any, w: Any, b: Any) -> Any:
+            def body(carry: Any, x: Any) -> Any:
+                h, c = carry
+                y = xp.np.matmul(x, wx, precision="highest")
+                y = y + xp.np.matmul(h, wh, precision="highest") + b
+                first, *others = xp.np.split(y, self.gates, axis=-1)
+                for gate in others:
+                    first = first + xp.np.tanh(gate) * 0.5
+                for operation in self.operations:
+                    first = operation(xp, first, c, w)
+                # Values stay of the size of one.
+                h, c = c / (1.0 + xp.np.abs(c)), xp.np.tanh(first)
+                return (h, c), h * 0.5 if self.stacks else None
+
+            return xp.lax.scan(body, (h, c), xs, reverse=self.reverse)
+
+        if not self.gradient:
+            return lambda *args: xp.tree.leaves(cell(*args))
+
+        def loss(*args: Any) -> Any:
+            (h, c), ys = cell(*args)
+            total = xp.np.sum(xp.np.sin(h)) + xp.np.sum(c)
+            return total if ys is None else total + xp.np.sum(ys)
+
+        return lambda *args: list(xp.grad(loss, argnums=tuple(range(7)))(*args))

@@ -32,7 +32,8 @@ row_loop_p = Primitive("row_loop", lambda *avals, nest: nest.avals, multi=True, 
 
 def row_loops(jaxpr: Jaxpr, target: Target) -> Jaxpr:
     """`jaxpr` with each loop that works row by row as a `row_loop`."""
-    if not enabled("row_loops") or not any(e.prim in (scan_p, while_p) for e in jaxpr.eqns):
+    wanted = enabled("row_loops") or enabled("team_loops")
+    if not wanted or not any(e.prim in (scan_p, while_p) for e in jaxpr.eqns):
         return jaxpr
     outer: dict[Var, Eqn] = {}
     eqns = []
@@ -66,8 +67,8 @@ def _rows(e: Eqn) -> int:
 
 
 def _nest(e: Eqn, outer: dict[Var, Eqn], target: Target) -> Eqn | None:
-    found = _of_rows(e, outer, target)
-    if found is None:
+    found = _of_rows(e, outer, target) if enabled("row_loops") else None
+    if found is None and enabled("team_loops"):
         found = _of_team(e, outer, target)
     if found is None:
         return None
@@ -100,7 +101,7 @@ def _of_team(e: Eqn, outer: dict[Var, Eqn], target: Target) -> TeamNest | None:
     64 rows took 5.5 us a step in teams of 32 with 16 rows, 7.3 with 32 rows and twice the products
     to a member, 8.2 in one team of 128 (H200).
     """
-    one = _member(e, outer, 1, _TEAM_ROWS[0]) if enabled("team_loops") else None
+    one = _member(e, outer, 1, _TEAM_ROWS[0])
     if one is None:
         return None
     common = math.gcd(*[n for name, n in one.lanes.items() if name not in one.whole])

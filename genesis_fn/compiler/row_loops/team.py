@@ -21,7 +21,6 @@ from genesis_fn.core.backend.index import Expr, Index
 from genesis_fn.core.backend.lowering import Reduce, View
 from genesis_fn.core.dtypes import DType
 from genesis_fn.core.jaxpr import Eqn, Var
-from genesis_fn.kernels.plan_builder import next_power_of_two
 
 LEAST_PART = 8  # elements of a lane that a member has
 _TILE = 8192  # elements of a row that are read at once
@@ -53,7 +52,7 @@ class Shared:
 
 
 @dataclass(frozen=True, slots=True)
-class Product:
+class TeamProduct:
     """A row of length `depth` times columns of a matrix in memory, at `offset` in `k` and `lane`.
 
     The row is a shared one, or lies at `row` in memory: (variable, offset in `k`).
@@ -74,7 +73,7 @@ class TeamNest(RowNest):
     Operations beyond those of `RowNest`, with their `meta`:
 
     * "share", the members' parts of a row: `Shared`; "whole": a shared row, along a whole lane
-    * "product" of a shared row, or of one in memory: `Product`
+    * "product" of a shared row, or of one in memory: `TeamProduct`
     """
 
     def __init__(self, e: Eqn, outer: dict[Var, Eqn], members: int, block: int) -> None:
@@ -123,8 +122,8 @@ class TeamNest(RowNest):
         whole = f"w{width}"
         self.lanes[whole] = width
         self.whole.add(whole)
-        rows = frozenset(instr.names - {lane})
-        number = self._emit("whole", (shared,), whole, instr.dtype, rows | {whole})
+        # Rows that have it in common have a copy each.
+        number = self._emit("whole", (shared,), whole, instr.dtype, frozenset(("p", whole)))
         return super()._across(number, how, whole, e)
 
     def _tile_product(
@@ -140,13 +139,14 @@ class TeamNest(RowNest):
         tile, tile_index, axis, matrix_at = self._sides(e, index_l, index_r, name)
         depth, precision = tile.aval.shape[axis], e.params["precision"]
         exact = tile.aval.dtype == dtypes.F32 and precision == "highest"
-        if exact and 2 * 16 * depth * self.lanes[name] > _MOST_EXACT:
+        # One member alone is asked for the sizes only.
+        if exact and self.members > 1 and 2 * 16 * depth * self.lanes[name] > _MOST_EXACT:
             raise Infeasible
         k = ix.var("k", depth)
         source, offset = matrix_at(k)
         tile_index[axis] = k
         row = self._row_in_memory(tile, tuple(tile_index))
-        meta = Product(depth, name, precision, source, offset, row)
+        meta = TeamProduct(depth, name, precision, source, offset, row)
         if row is not None:
             names = row[1].names - {"k"} | {name}
             n = self._emit("product", (), meta, dtypes.F32, frozenset(names), e)
@@ -209,13 +209,13 @@ class TeamNest(RowNest):
     def tiles(self, group: Sequence[int]) -> ProductTiles:
         """The tiles of a group of products."""
         meta = self.instrs[group[0]].meta
-        columns = next_power_of_two(self.lanes[meta.lane]) * next_power_of_two(len(group))
+        columns = _padded(self.lanes[meta.lane]) * _padded(len(group))
         # Four warps have 16 columns each, or parts of the contracted axis where columns are fewer.
         splits = max(1, 64 // columns)
         while splits > 1 and meta.depth < 16 * splits:
             splits //= 2
         each = -(-meta.depth // splits)
-        depth = max(16, min(next_power_of_two(each), _TILE // (splits * self.block)))
+        depth = max(16, min(_padded(each), _TILE // (splits * self.block)))
         return ProductTiles(splits, depth, -(-each // depth), columns)
 
     def shared_bytes(self) -> int:
@@ -227,3 +227,8 @@ class TeamNest(RowNest):
             total += tiles.matrix() * itemsize
             rows = max(rows, tiles.splits * tiles.depth * self.block * itemsize)
         return total + 2 * rows
+
+
+def _padded(n: int) -> int:
+    """The smallest power of two that is at least n."""
+    return 1 << (n - 1).bit_length()

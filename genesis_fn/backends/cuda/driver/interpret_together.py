@@ -45,17 +45,17 @@ class _Programs:
         from triton.runtime.interpreter import interpreter_builder
 
         interpreter_builder.set_grid_dim(*self.grid)
-        places = itertools.product(*map(range, self.grid))
-        waiting = [(place, _Program(self.function, arguments)) for place in places]
+        numbers = itertools.product(*map(range, self.grid))
+        waiting = [(number, _Program(self.function, arguments)) for number in numbers]
         try:
             while waiting:
-                for place, program in waiting:
-                    interpreter_builder.set_grid_idx(*place)
+                for number, program in waiting:
+                    interpreter_builder.set_grid_idx(*number)
                     _running = program
                     program.go_on()
                     if program.error is not None:
                         raise program.error
-                waiting = [(place, program) for place, program in waiting if not program.done]
+                waiting = [(number, program) for number, program in waiting if not program.done]
         finally:
             _running = None
             for _, program in waiting:

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field, replace
 
 from genesis_fn.backends.cuda import lowerings
 from genesis_fn.backends.cuda.codegen import GeneratedKernels, KernelCache, generate_once
-from genesis_fn.backends.cuda.codegen.row_nests import plan_row_nest
-from genesis_fn.backends.cuda.codegen.team_nests import plan_team_nest
+from genesis_fn.backends.cuda.codegen.row_loops.row_nests import plan_row_nest
+from genesis_fn.backends.cuda.codegen.row_loops.team_nests import plan_team_nest
 from genesis_fn.backends.cuda.driver.communication import Permute
 from genesis_fn.backends.cuda.lower.fused_matmul import plan_few_rows, plan_matmul_epilogue
 from genesis_fn.backends.cuda.lower.fused_sums import plan_fused_sum

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from genesis_fn.backends.cuda.codegen.kernel_text import add_elements
-from genesis_fn.backends.cuda.codegen.random_words import philox_lines, threefry_lines
+from genesis_fn.backends.cuda.codegen.row_loops.random_words import philox_lines, threefry_lines
 from genesis_fn.backends.cuda.lowerings.call import Call, Lowered, lowers
 from genesis_fn.kernels.plan_builder import INT32_MAX, PlanBuilder, cdiv
 from genesis_fn.kernels.random import RandomBits, plan_random_bits
