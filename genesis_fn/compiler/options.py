@@ -19,6 +19,7 @@ PASSES = {
     "split_rows": "rows are unrolled where concatenations cut them, flat kernels run over rows",
     "products": "matrix products of few rows have prologues and epilogues",
     "in_place": "updates of a part of an array overwrite it if it is not needed any more",
+    "carry_turns": "iterations of a loop write their carry elsewhere in turns, and copy nothing",
     "segments": "a sum of matrix products is one product with several pairs of operands",
     "epilogues": "the only reader of a tiled matrix product becomes its epilogue",
     "sums": "sums by segment compute what they add, and share the sort of equal ids",

@@ -19,13 +19,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from genesis_fn.backends.cuda.lower.buffers import BufferTable
 from genesis_fn.backends.cuda.lower.fused_casts import absorb_casts
 from genesis_fn.backends.cuda.lower.fused_sums import takes_updates
 from genesis_fn.backends.cuda.lower.horizontal_fusion import fuse_horizontally
 from genesis_fn.backends.cuda.lower.overlap import overlap_collectives
 from genesis_fn.backends.cuda.lower.shared_sorts import share_sorts
 from genesis_fn.backends.cuda.lower.steps import (
-    BufferTable,
     ProgramLowering,
     Schedule,
     check_error,
@@ -138,6 +138,7 @@ def schedule(
     placed: dict[Var, SliceStore] | None = None,
     extra: dict[Var, int] | None = None,
     depth: int = 0,
+    turns: bool = False,
 ) -> Schedule:
     """Schedule one body: the whole program, or the body of a loop or branch. `ProgramLowering`
     describes the arguments, and calls this function for the bodies that it meets."""
@@ -170,7 +171,7 @@ def schedule(
     # hand-written kernels. Values get buffers, those that are updated in place the same one.
     base = table.new(0)
     lowering = ProgramLowering(
-        table, jaxpr, fusion, inputs, targets, schedule, placed, extra, depth
+        table, jaxpr, fusion, inputs, targets, schedule, placed, extra, depth, turns
     )
     items, outputs = lowering.lower()
 
