@@ -27,7 +27,9 @@ PASSES = {
     "recompute": "values that merged kernels store are computed again where that is faster",
     "rotations": "concatenations that rotate an array are read at an index modulo its length",
     "overlap": "collectives run on a stream of their own, beside kernels that need none of them",
+    "overlays": "what an update at a known place replaces most of is computed where it is read",
     "row_loops": "loops whose rows do not wait for each other are one kernel each",
+    "loop_steps": "several iterations of a loop are one kernel, which computes again what it needs",
     "attention": "attention that is written out becomes the fused functions that have kernels",
     "grouped": "matrix products with too few tiles to fill the GPU share launches",
 }

@@ -2,9 +2,9 @@
 
     program          physical -> represented -> contiguous_collectives        compile_jaxpr
                      -> simplify -> fuse_attention -> rematerialise -> donations
-    body by body     row_loops -> absorb_casts -> vectors_left                schedule
-                     -> group_matmuls -> share_sorts -> rotations
-                     -> computed_reductions -> fuse -> lower
+    body by body     row_loops -> joined_iterations -> absorb_casts           schedule
+                     -> vectors_left -> group_matmuls -> share_sorts -> rotations
+                     -> overlays -> computed_reductions -> fuse -> lower
                      -> fuse_horizontally -> overlap_collectives -> pack_arena
     executable       ProgramBinding, IOBuffers, CudaExecutable                compile_jaxpr
 
@@ -40,7 +40,9 @@ from genesis_fn.compiler.attention.rewrite import fuse_attention
 from genesis_fn.compiler.complex_parts.represent import represented
 from genesis_fn.compiler.fusion.computed import computed_reductions
 from genesis_fn.compiler.fusion.fuse import fuse_jaxpr
+from genesis_fn.compiler.fusion.loop_steps import joined_iterations
 from genesis_fn.compiler.fusion.matmul_grouping import group_matmuls
+from genesis_fn.compiler.fusion.overlays import overlays
 from genesis_fn.compiler.fusion.rotations import rotations
 from genesis_fn.compiler.fusion.vectors import vectors_left
 from genesis_fn.compiler.loop_ir.kernel import SliceStore
@@ -145,6 +147,9 @@ def schedule(
     # Run loops whose rows do not wait for each other as one kernel each.
     jaxpr = row_loops(jaxpr, table.target)
 
+    # Run several iterations of a loop in one kernel, where computing some values again is cheaper.
+    jaxpr = joined_iterations(jaxpr, table.target)
+
     # Absorb casts into the kernels of fused functions that compute in float32 anyway.
     jaxpr = absorb_casts(jaxpr, table.target)
 
@@ -159,6 +164,9 @@ def schedule(
 
     # Rotated arrays are read at an index modulo their length.
     jaxpr = rotations(jaxpr)
+
+    # What an update replaces most of is computed where it is read.
+    jaxpr = overlays(jaxpr)
 
     # Reductions of arrays that are computed and never read take the form of one cheap kernel.
     jaxpr = computed_reductions(jaxpr)
