@@ -20,7 +20,7 @@ from triton.runtime import interpreter as triton_interpreter
 
 from genesis_fn.backends.cuda.binaries.compile import SourceKernel
 from genesis_fn.backends.cuda.driver.interpret import _interpreted
-from genesis_fn.backends.cuda.lower.buffers import BufferTable
+from genesis_fn.backends.cuda.lower.steps import BufferTable
 from genesis_fn.backends.cuda.run.steps import Copy, SubProgram
 from genesis_fn.kernels.plan import BufferArg, Descriptor, Launch, Memset, Scalar
 

@@ -16,8 +16,7 @@ os.environ["GENESIS_DEVICE"] = "cpu"
 
 
 import genesis_fn.numpy as gnp
-from genesis_fn.backends.cuda.lower.buffers import BufferTable
-from genesis_fn.backends.cuda.lower.steps import keeps_fused
+from genesis_fn.backends.cuda.lower.steps import BufferTable, keeps_fused
 from genesis_fn.backends.cuda.pipeline import schedule
 from genesis_fn.backends.cuda.run.steps import SubProgram
 from genesis_fn.compiler.simplify.simplify import simplify_jaxpr

@@ -10,8 +10,7 @@ import numpy as np
 import genesis_fn as g
 import genesis_fn.numpy as gnp
 from genesis_fn import lax
-from genesis_fn.backends.cuda.lower.buffers import BufferTable
-from genesis_fn.backends.cuda.lower.steps import keeps_fused
+from genesis_fn.backends.cuda.lower.steps import BufferTable, keeps_fused
 from genesis_fn.backends.cuda.pipeline import schedule
 from genesis_fn.backends.cuda.run.steps import ForLoop, SubProgram, Switch, While
 from genesis_fn.compiler.memory.rematerialise import rematerialise_jaxpr

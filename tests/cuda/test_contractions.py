@@ -11,8 +11,7 @@ import pytest
 import genesis_fn as g
 import genesis_fn.numpy as gnp
 from genesis_fn import lax, random
-from genesis_fn.backends.cuda.lower.buffers import BufferTable
-from genesis_fn.backends.cuda.lower.steps import keeps_fused
+from genesis_fn.backends.cuda.lower.steps import BufferTable, keeps_fused
 from genesis_fn.backends.cuda.pipeline import schedule
 from genesis_fn.backends.cuda.run.steps import SubProgram
 from genesis_fn.compiler.fusion.fuse import fuse_jaxpr

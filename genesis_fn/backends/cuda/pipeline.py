@@ -19,13 +19,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from genesis_fn.backends.cuda.lower.buffers import BufferTable
 from genesis_fn.backends.cuda.lower.fused_casts import absorb_casts
 from genesis_fn.backends.cuda.lower.fused_sums import takes_updates
 from genesis_fn.backends.cuda.lower.horizontal_fusion import fuse_horizontally
 from genesis_fn.backends.cuda.lower.overlap import overlap_collectives
 from genesis_fn.backends.cuda.lower.shared_sorts import share_sorts
 from genesis_fn.backends.cuda.lower.steps import (
+    BufferTable,
     ProgramLowering,
     Schedule,
     check_error,

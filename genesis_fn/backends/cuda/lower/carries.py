@@ -10,9 +10,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from genesis_fn.backends.cuda.lower.buffers import BufferTable
 from genesis_fn.backends.cuda.run.steps import Copy, Step, SubProgram, bodies, renumbered
+
+if TYPE_CHECKING:
+    from genesis_fn.backends.cuda.lower.steps import BufferTable
 
 MOST_TURNS = 16  # iterations until a carry is where it was; one that takes longer is copied
 

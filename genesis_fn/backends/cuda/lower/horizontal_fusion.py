@@ -21,8 +21,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from genesis_fn.backends.cuda.codegen.source import combo_kernel, definition, multi_tensor_kernel
-from genesis_fn.backends.cuda.lower.buffers import BufferTable
-from genesis_fn.backends.cuda.lower.steps import ScheduledStep
+from genesis_fn.backends.cuda.lower.steps import BufferTable, ScheduledStep
 from genesis_fn.backends.cuda.run.steps import SubProgram
 from genesis_fn.compiler.options import enabled
 from genesis_fn.compiler.target import Target

@@ -21,9 +21,8 @@ from itertools import accumulate
 from typing import Any
 
 from genesis_fn.backends.cuda.driver.communication import AllGather
-from genesis_fn.backends.cuda.lower.buffers import BufferTable, StepSummary
 from genesis_fn.backends.cuda.lower.horizontal_fusion import Accesses
-from genesis_fn.backends.cuda.lower.steps import ScheduledStep
+from genesis_fn.backends.cuda.lower.steps import BufferTable, ScheduledStep, StepSummary
 from genesis_fn.backends.cuda.run.steps import Collective, Collectives, Join, Step, SubProgram
 from genesis_fn.compiler.options import enabled
 from genesis_fn.compiler.target import Target

@@ -17,8 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from genesis_fn.backends.cuda.lower.buffers import BufferTable
-from genesis_fn.backends.cuda.lower.steps import Schedule
+from genesis_fn.backends.cuda.lower.steps import BufferTable, Schedule
 from genesis_fn.backends.cuda.memory.pool import Block, Buffer
 from genesis_fn.backends.cuda.run.donated_state import DonatedState
 from genesis_fn.backends.cuda.run.graph import BufferAddress, CapturedProgram, capture_program
