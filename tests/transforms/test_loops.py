@@ -11,12 +11,8 @@ from genesis_fn.core.configuration import config
 from genesis_fn.core.configuration.settings import disable_jit
 from genesis_fn.transforms.autodiff.derivatives import grad, jvp, linearize
 from genesis_fn.transforms.batching.mapped_axes import vmap
-from genesis_fn.transforms.control_flow.loops import (
-    associative_scan,
-    fori_loop,
-    map as map_,
-    while_loop,
-)
+from genesis_fn.transforms.control_flow.associative import associative_scan
+from genesis_fn.transforms.control_flow.loops import fori_loop, map as map_, while_loop
 from genesis_fn.transforms.control_flow.scanning import scan
 from genesis_fn.transforms.jitting import jit
 from tests.transforms.both import FORWARD, agree, agree_under, normal, ours
