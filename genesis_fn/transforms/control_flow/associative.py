@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from genesis_fn.core import dtypes, errors, tree
+from genesis_fn.core.aval import Aval
 from genesis_fn.core.backend.lowering import Elementwise
 from genesis_fn.core.diagnostics.source_info import where
 from genesis_fn.core.jaxpr import Eqn, Jaxpr, Var, dead_code
@@ -160,21 +161,30 @@ def _is_staged(x: Any) -> bool:
 
 
 def _formula(combine: Combine, leaves: Sequence[Any], axis: int) -> Formula | None:
-    """The formula of a function, None if it is none: it has arrays of its own, or arrays whose
-    elements depend on each other, or are no real numbers."""
+    """The formula of a function of these arrays; None if it has none, or a program of few slices
+    is as good, which fuses with what is around it."""
     kinds = {(typeof(x).shape, x.weak) for x in leaves}
-    if len(kinds) > 1 or any([not _is_real(typeof(x).dtype) or x.weak for x in leaves]):
+    if len(kinds) > 1 or leaves[0].weak or typeof(leaves[0]).shape[axis] < _SHORTEST:
         return None
-    if typeof(leaves[0]).shape[axis] < 2:
+    # Of one step: the recursion calls the function for halves of all lengths.
+    steps = [typeof(x) for x in leaves]
+    return formula_of(
+        combine, [a.update((*a.shape[:axis], 1, *a.shape[axis + 1 :])) for a in steps]
+    )
+
+
+_SHORTEST = 16  # steps of a scan that is one function
+
+
+def formula_of(combine: Combine, avals: Sequence[Aval]) -> Formula | None:
+    """The formula of a function of two lists of arrays of these avals; None if it is none: it has
+    arrays of its own, or arrays whose elements depend on each other, or are no real numbers."""
+    count, shape = len(avals), avals[0].shape
+    if not all([_is_real(a.dtype) for a in avals]):
         return None
-    avals = [typeof(x) for x in leaves]
-    # Of one step. Two would be as good: the recursion calls the function for halves of all lengths.
-    steps = [a.update((*a.shape[:axis], 1, *a.shape[axis + 1 :])) for a in avals]
-    count = len(leaves)
-    program, captured = stage(lambda *xs: combine(xs[:count], xs[count:]), [*steps, *steps])
+    program, captured = stage(lambda *xs: combine(xs[:count], xs[count:]), [*avals, *avals])
     program = inlined(program)
     eqns, _ = dead_code(program.eqns, program.outs)
-    shape = steps[0].shape
     if captured or not all([_is_elementwise(e, shape) for e in eqns]):
         return None
     number: dict[Any, int] = {v: i for i, v in enumerate(program.invars)}
@@ -189,7 +199,7 @@ def _formula(combine: Combine, leaves: Sequence[Any], axis: int) -> Formula | No
     found = (tuple([a.dtype for a in avals]), tuple(key), outs)
     try:
         hash(found)
-    except TypeError:
+    except TypeError:  # a parameter that is no value
         return None
     return Formula(found, Jaxpr(program.invars, eqns, program.outs, (), program.name))
 

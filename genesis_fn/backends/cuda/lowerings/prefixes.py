@@ -14,24 +14,23 @@ from collections.abc import Sequence
 
 from genesis_fn.backends.cuda.binaries.compile import SourceKernel
 from genesis_fn.backends.cuda.codegen.kernel_text import indented
-from genesis_fn.backends.cuda.lowerings.call import Call
+from genesis_fn.backends.cuda.lowerings.call import Call, Lowered, lowers
 from genesis_fn.core import dtypes
 from genesis_fn.core.aval import Aval, aval
+from genesis_fn.core.backend.lowering import Elementwise
 from genesis_fn.core.dtypes import DType
 from genesis_fn.core.jaxpr import Var
 from genesis_fn.kernels.language.dtypes import MEMORY, NAMES
 from genesis_fn.kernels.language.expressions import MODULES, PRELUDE, expression, loaded, stored
 from genesis_fn.kernels.plan import Argument, Plan, Scalar
 from genesis_fn.kernels.plan_builder import INT32_MAX, PlanBuilder, cdiv, next_power_of_two
-from genesis_fn.transforms.control_flow.associative import Formula
+from genesis_fn.primitives.reductions.cumulative import linear_recurrence_p
+from genesis_fn.transforms.control_flow.associative import Formula, formula_of
 
-_KINDS = (
-    dtypes.BOOL, dtypes.I32, dtypes.U32, dtypes.I64, dtypes.U64,
-    dtypes.BF16, dtypes.F16, dtypes.F32, dtypes.F64,
-)  # fmt: skip
+# Their sums and products wrap in 8 or 16 bits, which registers do not have.
+_NARROW_INTEGERS = (dtypes.I8, dtypes.U8, dtypes.I16, dtypes.U16)
 _TILE = 16384  # bytes of the registers that a tile of all arrays takes
-_FEW = 1  # programs for each processor, below which lines are cut into chunks
-_PROGRAMS = 4  # for each processor then
+_PROGRAMS = 4  # for each processor, where lines are cut into chunks: fewer programs than those
 _MOST_CHUNKS = 128
 _MOST_ARRAYS = 8
 
@@ -49,43 +48,57 @@ def plan_prefixes(
     arrays = call.operands
     if len(results) != len(kept) or len(arrays) > _MOST_ARRAYS:
         return None
-    if not all([x.dtype in _KINDS and _has_expressions(formula) for x in arrays]):
+    if any([x.dtype in _NARROW_INTEGERS for x in arrays]) or not _has_expressions(formula):
         return None
+    return _plan(call, formula, axis, reverse, kept)
+
+
+@lowers(linear_recurrence_p)
+def _recurrence(call: Call) -> Lowered:
+    """The composition of the maps h -> a h + b: the first step's is that of the state zero."""
+    if call.operands[1].size == 0:
+        return PlanBuilder(2, 1).build()
+    kind = call.operands[0].update(())
+    formula = formula_of(lambda p, q: [p[0] * q[0], q[0] * p[1] + q[1]], [kind, kind])
+    assert formula is not None
+    return _plan(call, formula, call.params["axis"], call.params["reverse"], (1,))
+
+
+def _plan(call: Call, formula: Formula, axis: int, reverse: bool, kept: tuple[int, ...]) -> Plan:
+    arrays = call.operands
     shape, kinds = arrays[0].shape, tuple([x.dtype for x in arrays])
     outer, length, inner = math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :])
     lines = outer * inner
     across, along, warps = _tile(lines, length, inner, kinds, call.target.processors)
     programs = cdiv(lines, across)
     chunks = 1
-    if programs < _FEW * call.target.processors:
+    if programs < call.target.processors:
         chunks = min(_PROGRAMS * call.target.processors // programs, _MOST_CHUNKS)
         chunks = max(1, min(chunks, cdiv(length, 4 * along)))
     span = cdiv(cdiv(length, along), chunks) * along
     chunks = cdiv(length, span)
     builder = PlanBuilder(len(arrays), len(kept))
-    arguments: dict[str, Argument] = {f"x{i}": call.read(i) for i in range(len(arrays))}
-    arguments |= {f"y{i}": call.write(n) for n, i in enumerate(kept)}
-    sizes = (("lines", lines), ("inner", inner), ("length", length), ("span", span))
-    constants = {"ACROSS": across, "ALONG": along}
+    reads: dict[str, Argument] = {f"x{i}": call.read(i) for i in range(len(arrays))}
+    writes: dict[str, Argument] = {f"y{i}": call.write(n) for n, i in enumerate(kept)}
+    sizes = {"lines": lines, "inner": inner, "length": length, "span": span}
+    constants, totals = {"ACROSS": across, "ALONG": along}, {}
     if chunks > 1:
-        constants |= {"CHUNKS": chunks, "CHUNKS_PADDED": next_power_of_two(chunks)}
-        totals = {
-            f"t{i}": builder.workspace(lines * chunks, NAMES[_held(d)]) for i, d in enumerate(kinds)
-        }
-        arguments |= totals
-    scalars = {name: Scalar(n) for name, n in sizes}
+        constants["CHUNKS_PADDED"] = next_power_of_two(chunks)
+        for i, d in enumerate(kinds):
+            totals[f"t{i}"] = builder.workspace(lines * chunks, NAMES[_held(d)])
+    scalars = {name: Scalar(n) for name, n in sizes.items()}
     wide = lines * length + along * inner > INT32_MAX
-    for totals_only in (True, False) if chunks > 1 else (False,):
-        kernel = _kernel(formula, kinds, kept, inner == 1, reverse, wide, chunks > 1, totals_only)
-        names = [n for n in arguments if not (totals_only and n[0] == "y")]
-        grid = (programs, chunks - 1 if totals_only else chunks)
-        given = {n: arguments[n] for n in names} | scalars
-        builder.launch(kernel, grid, given, constants, num_warps=warps)
+    for only in (True, False) if chunks > 1 else (False,):
+        kernel = _kernel(formula, kinds, kept, inner == 1, reverse, wide, chunks > 1, only)
+        grid = (programs, chunks - 1 if only else chunks)
+        arguments = reads | ({} if only else writes) | totals | scalars
+        builder.launch(kernel, grid, arguments, constants, num_warps=warps)
     return builder.build()
 
 
 def _has_expressions(formula: Formula) -> bool:
-    return all([e.prim.lowering.triton is not None for e in formula.program.eqns])
+    rules = [e.prim.lowering for e in formula.program.eqns]
+    return all([type(x) is Elementwise and x.triton is not None for x in rules])
 
 
 def _tile(
@@ -176,7 +189,7 @@ def _kernel(
             f"here = (step < end){by_step} & exists{by_line}",
             f"at = base{by_line} + {_position(reverse, wide)}{by_step}" + " * inner" * (not rows),
         ]
-        return lines + [f"n{i} = tl.load(x{i} + at, here, other=0)" for i in numbers]
+        return lines + [f"n{i} = tl.load(x{i} + at, here)" for i in numbers]
 
     line = f"tl.program_id(0){'.to(tl.int64)' if wide else ''} * ACROSS + tl.arange(0, ACROSS)"
     first = "line * length" if rows else "line // inner * (inner * length) + line % inner"
@@ -192,7 +205,7 @@ def _kernel(
         body += [
             "chunk = tl.arange(0, CHUNKS_PADDED)[:, None]",
             "before = (chunk < tl.program_id(1)) & exists[None, :]",
-            *[f"w{i} = tl.load(t{i} + (chunk * lines + line[None, :]), before, other=0)"
+            *[f"w{i} = tl.load(t{i} + (chunk * lines + line[None, :]), before)"
               for i in numbers],
             scan("w", 0),
             *picked("w", "chunk == tl.program_id(1) - 1", 0),
@@ -220,7 +233,7 @@ def _kernel(
     pointers += [] if totals_only else [f"y{i}" for i in kept]
     pointers += [f"t{i}" for i in numbers] if cut else []
     sizes = ["lines", "inner", "length", "span", "ACROSS: tl.constexpr", "ALONG: tl.constexpr"]
-    sizes += ["CHUNKS: tl.constexpr", "CHUNKS_PADDED: tl.constexpr"] if cut else []
+    sizes += ["CHUNKS_PADDED: tl.constexpr"] if cut else []
     name = "prefix_totals" if totals_only else "prefixes"
     text = f"{PRELUDE}def both({listed('a')}, {listed('b')}):\n"
     text += indented(_combining(formula, kinds))

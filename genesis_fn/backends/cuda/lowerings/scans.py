@@ -1,17 +1,14 @@
-"""Cumulative reductions and the linear recurrence, along any axis."""
+"""Cumulative reductions, along any axis."""
 
 from __future__ import annotations
 
 import math
 
-from genesis_fn.backends.cuda.codegen.kernel_text import indented, source_kernel
 from genesis_fn.backends.cuda.lowerings.call import Call, Lowered, lowers
 from genesis_fn.backends.cuda.lowerings.elementwise import add_convert, converted
 from genesis_fn.core import dtypes
 from genesis_fn.kernels.language.dtypes import NAMES
-from genesis_fn.kernels.language.expressions import loaded, register, stored
-from genesis_fn.kernels.plan import Scalar
-from genesis_fn.kernels.plan_builder import PlanBuilder, cdiv, next_power_of_two
+from genesis_fn.kernels.plan_builder import PlanBuilder
 from genesis_fn.kernels.rows.scan import Scan, plan_scan
 from genesis_fn.primitives.reductions.cumulative import (
     cumlogsumexp_p,
@@ -19,7 +16,6 @@ from genesis_fn.primitives.reductions.cumulative import (
     cummin_p,
     cumprod_p,
     cumsum_p,
-    linear_recurrence_p,
 )
 
 
@@ -52,54 +48,4 @@ def _cumulative(call: Call, operation: str) -> Lowered:
     held = builder.workspace(x.size, "fp32")
     builder.include(plan, [converted(builder, call.read(0), x, dtypes.F32), held])
     add_convert(builder, held, x.update(dtype=dtypes.F32), call.write(), x.dtype)
-    return builder.build()
-
-
-@lowers(linear_recurrence_p)
-def _recurrence(call: Call) -> Lowered:
-    """Tiles of [time, lane], scanned in registers, with a carry from one tile to the next."""
-    x, axis = call.operands[1], call.params["axis"]
-    length = x.shape[axis]
-    outer, inner = math.prod(x.shape[:axis]), math.prod(x.shape[axis + 1 :])
-    builder = PlanBuilder(2, 1)
-    if x.size == 0:
-        return builder.build()
-    kind, value = x.dtype, register(x.dtype)
-    step = "length - 1 - t" if call.params["reverse"] else "t"
-    body = [
-        "lane = tl.program_id(0) * BL + tl.arange(0, BL)",
-        "exists = lane < lanes",
-        "wide = lane.to(tl.int64)",
-        "base = (wide // inner) * inner * length + wide % inner",
-        f"carry = tl.zeros((BL,), {value})",
-        "row = tl.arange(0, BT)",
-        "for t0 in range(0, length, BT):",
-        "    t = t0 + row",
-        "    here = (t < length)[:, None] & exists[None, :]",
-        f"    at = base[None, :] + ({step}).to(tl.int64)[:, None] * inner",
-        f"    u = {loaded('tl.load(a + at, here)', kind)}",
-        f"    v = {loaded('tl.load(b + at, here)', kind)}",
-        # The first row takes the carry in; rows beyond the end leave it alone.
-        "    first = (row == 0)[:, None] & (t > 0)[:, None]",
-        "    v = tl.where(first, v + u * carry[None, :], v)",
-        "    v = tl.where(here, v, tl.zeros_like(v))",
-        "    u = tl.where(here, u, tl.zeros_like(u) + 1)",
-        "    product, h = tl.associative_scan((u, v), 0, recur)",
-        f"    tl.store(y + at, {stored('h', kind)}, here)",
-        "    carry = tl.sum(tl.where((row == BT - 1)[:, None], h, tl.zeros_like(h)), 0)",
-    ]
-    names = "a, b, y, lanes, inner, length, BL: tl.constexpr, BT: tl.constexpr"
-    lanes = outer * inner
-    bl = min(64, next_power_of_two(lanes))
-    bt = min(64, max(2, next_power_of_two(length)))
-    arguments = {
-        "a": call.read(0),
-        "b": call.read(1),
-        "y": call.write(),
-        "lanes": Scalar(lanes),
-        "inner": Scalar(inner),
-        "length": Scalar(length),
-    }
-    kernel = source_kernel("linear_recurrence", names, indented(body))
-    builder.launch(kernel, (cdiv(lanes, bl),), arguments, {"BL": bl, "BT": bt})
     return builder.build()
