@@ -12,7 +12,7 @@ import pytest
 import genesis_fn as g
 import genesis_fn.numpy as gnp
 from genesis_fn import lax
-from genesis_fn.backends.cuda.lowerings import prefixes
+from genesis_fn.backends.cuda.lowerings import scans
 from genesis_fn.backends.cuda.run.steps import SubProgram
 from genesis_fn.core import dtypes
 from genesis_fn.core.aval import aval
@@ -193,7 +193,7 @@ def test_products_of_matrices_are_scanned_by_the_recursion() -> None:
 
 def test_tiles_fill_the_device_before_lines_are_cut() -> None:
     f32 = [dtypes.F32] * 2
-    assert prefixes._tile(4096, 4096, 512, f32, 132) == (16, 128, 4)
-    across, along, _ = prefixes._tile(1 << 20, 64, 1, f32, 132)
+    assert scans._tile(4096, 4096, 512, f32, 132) == (16, 128, 4)
+    across, along, _ = scans._tile(1 << 20, 64, 1, f32, 132)
     assert along == 64 and across * along == 2048
-    assert prefixes._tile(1, 1 << 20, 1, f32, 132)[:2] == (1, 2048)
+    assert scans._tile(1, 1 << 20, 1, f32, 132)[:2] == (1, 2048)

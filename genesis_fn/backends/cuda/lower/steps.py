@@ -530,41 +530,41 @@ class ProgramLowering:
 
     def _finish(self) -> list[int]:
         """Append copies of outputs that are not where they must be; the buffers of the outputs."""
-        places: list[int] = []
+        ends: list[int] = []
         for v, t in zip(self.jaxpr.outs, self.targets):
             if v in self.placed:
-                places.append(self.buffers[self.placed[v].target])
+                ends.append(self.buffers[self.placed[v].target])
             else:
-                places.append(self.buffer(v) if t is None else t)
+                ends.append(self.buffer(v) if t is None else t)
         if self.turns:
-            self._take_turns(places)
+            self._take_turns(ends)
         moves = [
             (t, b, v.aval.nbytes)
-            for v, t in zip(self.jaxpr.outs, places)
+            for v, t in zip(self.jaxpr.outs, ends)
             if v not in self.placed and (b := self.buffer(v)) != t
         ]
         for copy in parallel_copies(moves, self.table)[0] if moves else ():
             self.items.append(ScheduledStep([copy], [copy.source], [copy.destination]))
-        return places
+        return ends
 
-    def _take_turns(self, places: list[int]) -> None:
+    def _take_turns(self, ends: list[int]) -> None:
         """Let outputs stay where they are, in place of their targets, if they have the whole buffer
         to themselves: that of another target, or a new one."""
         at = {
             k: self.buffer(self.jaxpr.outs[k]) for k, t in enumerate(self.targets) if t is not None
         }
-        taken = {b for k, b in at.items() if b == places[k]}
+        taken = {b for k, b in at.items() if b == ends[k]}
         for k, b in at.items():
             new = b not in self.table.parent and b not in self.fixed and self.table.bytes[b]
-            if b != places[k] and b not in taken and (b in self.targets or new):
-                places[k] = b
+            if b != ends[k] and b not in taken and (b in self.targets or new):
+                ends[k] = b
                 taken.add(b)
                 self.fixed.add(b)
         # What has to be copied goes where nothing else stayed.
         for k, b in at.items():
-            if places[k] in taken and places[k] != b:
-                places[k] = self.temporary(self.table.bytes[places[k]])
-                self.fixed.add(places[k])
+            if ends[k] in taken and ends[k] != b:
+                ends[k] = self.temporary(self.table.bytes[ends[k]])
+                self.fixed.add(ends[k])
 
 
 def pack_arena(

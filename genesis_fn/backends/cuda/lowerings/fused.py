@@ -14,7 +14,7 @@ from typing import Any
 
 from genesis_fn.backends.cuda.lowerings.call import SITES, Call, lowers
 from genesis_fn.backends.cuda.lowerings.elementwise import add_convert, converted
-from genesis_fn.backends.cuda.lowerings.prefixes import plan_prefixes
+from genesis_fn.backends.cuda.lowerings.scans import plan_prefixes
 from genesis_fn.core import dtypes, errors
 from genesis_fn.core.aval import Aval
 from genesis_fn.core.jaxpr import Jaxpr, Var

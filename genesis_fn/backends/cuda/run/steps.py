@@ -146,15 +146,6 @@ def launches(steps: Iterable[Step]) -> int:
     return count
 
 
-def reached_buffers(steps: Iterable[Step]) -> Iterator[int]:
-    """The buffers that steps access through tables of pointers."""
-    for step in steps:
-        if isinstance(step, SubProgram):
-            yield from step.reached
-        for body in bodies(step):
-            yield from reached_buffers(body)
-
-
 def renumbered(step: Step, by: Mapping[int, int]) -> Step:
     """`step` with other buffers in place of those in `by`. Launches and calls of libraries stand in
     subprograms, whose own numbers stay."""
