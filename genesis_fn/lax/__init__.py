@@ -237,9 +237,9 @@ from genesis_fn.transforms.batching.exchanges import (
     pshuffle as pshuffle,
     pswapaxes as pswapaxes,
 )
+from genesis_fn.transforms.control_flow.associative import associative_scan as associative_scan
 from genesis_fn.transforms.control_flow.conditionals import cond as cond, switch as switch
 from genesis_fn.transforms.control_flow.loops import (
-    associative_scan as associative_scan,
     fori_loop as fori_loop,
     map as map,
     while_loop as while_loop,

@@ -28,7 +28,7 @@ from genesis_fn.primitives.reductions import (
     reduce_window as windows,
 )
 from genesis_fn.primitives.shape import canonical_axis
-from genesis_fn.transforms.control_flow.loops import associative_scan
+from genesis_fn.transforms.control_flow.associative import associative_scan
 
 # ---- shape ----
 

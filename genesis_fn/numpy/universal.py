@@ -31,7 +31,8 @@ from genesis_fn.numpy.mathematics import composed, reductions, ufuncs as plain
 from genesis_fn.numpy.vectorization import vectorize
 from genesis_fn.primitives.factories import full
 from genesis_fn.primitives.shape import canonical_axis
-from genesis_fn.transforms.control_flow.loops import associative_scan, fori_loop
+from genesis_fn.transforms.control_flow.associative import associative_scan
+from genesis_fn.transforms.control_flow.loops import fori_loop
 from genesis_fn.transforms.control_flow.scanning import scan
 
 

@@ -15,13 +15,17 @@ from genesis_fn import lax
 from genesis_fn.compiler.fusion.computed import computed_reductions
 from genesis_fn.compiler.fusion.fuse import fuse_jaxpr
 from genesis_fn.compiler.fusion.group import FusionGroup
-from genesis_fn.compiler.fusion.rotations import rotations
+from genesis_fn.compiler.fusion.loop_steps import joined_iterations
+from genesis_fn.compiler.fusion.overlays import overlay_p, overlays
+from genesis_fn.compiler.fusion.rotations import rotate_p, rotations
 from genesis_fn.compiler.options import without
 from genesis_fn.compiler.simplify.simplify import simplify_jaxpr
 from genesis_fn.compiler.target import H200
 from genesis_fn.core import dtypes, tree
 from genesis_fn.core.aval import Aval, aval
 from genesis_fn.core.backend import index as ix
+from genesis_fn.core.jaxpr import Jaxpr
+from genesis_fn.transforms.control_flow.scanning import scan_p
 from genesis_fn.transforms.staging.stage_trace import stage
 
 N = 4096  # bodies
@@ -31,9 +35,11 @@ def array(*shape: int) -> Aval:
     return aval(shape, dtypes.F32)
 
 
-def planned(f: Callable[..., Any], avals: Sequence[Aval]) -> list[FusionGroup]:
+def planned(
+    f: Callable[..., Any], avals: Sequence[Aval], then: Callable[[Jaxpr], Jaxpr] = lambda x: x
+) -> list[FusionGroup]:
     jaxpr, _ = stage(lambda *xs: tree.leaves(f(*xs)), avals)
-    return fuse_jaxpr(computed_reductions(rotations(simplify_jaxpr(jaxpr))), H200).groups
+    return fuse_jaxpr(computed_reductions(then(rotations(simplify_jaxpr(jaxpr)))), H200).groups
 
 
 def traffic(groups: Sequence[FusionGroup]) -> int:
@@ -135,6 +141,49 @@ def test_a_step_of_relaxation_is_one_kernel_of_five_loads() -> None:
     assert two.kernel is not None and [i.op for i in two.kernel.instrs].count("load") == 9
 
 
+def relaxed(steps: int, n: int) -> Jaxpr:
+    """A program of so many steps on n x n points, its iterations joined."""
+
+    def step(_: Any, x: Any, b: Any) -> Any:
+        around = [gnp.roll(x, k, axis) for k, axis in itertools.product((1, -1), (0, 1))]
+        return 0.25 * (sum(around) + b)
+
+    run = lambda x, b: [lax.fori_loop(0, steps, lambda i, x: step(i, x, b), x)]
+    return joined_iterations(simplify_jaxpr(stage(run, [array(n, n)] * 2)[0]), H200)
+
+
+def test_two_steps_of_relaxation_are_one_kernel() -> None:
+    (loop,) = [e for e in relaxed(100, N).eqns if e.prim is scan_p]
+    assert loop.params["length"] == 50
+    (one,) = fuse_jaxpr(rotations(loop.params["jaxpr"]), H200).groups
+    assert one.traffic == 3 * 4 * N * N and one.kernel is not None
+    assert [i.op for i in one.kernel.instrs].count("load") == 9 + 5
+    # A step that is left is a loop of its own; small arrays are in the cache anyway.
+    lengths = [e.params["length"] for e in relaxed(7, N).eqns if e.prim is scan_p]
+    assert lengths == [3, 1]
+    assert [e.params["length"] for e in relaxed(7, 64).eqns if e.prim is scan_p] == [7]
+    with without("loop_steps"):
+        assert [e.params["length"] for e in relaxed(7, N).eqns if e.prim is scan_p] == [7]
+
+
+def test_paddings_by_the_other_side_are_rotations() -> None:
+    around = lambda x: [gnp.pad(x, ((1, 2), (3, 1)), mode="wrap")]
+    program = rotations(simplify_jaxpr(stage(around, [array(8, 32)])[0]))
+    assert [e.params["size"] for e in program.eqns if e.prim is rotate_p] == [11, 36]
+    twice = lambda x: [gnp.concatenate([x[4:], x[:9], x[2:]], 0)]
+    assert rotate_p not in [e.prim for e in rotations(stage(twice, [array(9, 4)])[0]).eqns]
+
+
+def test_updates_of_all_but_a_border_are_overlays() -> None:
+    def updated(x: Any, y: Any) -> Any:
+        return [x.at[1:-1, 1:-1].set(y[1:-1, 1:-1] * 2), x.at[:3].set(y[:3] * 2)]
+
+    program = overlays(simplify_jaxpr(stage(updated, [array(64, 64)] * 2)[0]))
+    assert [e.prim for e in program.eqns].count(overlay_p) == 1
+    one, *_ = planned(lambda x, y: updated(x, y)[0], [array(64, 64)] * 2, overlays)
+    assert one.kernel is not None and one.eqn is None
+
+
 @pytest.mark.parametrize("shift", [N // 2, N // 4])
 def test_equal_parts_stay_concatenations(shift: int) -> None:
     jaxpr = simplify_jaxpr(stage(lambda x: [gnp.roll(x, shift, 1)], [array(8, N)])[0])
@@ -199,12 +248,14 @@ def test_a_value_of_many_operands_is_stored() -> None:
 def test_each_level_of_an_associative_scan_is_stored_at_most_once() -> None:
     def f(a, b):
         combine = lambda p, q: (p[0] * q[0], q[0] * p[1] + q[1])
-        return lax.associative_scan(combine, (a, b), axis=1)[1]
+        return [lax.associative_scan(combine, (a, b), axis=1)[1]]
 
     x = array(4096, 4096)
+    # The recursion, as where the function is no formula.
+    levels = simplify_jaxpr(stage(f, [x, x])[0], lambda e: False)
     # Up: reads a level and writes the next. Down: reads what up wrote and half of the level.
     up, down = 2 * (2 + 1), 1 + 0.5 + 0.5 + 1
-    assert traffic(planned(f, [x, x])) <= (up + down * 2 + 3) * x.nbytes
+    assert traffic(fuse_jaxpr(levels, H200).groups) <= (up + down * 2 + 3) * x.nbytes
 
 
 # ---- index algebra ----

@@ -55,6 +55,7 @@ from genesis_fn.primitives.indexing.gather_dims import (
     ScatterDimensionNumbers,
 )
 from genesis_fn.primitives.reductions.reduce_window import Window
+from genesis_fn.transforms.control_flow.associative import formula_of
 from genesis_fn.transforms.custom.fused_functions import FUSED
 from tests.kernels.planned import has_expression
 from tests.primitives.specials import BINARY
@@ -819,6 +820,10 @@ def fused_calls(kind: Any) -> dict[str, tuple[Any, tuple, dict[str, Any]]]:
     lse, out = _attention_by_hand(q, k, v, wide)
     backward = {**static, "needs": (True, True, True)}
     found["attention_backward"] = (((q, k, v, out, lse), normal(2, 20, 4, 16)), backward)
+    kinds = [aval((), kind)] * 2
+    formula = formula_of(lambda p, q: [p[0] * q[0], q[0] * p[1] + q[1]], kinds)
+    scan = {"formula": formula, "axis": 1, "reverse": True, "kept": (0, 1)}
+    found["prefixes"] = ((normal(3, 9, 5), normal(3, 9, 5)), scan)
     return {name: (FUSED[name], *found[name]) for name in found}
 
 

@@ -35,10 +35,12 @@ PROGRAM = {
 }  # fmt: skip
 BODY = {
     "products_outside": pipeline.products_outside,
-    "row_loops": pipeline.row_loops, "absorb_casts": pipeline.absorb_casts,
+    "row_loops": pipeline.row_loops, "joined_iterations": pipeline.joined_iterations,
+    "absorb_casts": pipeline.absorb_casts,
     "vectors_left": pipeline.vectors_left, "inner_products": pipeline.inner_products,
     "group_matmuls": pipeline.group_matmuls,
     "share_sorts": pipeline.share_sorts, "rotations": pipeline.rotations,
+    "overlays": pipeline.overlays,
     "computed_reductions": pipeline.computed_reductions, "fuse_jaxpr": pipeline.fuse_jaxpr,
     "lower": ProgramLowering.lower, "fuse_horizontally": pipeline.fuse_horizontally,
     "overlap_collectives": pipeline.overlap_collectives, "pack_arena": pipeline.pack_arena,

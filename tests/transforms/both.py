@@ -28,7 +28,12 @@ from genesis_fn.transforms.autodiff import (
     jacobians,
 )
 from genesis_fn.transforms.batching import mapped_axes as vmap
-from genesis_fn.transforms.control_flow import conditionals as cond, loops, scanning as scan
+from genesis_fn.transforms.control_flow import (
+    associative,
+    conditionals as cond,
+    loops,
+    scanning as scan,
+)
 from genesis_fn.transforms.custom import derivative_rules as derivatives
 
 jax.config.update("jax_platforms", "cpu")
@@ -54,7 +59,7 @@ OURS = SimpleNamespace(
     while_loop=loops.while_loop,
     fori_loop=loops.fori_loop,
     map=loops.map,
-    associative_scan=loops.associative_scan,
+    associative_scan=associative.associative_scan,
     cond=cond.cond,
     switch=cond.switch,
     checkpoint=checkpoints.checkpoint,

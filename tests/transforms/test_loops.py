@@ -11,15 +11,12 @@ from genesis_fn.core.configuration import config
 from genesis_fn.core.configuration.settings import disable_jit
 from genesis_fn.transforms.autodiff.derivatives import grad, jvp, linearize
 from genesis_fn.transforms.batching.mapped_axes import vmap
-from genesis_fn.transforms.control_flow.loops import (
-    associative_scan,
-    fori_loop,
-    map as map_,
-    while_loop,
-)
+from genesis_fn.transforms.control_flow.associative import associative_scan
+from genesis_fn.transforms.control_flow.loops import fori_loop, map as map_, while_loop
 from genesis_fn.transforms.control_flow.scanning import scan
 from genesis_fn.transforms.jitting import jit
-from tests.transforms.both import FORWARD, agree, agree_under, normal, ours
+from genesis_fn.transforms.precision.autocast import amp
+from tests.transforms.both import FORWARD, OURS, agree, agree_under, normal, ours
 
 X, V = normal(5, 3), np.abs(normal(4, seed=2)) + 0.5
 
@@ -152,6 +149,33 @@ def test_associative_scans(name):
 def test_associative_scan_transforms():
     stacks = ("jvp", "grad", "reverse over reverse", "vmap", "grad(vmap)")
     agree_under(lambda m, x: SCANS["affine"](m, x), X, stacks=stacks)
+
+
+@pytest.mark.parametrize("name", SCANS)
+def test_long_associative_scans_in_programs(name):
+    def scanned(m, v, **options):
+        return m.jit(lambda v: SCANS[name](m, v, **options))(v)
+
+    agree(scanned, normal(33, 3))
+    agree(lambda m, v: scanned(m, v, reverse=True), normal(16, 3))
+    if name in ("sum", "affine", "or", "max"):
+        agree(lambda m, v: scanned(m, v, axis=1), normal(2, 21))
+
+
+def test_transforms_of_long_associative_scans_in_programs():
+    stacks = ("jvp", "grad", "reverse over reverse", "vmap", "grad(vmap)")
+    program = lambda m, x: m.jit(lambda v: SCANS["affine"](m, v))(x)
+    agree_under(program, normal(18, 2), stacks=stacks)
+    agree_under(
+        lambda m, x: m.vmap(lambda v: SCANS["affine"](m, v))(x), normal(2, 18), stacks=["jit"]
+    )
+
+
+def test_a_long_associative_scan_under_amp():
+    x = jnp.asarray(normal(20, 3).astype(np.float32))
+    scanned = jit(lambda v: SCANS["affine"](OURS, v))
+    for a, b in zip(amp(scanned, "bfloat16")(x), scanned(x), strict=True):
+        np.testing.assert_array_equal(a, b)
 
 
 def test_numbers_in_a_while_take_the_dtype_of_the_body():

@@ -2,10 +2,10 @@
 
     program          physical -> represented -> contiguous_collectives        compile_jaxpr
                      -> simplify -> fuse_attention -> rematerialise -> donations
-    body by body     products_outside -> row_loops -> absorb_casts            schedule
-                     -> vectors_left -> inner_products -> group_matmuls
-                     -> share_sorts -> rotations -> computed_reductions
-                     -> fuse -> lower
+    body by body     products_outside -> row_loops -> joined_iterations       schedule
+                     -> absorb_casts -> vectors_left -> inner_products
+                     -> group_matmuls -> share_sorts -> rotations -> overlays
+                     -> computed_reductions -> fuse -> lower
                      -> fuse_horizontally -> overlap_collectives -> pack_arena
     executable       ProgramBinding, IOBuffers, CudaExecutable                compile_jaxpr
 
@@ -41,7 +41,9 @@ from genesis_fn.compiler.attention.rewrite import fuse_attention
 from genesis_fn.compiler.complex_parts.represent import represented
 from genesis_fn.compiler.fusion.computed import computed_reductions
 from genesis_fn.compiler.fusion.fuse import fuse_jaxpr
+from genesis_fn.compiler.fusion.loop_steps import joined_iterations
 from genesis_fn.compiler.fusion.matmul_grouping import group_matmuls
+from genesis_fn.compiler.fusion.overlays import overlays
 from genesis_fn.compiler.fusion.rotations import rotations
 from genesis_fn.compiler.fusion.vectors import inner_products, vectors_left
 from genesis_fn.compiler.loop_ir.kernel import SliceStore
@@ -140,6 +142,7 @@ def schedule(
     placed: dict[Var, SliceStore] | None = None,
     extra: dict[Var, int] | None = None,
     depth: int = 0,
+    turns: bool = False,
 ) -> Schedule:
     """Schedule one body: the whole program, or the body of a loop or branch. `ProgramLowering`
     describes the arguments, and calls this function for the bodies that it meets."""
@@ -148,6 +151,9 @@ def schedule(
 
     # Run loops whose rows do not wait for each other as one kernel each.
     jaxpr = row_loops(jaxpr, table.target)
+
+    # Run several iterations of a loop in one kernel, where computing some values again is cheaper.
+    jaxpr = joined_iterations(jaxpr, table.target)
 
     # Absorb casts into the kernels of fused functions that compute in float32 anyway.
     jaxpr = absorb_casts(jaxpr, table.target)
@@ -167,6 +173,9 @@ def schedule(
     # Rotated arrays are read at an index modulo their length.
     jaxpr = rotations(jaxpr)
 
+    # What an update replaces most of is computed where it is read.
+    jaxpr = overlays(jaxpr)
+
     # Reductions of arrays that are computed and never read take the form of one cheap kernel.
     jaxpr = computed_reductions(jaxpr)
 
@@ -178,7 +187,7 @@ def schedule(
     # hand-written kernels. Values get buffers, those that are updated in place the same one.
     base = table.new(0)
     lowering = ProgramLowering(
-        table, jaxpr, fusion, inputs, targets, schedule, placed, extra, depth
+        table, jaxpr, fusion, inputs, targets, schedule, placed, extra, depth, turns
     )
     items, outputs = lowering.lower()
 

@@ -1,13 +1,15 @@
-"""Rotations: concatenations of the two parts of one array in the other order, as `roll` makes.
+"""Rotations: concatenations of parts of one array that go around its end, as `roll` makes of two
+and padding by what is on the other side of three.
 
-Each element of a rotation is one load at an index modulo the length. As a concatenation it is two
-loads, each under a condition, and a choice between them: a step of relaxation with four rotations
-had nine loads where it now has five (docs/cuda.md, "Generated kernels").
+Each element of a rotation is one load at an index modulo the length. As a concatenation it is a
+load of each part, each under a condition, and choices between them: a step of relaxation with four
+rotations had nine loads where it now has five (docs/cuda.md, "Generated kernels").
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Sequence
 
 from genesis_fn.compiler.options import enabled
 from genesis_fn.core.aval import Aval
@@ -21,27 +23,29 @@ from genesis_fn.primitives.shape import concatenate_p, slice_p, split_p
 _SEGMENTS = 4  # equal parts that `reindex` computes side by side, sharing loads: better than this
 
 
-def _rotated_index(at: Index, x: Aval, *, axis: int, begin: int) -> Index:
+def _rotated_shape(x: Aval, *, axis: int, begin: int, size: int) -> Aval:
+    return x.update((*x.shape[:axis], size, *x.shape[axis + 1 :]))
+
+
+def _rotated_index(at: Index, x: Aval, *, axis: int, begin: int, size: int) -> Index:
     here = ix.mod(ix.shift(at[axis], begin), x.shape[axis])
     return (*at[:axis], here, *at[axis + 1 :])
 
 
 rotate_p = Primitive(
-    "rotate",
-    lambda x, *, axis, begin: x,
-    lowering=moved(_rotated_index, shares=False),
-    listed=False,
+    "rotate", _rotated_shape, lowering=moved(_rotated_index, shares=False), listed=False
 )
-"""x with element `begin` of an axis first: a primitive of the compiler's own programs."""
+"""`size` elements of x along an axis, around its end, from element `begin` on: a primitive of the
+compiler's own programs."""
 
 
 def rotations(jaxpr: Jaxpr) -> Jaxpr:
     """`jaxpr` with concatenations that rotate an array as rotations."""
-    pairs = [e for e in jaxpr.eqns if e.prim is concatenate_p and len(e.ins) == 2]
-    if not pairs or not enabled("rotations"):
+    joined = [e for e in jaxpr.eqns if e.prim is concatenate_p and len(e.ins) > 1]
+    if not joined or not enabled("rotations"):
         return jaxpr
     producer = {o: e for e in jaxpr.eqns if e.prim in (split_p, slice_p) for o in e.outs}
-    found = {id(e): rotated for e in pairs if (rotated := _rotation(e, producer)) is not None}
+    found = {id(e): rotated for e in joined if (rotated := _rotation(e, producer)) is not None}
     if not found:
         return jaxpr
     eqns = [found.get(id(e), e) for e in jaxpr.eqns]
@@ -51,16 +55,32 @@ def rotations(jaxpr: Jaxpr) -> Jaxpr:
 def _rotation(e: Eqn, producer: dict[Var, Eqn]) -> Eqn | None:
     """The rotation that a concatenation is, or None."""
     axis = e.params["dimension"]
-    front, back = [_part(i, axis, producer) if type(i) is Var else None for i in e.ins]
-    if front is None or back is None:
+    parts = [[*_parts(i, axis, producer)] for i in e.ins if type(i) is Var]
+    if len(parts) < len(e.ins):
         return None
-    (x, begin, end), (y, first, last) = front, back
-    n = x.aval.shape[axis]
-    if x is not y or (first, last, end) != (0, begin, n) or not 0 < begin < n:
-        return None
-    if math.gcd(begin, n) * _SEGMENTS >= n:
-        return None
-    return e.replace(prim=rotate_p, ins=[x], params={"axis": axis, "begin": begin})
+    for x, begin, _ in parts[0]:
+        ranges = [(a, b) for part in parts for y, a, b in part if y is x]
+        if len(ranges) == len(parts) and _goes_around(ranges, x.aval.shape[axis]):
+            n, size = x.aval.shape[axis], e.outs[0].aval.shape[axis]
+            if size == n and math.gcd(begin, n) * _SEGMENTS >= n:
+                return None
+            params = {"axis": axis, "begin": begin, "size": size}
+            return e.replace(prim=rotate_p, ins=[x], params=params)
+    return None
+
+
+def _goes_around(ranges: Sequence[tuple[int, int]], n: int) -> bool:
+    """Whether each range of 0 .. n - 1 follows the one before it around the end."""
+    return all([end == n and first == 0 for (_, end), (first, _) in zip(ranges, ranges[1:])])
+
+
+def _parts(v: Var, axis: int, producer: dict[Var, Eqn]) -> Iterator[tuple[Var, int, int]]:
+    """What `v` is as elements `begin` to `end` of a value along an axis: of itself, and of what it
+    is sliced from."""
+    yield v, 0, v.aval.shape[axis]
+    part = _part(v, axis, producer)
+    if part is not None:
+        yield part
 
 
 def _part(v: Var, axis: int, producer: dict[Var, Eqn]) -> tuple[Var, int, int] | None:

@@ -37,6 +37,7 @@ loop_slice_p = Primitive(
 )
 """x[counter], or x[length - 1 - counter]: a primitive of the compiler's own programs."""
 
+_MOSTLY = 0.75  # of the places of a load: reading all of them moves little more, and needs no mask
 _MIN_ROWS = 256  # of a row-and-column domain
 _MIN_ROW, _MAX_ROW = 32, 8192
 
@@ -437,6 +438,8 @@ class KernelIR:
             return self._root(v)[elements.index(here)]
         if v in self.materialized:
             offset = ix.ravel(at, v.aval.shape)
+            if 0 <= offset.lo and offset.hi < v.aval.size and ix.share(guards) >= _MOSTLY:
+                guards = frozenset()  # what is read elsewhere is an element, too, and not used
             names = offset.names.union(*[g.expr.names for g in guards])
             return self._emit("load", (), (v, offset, guards), v.aval.dtype, names)
         return self._compute(v, self.producer[v], at, guards)

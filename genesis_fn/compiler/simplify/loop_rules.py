@@ -20,13 +20,15 @@ from genesis_fn.compiler.simplify.rewriter import (
 )
 from genesis_fn.core import dtypes
 from genesis_fn.core.aval import Aval
-from genesis_fn.core.jaxpr import Atom, Eqn, Jaxpr, Var, memoized
+from genesis_fn.core.jaxpr import Atom, Eqn, Jaxpr, Var, dead_code, memoized
 from genesis_fn.core.primitive import Primitive
 from genesis_fn.primitives.factories import full_p
 from genesis_fn.primitives.shape import barrier_p, broadcast_in_dim_p, reshape_p
+from genesis_fn.transforms.control_flow.associative import prefixes
 from genesis_fn.transforms.control_flow.conditionals import cond_p
 from genesis_fn.transforms.control_flow.loops import while_p
 from genesis_fn.transforms.control_flow.scanning import scan_p
+from genesis_fn.transforms.custom.fused_functions import fused_p
 
 # A loop-invariant value of at most so many bytes may be live across the loop without freeing any.
 _SMALL = 4096
@@ -401,4 +403,22 @@ def _trim_cond(e: Eqn, live: set[Any]) -> Eqn:
     return e.replace(ins=ins, params={"branches": branches}, outs=outs)
 
 
-DCE_RULES.update({scan_p: _trim_scan, while_p: _trim_while, cond_p: _trim_cond})
+# ---- fused functions ----
+
+
+def _trim_fused(e: Eqn, live: set[Any]) -> Eqn:
+    """A scan of several arrays, of which some results are not wanted."""
+    if e.params["op"] is not prefixes:
+        return e
+    static, body = dict(e.params["static"]), e.params["jaxpr"]
+    keep = [i for i, o in enumerate(e.outs) if o in live]
+    static["kept"] = tuple([static["kept"][i] for i in keep])
+    outs = [body.outs[i] for i in keep]
+    program = Jaxpr(body.invars, dead_code(body.eqns, outs)[0], outs, (), body.name)
+    params = e.params | {"static": tuple(sorted(static.items())), "jaxpr": program}
+    return e.replace(params=params, outs=[e.outs[i] for i in keep])
+
+
+DCE_RULES.update(
+    {scan_p: _trim_scan, while_p: _trim_while, cond_p: _trim_cond, fused_p: _trim_fused}
+)

@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 _INT32 = 2**31 - 1
+
+Around = Callable[["Atom", str], str]  # what stands in a text for an atom, given its text
 
 
 class Atom:
@@ -33,12 +35,14 @@ class Atom:
             type(other) is Atom and self._hash == other._hash and self.key == other.key
         )
 
-    def text(self, suffix: str = "") -> str:
-        """The atom in Python's (and Triton's) notation; `suffix` is added to variables."""
+    def text(self, suffix: str = "", within: Around | None = None) -> str:
+        """The atom in Python's (and Triton's) notation; `suffix` is added to variables, and
+        `within` to the text of each atom."""
         kind, operand, c = self.key
         if kind == "var":
             return operand + suffix
-        return f"(({operand.text(suffix)}) {'//' if kind == 'div' else '%'} {c})"
+        text = f"(({operand.text(suffix, within)}) {'//' if kind == 'div' else '%'} {c})"
+        return within(self, text) if within is not None else text
 
 
 class Expr:
@@ -70,11 +74,10 @@ class Expr:
     def __repr__(self) -> str:
         return self.text()
 
-    def text(self, suffix: str = "") -> str:
-        """The expression in Python's (and Triton's) notation."""
-        parts = [
-            a.text(suffix) if k == 1 else f"{a.text(suffix)} * {k}" for a, k in self.terms.items()
-        ]
+    def text(self, suffix: str = "", within: Around | None = None) -> str:
+        """The expression in Python's (and Triton's) notation, `suffix` and `within` as in atoms."""
+        texts = [(a.text(suffix, within), k) for a, k in self.terms.items()]
+        parts = [text if k == 1 else f"{text} * {k}" for text, k in texts]
         if self.const or not parts:
             parts.append(str(self.const))
         return " + ".join(parts)
@@ -311,3 +314,9 @@ def holding(guards: Iterable[IndexGuard]) -> Guards | None:
         if not g.always:
             kept.add(g)
     return frozenset(kept)
+
+
+def share(guards: Guards) -> float:
+    """About which share of the places the guards hold at."""
+    widths = [(g.hi - g.lo) / (g.expr.hi - g.expr.lo + 1) for g in guards]
+    return math.prod([min(w, 1.0) for w in widths])

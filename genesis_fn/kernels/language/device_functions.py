@@ -187,12 +187,6 @@ def bit_or(x, y):
 
 
 @triton.jit
-def recur(a, h, b, g):
-    """The composition of h -> a h + ... and b h + g, to scan linear recurrences with."""
-    return a * b, b * h + g
-
-
-@triton.jit
 def sign(x):
     """-1, 0 or 1; zeros and NaN of floats are themselves."""
     if x.dtype.is_floating():
@@ -526,7 +520,7 @@ def nextafter_narrow(x, y, narrow_type: tl.constexpr):
 
 
 __all__ = [
-    "bit_and", "bit_or", "multiply", "recur",
+    "bit_and", "bit_or", "multiply",
     "bits_of", "by_squaring", "clz", "count_bits", "digamma", "div", "div_close",
     "divide_exactly", "integer_pow", "integer_pow_close", "is_finite", "logistic",
     "logistic_close", "logistic_fast", "maximum", "minimum",

@@ -136,7 +136,36 @@ def _pad_axis(
         first, last = p.slice_in_dim(x, 0, 1, axis=axis), p.slice_in_dim(x, n - 1, n, axis=axis)
         parts = [_repeated(first, before, axis), x, _repeated(last, after, axis)]
         return p.concatenate([part for part in parts if part.aval.shape[axis]], axis)
-    return kept(x, positions, axis)
+    runs = _runs(positions)
+    if len(runs) > _MOST_PARTS:
+        return kept(x, positions, axis)
+    return p.concatenate([_run(x, axis, *ends) for ends in runs], axis)
+
+
+_MOST_PARTS = 8  # of a concatenation; more are gathered
+
+
+def _runs(positions: np.ndarray) -> list[tuple[int, int]]:
+    """The (first, last) positions of runs in which each is one more, or one less, than the one
+    before it."""
+    runs: list[list[int]] = []
+    for i in positions.tolist():
+        if runs and len(runs[-1]) == 1 and abs(i - runs[-1][-1]) == 1:
+            runs[-1].append(i)
+        elif runs and len(runs[-1]) > 1 and i - runs[-1][-1] == runs[-1][1] - runs[-1][0]:
+            runs[-1].append(i)
+        else:
+            runs.append([i])
+    return [(run[0], run[-1]) for run in runs]
+
+
+def _run(x: Any, axis: int, first: int, last: int) -> Any:
+    """The elements of `x` from one position to another, in this order."""
+    if first == 0 and last == x.aval.shape[axis] - 1:
+        return x
+    low, high = min(first, last), max(first, last)
+    part = p.slice_in_dim(x, low, high + 1, axis=axis)
+    return part if first <= last else flip(part, axis)
 
 
 def _repeated(x: Any, count: int, axis: int) -> Array:

@@ -1,7 +1,7 @@
-"""while_loop, fori_loop, map and associative_scan.
+"""while_loop, fori_loop and map.
 
 The rules of the primitive `while` come first. A `fori_loop` with known bounds and `map` are scans
-(`scanning.py`); `associative_scan` is a Python recursion over slices.
+(`scanning.py`).
 """
 
 from __future__ import annotations
@@ -498,101 +498,3 @@ def map(f: Callable[[PyTree], T], xs: PyTree, *, batch_size: int | None = None) 
         rest = [slice_in_dim(x, whole, total, axis=0) for x in leaves]
         pieces.append(vmap(f)(tree.unflatten(treedef, rest)))
     return pieces[0] if len(pieces) == 1 else tree.map(lambda *ys: concatenate(ys, 0), *pieces)
-
-
-def associative_scan(
-    fn: Callable[[PyTree, PyTree], T], elems: PyTree, reverse: bool = False, axis: int = 0
-) -> T:
-    """Combine all prefixes of `elems` along an axis by an associative function.
-
-        out[0] = elems[0], out[i] = fn(out[i - 1], elems[i])
-
-    It takes O(log n) steps, each of which combines many pairs at once: combine neighbours, scan the
-    half-length result, fill in between.
-
-    Source: Blelloch, "Prefix sums and their applications", 1990.
-
-    Args:
-        fn: function of two pytrees like `elems`, elementwise along `axis`; it keeps structure,
-            shapes and dtypes.
-        elems: pytree of arrays of one length along `axis`.
-        reverse: whether to combine suffixes, from the end on.
-        axis: the axis that is scanned.
-
-    Returns:
-        The combinations, a pytree like `elems`.
-
-    Raises:
-        ValueError: `axis` does not exist, or lengths along it differ.
-        TreeError, TypeError: `fn` changes structure, shape or dtype.
-
-    >>> lax.associative_scan(jnp.add, jnp.arange(1, 6))
-    Array([ 1,  3,  6, 10, 15], dtype=int32)
-    """
-    from genesis_fn.primitives.shape import concatenate, pad, rev, slice_in_dim
-
-    leaves, treedef, _ = flatten_arrays(elems, "associative_scan's elems")
-    ndim = typeof(leaves[0]).ndim
-    if not -ndim <= axis < ndim:
-        raise ValueError(f"associative_scan: axis {axis} does not fit {typeof(leaves[0])}")
-    axis %= ndim
-    sizes = {typeof(x).shape[axis] for x in leaves}
-    if len(sizes) > 1:
-        raise ValueError(f"associative_scan: lengths along axis {axis} differ: {sorted(sizes)}")
-    if reverse:
-        leaves = [rev(x, (axis,)) for x in leaves]
-
-    def combine(a: Sequence[Any], b: Sequence[Any]) -> list[Any]:
-        out = fn(tree.unflatten(treedef, a), tree.unflatten(treedef, b))
-        leaves_out, structure = tree.flatten(out)
-        if structure != treedef:
-            difference = tree.first_difference(elems, out, "the elements")
-            raise errors.TreeError(
-                f"associative_scan: {name_of(fn)} must keep the structure: {difference}\n"
-                f"  at {where().describe()}{missing(out)}"
-            )
-        for x, y, path in zip(b, leaves_out, tree.paths(out)):
-            if typeof(y) is not typeof(x):
-                raise TypeError(
-                    f"associative_scan: the elements{path} go in as {typeof(x)} and come out of "
-                    f"{name_of(fn)} as {typeof(y)}\n  at {where().describe()}\n"
-                    "  shapes and dtypes must stay: cast one with .astype(...)"
-                )
-        return leaves_out
-
-    def section(xs: Sequence[Any], start: int, stop: int | None, step: int = 1) -> list[Any]:
-        return [
-            slice_in_dim(x, start, typeof(x).shape[axis] if stop is None else stop, step, axis)
-            for x in xs
-        ]
-
-    def run(xs: list[Any]) -> list[Any]:
-        n = typeof(xs[0]).shape[axis]
-        if n < 2:
-            return xs
-        # out[1::2] is the scan of neighbours' combinations; out[2::2] adds one element to each.
-        odd = run(combine(section(xs, 0, n - 1, 2), section(xs, 1, None, 2)))
-        if n % 2 == 0:
-            later = combine(section(odd, 0, n // 2 - 1), section(xs, 2, None, 2)) if n > 2 else None
-        else:
-            later = combine(odd, section(xs, 2, None, 2))
-        first = section(xs, 0, 1)
-        even = first if later is None else [concatenate([a, b], axis) for a, b in zip(first, later)]
-        return [_interleave(a, b, axis, n) for a, b in zip(even, odd)]
-
-    def _interleave(a: Any, b: Any, axis: int, n: int) -> Any:
-        def spread(x: Any, low: int) -> Any:
-            size = typeof(x).shape[axis]
-            config = [(0, 0, 0)] * typeof(x).ndim
-            config[axis] = (low, n - low - (2 * size - 1), 1)
-            # Padded with zeros and added: both halves stay dense slices, with no gather or scatter.
-            zero = as_array(False if typeof(x).dtype == dtypes.BOOL else 0, typeof(x).dtype)
-            return pad(x, zero, config)
-
-        x, y = spread(a, 0), spread(b, 1)
-        return ops.bitwise_or(x, y) if typeof(x).dtype == dtypes.BOOL else ops.add(x, y)
-
-    outs = run(leaves)
-    if reverse:
-        outs = [rev(x, (axis,)) for x in outs]
-    return tree.unflatten(treedef, outs)

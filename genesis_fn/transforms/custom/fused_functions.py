@@ -153,7 +153,8 @@ def fused(
         rows: for each argument, whether it may have any leading dimensions (`vmap` then adds one);
             those that may not, such as weights, are shared by all rows. None: `vmap` maps the
             reference.
-        precision: the class of the operation under `amp`: "low", "high" or "follow".
+        precision: the class of the operation under `amp`: "low", "high" or "follow"; "each" for a
+            function whose operations have classes of their own.
         batch: batching rule `batch(size, xs, dims, **static)` that returns (outputs, out dims), or
             None to leave the case to the others.
         exact: positions of the arrays, in the flattened arguments, that `amp` leaves in their

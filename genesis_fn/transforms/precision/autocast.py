@@ -359,6 +359,8 @@ def _rewrite_fused(
     policy: AutocastPolicy,
 ) -> Any:
     op = params["op"]
+    if policy.of(prim, params) == "each":
+        return _rewrite_call(jit_p, avals, xs, {"jaxpr": params["jaxpr"]}, policy)
     exact = {i: _cast(x, avals[i].dtype) for i, x in enumerate(xs) if i in op.exact}
     others = [x for i, x in enumerate(xs) if i not in exact]
     cast = iter(_operands(others, policy.of(prim, params), policy.compute))

@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from genesis_fn.backends.cuda.codegen.loops import Loops, PartialResult, Pointee
@@ -128,16 +129,22 @@ def stencil_columns(loops: Loops) -> int:
         for n in sorted(set().union(*[_periods(e) for e in (*found, *guards)])):
             if n < 32 or loops.rows % n or loops.rows // n < _STENCIL[0]:
                 continue
-            # Far from the edges, where rotations have theirs.
-            at = loops.rows // n // 2 * n + n // 2
-            here, right, below = [[e.evaluate({"p": at + k}) for e in found] for k in (0, 1, n)]
-            (pitch, *others) = {b - a for a, b in zip(here, below)}
-            steady = not others and all([b - a == 1 for a, b in zip(here, right)])
-            # Rows apart, but so few of them that a tile has most of what its rows read.
-            if steady and 0 < pitch < 2 * n and pitch - 2 * _HALO <= max(here) - min(here):
-                if max(here) - min(here) <= 2 * _HALO * pitch:
-                    return n
+            rows = loops.rows // n
+            if any([_reads_rows(found, n, row) for row in (rows // 2, rows // 3, rows * 5 // 7)]):
+                return n
     return 0
+
+
+def _reads_rows(offsets: Sequence[Expr], n: int, row: int) -> bool:
+    """Whether offsets are those of neighbours, as seen from the middle of a row of `n`: a few rows
+    apart, and so few that a tile has most of what its rows read. At an edge, where rotations go
+    around, they are not."""
+    at = row * n + n // 2
+    here, right, below = [[e.evaluate({"p": at + k}) for e in offsets] for k in (0, 1, n)]
+    (pitch, *others) = {b - a for a, b in zip(here, below)}
+    if others or any([b - a != 1 for a, b in zip(here, right)]) or not 0 < pitch < 2 * n:
+        return False
+    return pitch - 2 * _HALO <= max(here) - min(here) <= 2 * _HALO * pitch
 
 
 def _stencil_tiling(loops: Loops, columns: int, target: Target) -> Tiling:

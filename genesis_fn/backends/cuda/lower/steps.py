@@ -17,6 +17,12 @@ from genesis_fn.backends.cuda.codegen import GeneratedKernels, KernelCache, gene
 from genesis_fn.backends.cuda.codegen.row_loops.row_nests import plan_row_nest
 from genesis_fn.backends.cuda.codegen.row_loops.team_nests import plan_team_nest
 from genesis_fn.backends.cuda.driver.communication import Permute
+from genesis_fn.backends.cuda.lower.carries import (
+    MOST_TURNS,
+    carry_turns,
+    elsewhere,
+    parallel_copies,
+)
 from genesis_fn.backends.cuda.lower.fused_matmul import plan_few_rows, plan_matmul_epilogue
 from genesis_fn.backends.cuda.lower.fused_sums import plan_fused_sum
 from genesis_fn.backends.cuda.lowerings import Constant, Exchange, HostCall, Views, checks, plan_for
@@ -32,8 +38,6 @@ from genesis_fn.backends.cuda.run.steps import (
     While,
     has_host,
     launches,
-    reached_buffers,
-    renumbered,
 )
 from genesis_fn.compiler.complex_parts.represent import before_parts
 from genesis_fn.compiler.complex_parts.steps import called
@@ -171,6 +175,7 @@ class ProgramLowering:
       an input, which is overwritten once nothing reads it any more (donation, the carry of a loop).
     * `extra`: buffers of further values: the stacked results of a scan.
     * `placed`: values that are written into a slice of one of `extra`.
+    * `turns`: outputs with a target may end in the buffer of another one, or in a new one.
     * `schedule`: schedules a body, given (table, program, inputs, targets, placed, extra, depth).
     """
 
@@ -185,8 +190,10 @@ class ProgramLowering:
         placed: dict[Var, SliceStore] | None = None,
         extra: dict[Var, int] | None = None,
         depth: int = 0,
+        turns: bool = False,
     ) -> None:
         self.table, self.jaxpr, self.fusion, self.depth = table, jaxpr, fusion, depth
+        self.turns = turns
         self.targets, self.placed, self._schedule = targets, placed or {}, schedule
         self.graph = fusion.graph
         self.buffers: dict[Var, int] = dict(zip(jaxpr.invars, inputs)) | (extra or {})
@@ -323,6 +330,11 @@ class ProgramLowering:
         choices = [wanted[v]] if v in wanted else []
         if source is not None and self.table.root(self.buffers[source]) not in self.fixed:
             choices.append(self.buffers[source])
+        if v in wanted and self.turns:
+            # A result that must not overwrite its own input may overwrite another one, of which
+            # nothing is left: of (a, b) -> (b, f(a, b)), f(a, b) that of a.
+            free_inputs = [t for t in self.targets if t is not None and t not in wanted.values()]
+            choices += [t for t in free_inputs if self.table.bytes[t] == v.aval.nbytes]
         free = [b for b in choices if self._free(b, v, source, g, made)]
         buffer = free[0] if free else self.temporary(v.aval.nbytes)
         self._held.setdefault(self.table.root(buffer), []).append(v)
@@ -496,9 +508,12 @@ class ProgramLowering:
         targets: Sequence[int | None],
         placed: dict[Var, SliceStore] | None = None,
         extra: dict[Var, int] | None = None,
+        turns: bool = False,
     ) -> Schedule:
         """Schedule the body of a loop or branch. `body_arena` must then give its arena a parent."""
-        return self._schedule(self.table, jaxpr, inputs, targets, placed, extra, self.depth + 1)
+        return self._schedule(
+            self.table, jaxpr, inputs, targets, placed, extra, self.depth + 1, turns
+        )
 
     def body_arena(self, bodies: Sequence[Schedule]) -> int:
         """One buffer for the arenas of bodies that never run at the same time."""
@@ -516,31 +531,42 @@ class ProgramLowering:
         ]
 
     def _finish(self) -> list[int]:
-        """Append copies of outputs that are not in their targets; the buffers of the outputs."""
-        moves: list[tuple[int, int, int]] = []
-        outputs = []
+        """Append copies of outputs that are not where they must be; the buffers of the outputs."""
+        ends: list[int] = []
         for v, t in zip(self.jaxpr.outs, self.targets):
             if v in self.placed:
-                outputs.append(self.buffers[self.placed[v].target])
-                continue
-            b = self.buffer(v)
-            if t is not None and b != t:
-                moves.append((t, b, v.aval.nbytes))
-            outputs.append(b if t is None else t)
-        # A parallel move: outputs that change places (a carry `(x, y)` that comes back as `(y, x)`)
-        # go through temporaries, before any target is overwritten.
-        overwritten = {self.table.root(t) for t, _, _ in moves}
-        staged: list[tuple[int, int, int]] = []
-        for t, b, size in moves:
-            if self.table.root(b) in overwritten and size:
-                held = self.temporary(size)
-                self.items.append(ScheduledStep([Copy(held, b, size)], [b], [held]))
-                b = held
-            staged.append((t, b, size))
-        for t, b, size in staged:
-            if size:
-                self.items.append(ScheduledStep([Copy(t, b, size)], [b], [t]))
-        return outputs
+                ends.append(self.buffers[self.placed[v].target])
+            else:
+                ends.append(self.buffer(v) if t is None else t)
+        if self.turns:
+            self._take_turns(ends)
+        moves = [
+            (t, b, v.aval.nbytes)
+            for v, t in zip(self.jaxpr.outs, ends)
+            if v not in self.placed and (b := self.buffer(v)) != t
+        ]
+        for copy in parallel_copies(moves, self.table)[0] if moves else ():
+            self.items.append(ScheduledStep([copy], [copy.source], [copy.destination]))
+        return ends
+
+    def _take_turns(self, ends: list[int]) -> None:
+        """Let outputs stay where they are, in place of their targets, if they have the whole buffer
+        to themselves: that of another target, or a new one."""
+        at = {
+            k: self.buffer(self.jaxpr.outs[k]) for k, t in enumerate(self.targets) if t is not None
+        }
+        taken = {b for k, b in at.items() if b == ends[k]}
+        for k, b in at.items():
+            new = b not in self.table.parent and b not in self.fixed and self.table.bytes[b]
+            if b != ends[k] and b not in taken and (b in self.targets or new):
+                ends[k] = b
+                taken.add(b)
+                self.fixed.add(b)
+        # What has to be copied goes where nothing else stayed.
+        for k, b in at.items():
+            if ends[k] in taken and ends[k] != b:
+                ends[k] = self.temporary(self.table.bytes[ends[k]])
+                self.fixed.add(ends[k])
 
 
 def pack_arena(
@@ -602,43 +628,62 @@ def _scan(s: ProgramLowering, e: Eqn) -> ScheduledStep:
     ins = [s.buffer(i) for i in e.ins]
     outs = [s.buffers[v] for v in e.outs]
     kept, stacks = outs[:carry], outs[carry:]
-    # The carry is updated in the buffers of the results; stacked results are written slice by
-    # slice into theirs.
-    start = s.copy_carry(kept, ins[consts : consts + carry])
     counters = s.temporary(4 * _MOST_UNROLLED)
     counter = s.table.view(counters, 0, 4)
     body = loop_body(p["jaxpr"], consts, carry, length, p["reverse"], s.table.target)
+    # Stacked results are written slice by slice into theirs. The carry is updated in the buffers of
+    # the results, or takes turns.
     inner = s.body(
         body.jaxpr,
         [*ins[:consts], *kept, *ins[consts + carry :], counter],
         [*kept, *[None] * len(stacks)],
         placed=body.slice_stores,
         extra=dict(zip(body.stacks, stacks)),
+        turns=enabled("carry_turns"),
     )
-    arena = s.body_arena([inner])
-    many = min(length, _unrolled_iterations(inner.steps, counter))
+    scratch = [counters, s.body_arena([inner]), *set(inner.outputs[:carry]) - {*kept}]
+    one, left = inner.steps, inner.outputs[:carry]
+
+    def moved(destinations: Sequence[int], sources: Sequence[int]) -> list[Copy]:
+        """Copies of a carry."""
+        sized = [(d, b, s.table.bytes[d]) for d, b in zip(destinations, sources) if d != b]
+        copies, held = parallel_copies(sized, s.table)
+        scratch.extend(held)
+        return copies
+
+    turns = carry_turns(kept, left)
+    if turns is None:
+        one, turns = [*one, *moved(kept, left)], carry_turns(kept, kept)
+        assert turns is not None
+    # After the last iteration the carry is where the results are.
+    first = turns.after(-length)
+    steps: list[Step] = [*moved([first.get(b, b) for b in kept], ins[consts : consts + carry])]
+    # A loop repeats whole rounds of turns, unless it runs its body once.
+    unrolled = _unrolled_iterations(one)
+    many = min(length, max(turns.period, unrolled - unrolled % turns.period))
     numbers = [s.table.view(counters, 4 * k, 4) for k in range(many)]
-    copies = [[renumbered(x, {counter: number}) for x in inner.steps] for number in numbers]
-    steps, main = [*start], length - length % many if many else 0
+    changes = [turns.after(k - length) | {counter: number} for k, number in enumerate(numbers)]
+    copies = [elsewhere(one, s.table, by) for by in changes]
+    main = length - length % many if many else 0
     if main:
-        unrolled = tuple([x for copy in copies for x in copy])
-        steps.append(ForLoop(main, BufferArg(counters, "i32"), unrolled, many))
+        repeated = tuple([x for copy in copies for x in copy])
+        steps.append(ForLoop(main, BufferArg(counters, "i32"), repeated, many))
     # Behind the loop the counters go on with the numbers of the iterations that are left.
     steps += [x for copy in copies[: length - main] for x in copy]
-    return ScheduledStep(steps, ins, outs, [counters, arena])
+    return ScheduledStep(steps, ins, outs, scratch)
 
 
-_MOST_UNROLLED = 16  # iterations of a loop that one iteration of its graph node runs
+_MOST_UNROLLED = MOST_TURNS  # iterations of a loop that one iteration of its graph node runs
 _MOST_LAUNCHES = 96  # of them
 
 
-def _unrolled_iterations(steps: Sequence[Step], counter: int) -> int:
+def _unrolled_iterations(steps: Sequence[Step]) -> int:
     """How many iterations of a body stand behind each other in a graph.
 
     An iteration of a conditional node costs about 4 us beside its kernels, some of which take no
     longer.
     """
-    if any(map(has_host, steps)) or counter in reached_buffers(steps):
+    if any(map(has_host, steps)):
         return 1
     return max(1, min(_MOST_UNROLLED, _MOST_LAUNCHES // max(1, launches(steps))))
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from genesis_fn.backends.cuda.lowerings.call import SITES, Call, lowers
 from genesis_fn.backends.cuda.lowerings.elementwise import add_convert, converted
+from genesis_fn.backends.cuda.lowerings.scans import plan_prefixes
 from genesis_fn.core import dtypes, errors
 from genesis_fn.core.aval import Aval
 from genesis_fn.core.jaxpr import Jaxpr, Var
@@ -112,6 +113,9 @@ def _ordered(plan: Plan, order: Sequence[int], results: Sequence[int]) -> Plan:
 
 def _matrix(kind: Aval) -> tuple[int, int]:
     return kind.size // kind.shape[-1], kind.shape[-1]
+
+
+fused_kernel("prefixes")(plan_prefixes)
 
 
 # ---- softmax and its relatives ----

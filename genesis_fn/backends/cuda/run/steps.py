@@ -146,25 +146,44 @@ def launches(steps: Iterable[Step]) -> int:
     return count
 
 
-def reached_buffers(steps: Iterable[Step]) -> Iterator[int]:
-    """The buffers that steps access through tables of pointers."""
-    for step in steps:
-        if isinstance(step, SubProgram):
-            yield from step.reached
-        for body in bodies(step):
-            yield from reached_buffers(body)
-
-
 def renumbered(step: Step, by: Mapping[int, int]) -> Step:
-    """`step` with other buffers in place of those in `by`, of what subprograms read and write."""
-    if isinstance(step, SubProgram):
-        return replace(step, buffers=tuple([(by.get(b, b), offset) for b, offset in step.buffers]))
+    """`step` with other buffers in place of those in `by`. Launches and calls of libraries stand in
+    subprograms, whose own numbers stay."""
+
+    def at(b: int) -> int:
+        return by.get(b, b)
+
+    def argument(a: BufferArg) -> BufferArg:
+        return replace(a, index=at(a.index))
+
     moved = [tuple([renumbered(s, by) for s in body]) for body in bodies(step)]
-    if isinstance(step, While):
-        return replace(step, condition=moved[0], body=moved[1])
-    if isinstance(step, Switch):
-        return replace(step, branches=tuple(moved))
-    return replace(step, body=moved[0]) if isinstance(step, ForLoop) else step
+    match step:
+        case SubProgram():
+            buffers = tuple([(at(b), offset) for b, offset in step.buffers])
+            return replace(step, buffers=buffers, reached=tuple(map(at, step.reached)))
+        case While():
+            predicate = argument(step.predicate)
+            return replace(step, condition=moved[0], predicate=predicate, body=moved[1])
+        case Switch():
+            return replace(step, index=argument(step.index), branches=tuple(moved))
+        case ForLoop():
+            return replace(step, counter=argument(step.counter), body=moved[0])
+        case HostStep():
+            reads = tuple([None if b is None else at(b) for b in step.reads])
+            return replace(step, reads=reads, writes=tuple(map(at, step.writes)))
+        case Copy() | Collective():
+            return replace(step, destination=at(step.destination), source=at(step.source))
+        case Collectives():
+            members = [
+                replace(m, destination=at(m.destination), source=at(m.source)) for m in step.members
+            ]
+            return replace(step, members=tuple(members))
+        case Memset():
+            return replace(step, buffer=at(step.buffer))
+        case SetInteger():
+            return replace(step, destination=at(step.destination))
+        case _:
+            return step
 
 
 def exchanged_buffers(steps: Sequence[Step]) -> Iterator[int]:
