@@ -14,6 +14,8 @@ from genesis_fn.core.configuration import environment
 
 PASSES = {
     "computed": "reductions of arrays that are computed and never read have forms of their own",
+    "row_factors": "sums of rows do not wait for a factor of the row that comes of other sums",
+    "by_columns": "reductions over split axes go by columns first, and share that pass",
     "horizontal": "independent launches become one (horizontal fusion)",
     "row_column_reduce": "one kernel reduces rows and columns",
     "split_rows": "rows are unrolled where concatenations cut them, flat kernels run over rows",

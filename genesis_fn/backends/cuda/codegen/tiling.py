@@ -22,6 +22,8 @@ PERSISTENT = 16384  # the longest row that stays in registers, in elements
 _STENCIL = 8, 256  # rows and columns of a tile of a stencil
 _HALO = 4  # rows above and below that a stencil may read, and columns beside
 _MANY = 1 << 20  # elements of an array that is worth tiles of several rows
+_TILE_ROWS = 64  # of a tile whose rows are neighbours in memory
+_SECTOR = 32  # bytes that memory moves at least
 _PAIRS = 128  # columns of a tile of a computed array, one for each thread
 _REGISTERS = 136  # per thread, the most that a slab's tiles are estimated to take
 # Of a kernel whose tiles may be smaller: values that are alive in a thread, with which 16 warps fit
@@ -190,6 +192,12 @@ def _reduction_tiling(loops: Loops, target: Target) -> Tiling:
     if not loops.inner and padded <= 64:
         block = max(1, min(max(16, budget // padded), next_power_of_two(rows)))
         return Tiling("row", (cdiv(rows, block), 1, 1), block, padded)
+    if not loops.inner and cdiv(rows, _TILE_ROWS) < target.processors:
+        # Too few for tiles in a loop, one load after the other: whole rows at once, if they fit.
+        block = min(_SECTOR // 4, next_power_of_two(rows))
+        warps = warps_for(block * padded, each := _elements_per_thread(loops, 16))
+        if block * padded <= 32 * warps * each:
+            return Tiling("row", (cdiv(rows, block), 1, 1), block, padded, warps=warps)
     block, chunk, warps = looped_tile(loops)
     return Tiling("looped", (cdiv(rows, block), 1, 1), block, chunk, warps=warps)
 
@@ -214,7 +222,7 @@ def looped_tile(loops: Loops) -> tuple[int, int, int]:
         chunk = min(most, next_power_of_two(loops.depth))
         return 1, chunk, warps_for(chunk, each)
     # `r` is not the fastest axis: neighbouring rows are, so that a tile needs many of them.
-    block = min(64, next_power_of_two(loops.rows))
+    block = min(_TILE_ROWS, next_power_of_two(loops.rows))
     chunk = min(2048 // block, next_power_of_two(loops.depth))
     return block, chunk, warps_for(block * chunk, each)
 
