@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
@@ -34,6 +35,9 @@ class Parameter:
     def kind(self) -> str:
         """The Triton name of the elements' type."""
         return NAMES[dtype_of(self.target)]
+
+
+_LEAST_REPEATS = 4  # of an element, that are worth a tile of its own
 
 
 class KernelWriter:
@@ -227,7 +231,48 @@ def _zero(target: Pointee) -> str:
 
 def _load(t: KernelWriter, i: Instr) -> str:
     target, offset, guards = i.meta
-    return loaded(t.get(target, offset, i.names, guards), dtype_of(target))
+    count = _repeats(t, i)
+    if count < _LEAST_REPEATS:
+        return loaded(t.get(target, offset, i.names, guards), dtype_of(target))
+    # One load for all neighbours along a row that read the same, as the channels of a group read
+    # its mean: a thread would load it for each.
+    chunk, few, name = t.tiling.chunk, t.tiling.chunk // count, f"r_{count}"
+    first = f"start // {count} + " if t.tiling.kind == "looped" else ""
+    t.line(f"{name} = {first}tl.arange(0, {few})[None, :]")
+    offset = ix.substitute(offset, "r", ix.scale(ix.var(name, t.loops.depth // count), count))
+    before, t.masks = t.masks, {k: v for k, v in t.masks.items() if k != "r"}
+    if "r" in before:
+        t.masks[name] = f"({name} < {t.loops.depth // count})"
+    text = loaded(t.get(target, offset, i.names - {"r"} | {name}, guards), dtype_of(target))
+    t.masks = before
+    rows = t.tiling.block if "p" in i.names else 1
+    spread = f"tl.broadcast_to(({text})[:, :, None], ({rows}, {few}, {count}))"
+    return f"tl.reshape({spread}, ({rows}, {chunk}))"
+
+
+def _repeats(t: KernelWriter, i: Instr) -> int:
+    """How many neighbours along a row, a power of two of them, a load reads one element for."""
+    _, offset, guards = i.meta
+    if "r" not in i.names or is_wide(offset) or any(["r" in g.expr.names for g in guards]):
+        return 1
+    count = math.gcd(repeats(offset, "r"), t.tiling.chunk, t.loops.depth)
+    return count & -count
+
+
+def repeats(e: Expr, name: str) -> int:
+    """A number of neighbouring values of a variable for which an expression is the same; 0 if it is
+    for all."""
+    count = 0
+    for atom in e.terms:
+        kind, operand, c = atom.key
+        if name in atom.names:
+            whole = kind == "div" and _is_variable(operand)
+            count = math.gcd(count, 1 if kind == "var" else c if whole else repeats(operand, name))
+    return count
+
+
+def _is_variable(e: Expr) -> bool:
+    return not e.const and [(a.key[0], k) for a, k in e.terms.items()] == [("var", 1)]
 
 
 def _index(t: KernelWriter, i: Instr) -> str:

@@ -225,12 +225,14 @@ def _pass(t: KernelWriter, reductions: Sequence[int], stores: Sequence[Store]) -
     for n in reductions:
         start(t, n)
     exact = loops.depth % tiling.chunk == 0
+    span = f"0, {loops.depth}, {tiling.chunk}"
     if t.partial:
         t.line(f"first = tl.program_id(1) * {tiling.length}")
-        t.line(f"for start in range(first, first + {tiling.length}, {tiling.chunk}):")
+        span = f"first, first + {tiling.length}, {tiling.chunk}"
         exact = exact and loops.depth == tiling.length * tiling.splits
-    else:
-        t.line(f"for start in range(0, {loops.depth}, {tiling.chunk}):")
+    ahead = tiling.stages > 1
+    each = f"tl.range({span}, num_stages={tiling.stages})" if ahead else f"range({span})"
+    t.line(f"for start in {each}:")
     t.depth += 1
     t.line(f"r = start + tl.arange(0, {tiling.chunk})[None, :]")
     if "r" in t.pairs.variables():
