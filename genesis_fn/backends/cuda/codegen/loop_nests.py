@@ -193,6 +193,8 @@ def _looped(t: KernelWriter) -> None:
     """
     loops, instrs = t.loops, t.loops.instrs
     _rows(t)
+    if (count := _neighbours(loops)) > 1:
+        t.line(f"p = tl.max_contiguous(p, [{count}, 1])")
     t.wide_names(r=False)
     fixed = [n for n, i in enumerate(instrs) if "r" not in i.names and i.op != "reduce"]
     stores = [s for s in loops.stores if "r" in s[1].names]
@@ -210,6 +212,18 @@ def _looped(t: KernelWriter) -> None:
     _fixed(t, fixed)
     for store in flat:
         t.store(store)
+
+
+def _neighbours(loops: Loops) -> int:
+    """How many neighbours a thread has of tiles that are loaded in fewer bits than they are stored
+    in; 0 for as many as Triton gives it. That is 16 bytes of either, so that it would compute each
+    element twice, in the layout of what is loaded and in that of what is stored."""
+    whole = {"p", "r"}
+    read = [i.dtype.itemsize for i in loops.instrs if i.op == "load" and i.names >= whole]
+    written = [v.aval.dtype.itemsize for v, e, _ in loops.stores if e.names >= whole]
+    if loops.inner or not read or not written or min(read) >= max(written):
+        return 0
+    return 16 // max(written)
 
 
 def _fixed(t: KernelWriter, instrs: Sequence[int]) -> None:
