@@ -6,6 +6,13 @@ import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
+from genesis_fn.backends.cuda.codegen.choices import (
+    Choice,
+    ChosenLoad,
+    Element,
+    Place,
+    find_choices,
+)
 from genesis_fn.backends.cuda.codegen.loops import (
     Loops,
     Pointee,
@@ -47,6 +54,7 @@ class KernelWriter:
     * `masks`: the conditions under which loop variables are in bounds; none where all values are.
     * `tiled`: the expression of `p` in `i` and `j`, in a kernel that works on tiles.
     * `pairs`: the accesses of two neighbours.
+    * `chosen`, `replaced`: choices that are loads at a chosen place, and what they replace.
 
     Loop variables: `p` counts rows, `r` elements of a row, `q` the rows that are loaded ahead.
     """
@@ -60,6 +68,7 @@ class KernelWriter:
         self.masks: dict[str, str] = {}
         self.tiled: Expr | None = None
         self.pairs = find_pairs(loops, tiling)
+        self.chosen, self.replaced = find_choices(loops)
         self._names: dict[tuple[Pointee, bool], str] = {}
 
     def line(self, text: str) -> None:
@@ -91,6 +100,12 @@ class KernelWriter:
         if n in self.pairs.loads:
             self._load_pair(n)
             return
+        if n in self.replaced:
+            return
+        if n in self.chosen:
+            self.value[n] = f"{self.letter}{n}"
+            self.line(f"{self.value[n]} = {self._chosen(self.chosen[n])}")
+            return
         text = _MAKERS[i.op](self, i)
         # Constants stand where they are used: the compiler folds them into instructions.
         if i.op == "const":
@@ -114,6 +129,21 @@ class KernelWriter:
         access = f"tl.load({self.pointer(target, False)} + ({address}){condition})"
         both = self.pairs.parted(access, along, names)
         self.line(f"{self.value[first]}, {self.value[second]} = {both}")
+
+    def _chosen(self, load: ChosenLoad) -> str:
+        """The text of a load at a chosen place."""
+
+        def place(at: Place) -> str:
+            if type(at) is Element:
+                return self.address(at.offset, at.offset.names)
+            assert type(at) is Choice
+            (condition,) = [self.condition(g) for g in at.conditions]
+            return f"tl.where({condition}, {place(at.first)}, {place(at.second)})"
+
+        mask = self.mask(load.names, load.place.guards)
+        condition = f", {mask}, other={_zero(load.target)}" if mask else ""
+        access = f"tl.load({self.pointer(load.target, False)} + ({place(load.place)}){condition})"
+        return loaded(access, dtype_of(load.target))
 
     def _offset(self, n: int) -> int:
         return self.loops.instrs[n].meta[1].const

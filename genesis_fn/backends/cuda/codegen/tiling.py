@@ -192,7 +192,12 @@ def _reduction_tiling(loops: Loops, target: Target) -> Tiling:
         # Fewer rows for each program rather than idle processors.
         while block > 1 and cdiv(rows, block) < 2 * target.processors:
             block //= 2
-        warps = warps_for(block * padded, 16 if live <= 6 else 8)
+        each = 16 if live <= 6 else 8
+        if not loops.of("reduce") and 8 * loops.instructions() > _INSTRUCTIONS:
+            # Of a long chain a thread has no more elements than in a flat kernel.
+            each = _elements_per_thread(loops, 8)
+            block = max(1, min(block, 512 * each // padded))
+        warps = warps_for(block * padded, each)
         return Tiling("row", (cdiv(rows, block), 1, 1), block, padded, warps=warps)
     if not loops.inner and padded <= 64:
         block = max(1, min(max(16, budget // padded), next_power_of_two(rows)))
