@@ -30,6 +30,9 @@ PASSES = {
     "overlap": "collectives run on a stream of their own, beside kernels that need none of them",
     "row_loops": "loops whose rows do not wait for each other are one kernel each",
     "attention": "attention that is written out becomes the fused functions that have kernels",
+    "loads_ahead": "sums for columns load several rounds of their loop at once",
+    "repeats": "neighbours along a row that read one element load it once",
+    "choices": "a choice between elements of one array is a load at a chosen place",
     "grouped": "matrix products with too few tiles to fill the GPU share launches",
 }
 

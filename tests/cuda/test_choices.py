@@ -14,6 +14,7 @@ import pytest
 import genesis_fn.numpy as gnp
 from genesis_fn.backends.cuda.codegen import launches
 from genesis_fn.compiler.loop_ir.kernel import KernelIR
+from genesis_fn.compiler.options import without
 
 
 @pytest.fixture
@@ -54,21 +55,24 @@ def windows(np_: Any, x: Any, mode: str, radius: int) -> Any:
 
 
 @pytest.mark.parametrize("mode", ["edge", "reflect", "wrap", "symmetric", "constant"])
-@pytest.mark.parametrize("shape", [(2, 32, 64), (3, 13, 45), (1, 9, 200)], ids=str)
+@pytest.mark.parametrize("shape", [(2, 16, 64), (3, 13, 45)], ids=str)
 def test_windows_over_edges(shape: tuple[int, ...], mode: str) -> None:
     x = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
-    (got,) = results(lambda x: windows(gnp, x, mode, 2), x)
-    want = windows(np, x.astype(np.float64), mode, 2)
+    (got,) = results(lambda x: windows(gnp, x, mode, 1), x)
+    want = windows(np, x.astype(np.float64), mode, 1)
     np.testing.assert_allclose(got, want, rtol=2e-5, atol=1e-3)
 
 
 def test_a_place_is_one_load(texts: list[str]) -> None:
-    x = np.random.default_rng(0).standard_normal((2, 64, 128)).astype(np.float32)
+    x = np.random.default_rng(0).standard_normal((1, 16, 64)).astype(np.float32)
     (got,) = results(lambda x: windows(gnp, x, "edge", 2), x)
     np.testing.assert_allclose(got, windows(np, x, "edge", 2), rtol=2e-5, atol=1e-3)
     (text,) = texts
     # Corners would be four loads each, and there are 16 such places of 25.
     assert loads(text) <= 25 + 8
+    with without("choices"):
+        results(lambda x: windows(gnp, x, "edge", 2), x)
+    assert loads(texts[-1]) > 64
 
 
 @pytest.mark.parametrize("kind", [np.float32, ml_dtypes.bfloat16, np.int8, np.float64], ids=str)

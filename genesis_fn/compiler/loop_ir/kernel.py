@@ -459,7 +459,8 @@ class KernelIR:
         index = tuple([next(r) if i in axes else next(p) for i in range(len(shape))])
         arg = self.at(x, index, frozenset())
         op = "column_reduce" if column else "reduce"
-        if op == "reduce" and e.prim is reduce_sum_p and not self.domain.inner:
+        columns = not self.domain.inner and enabled("row_factors")
+        if columns and op == "reduce" and e.prim is reduce_sum_p:
             arg, outside, negative = self._without_row_factors(arg)
             n = self._emit(op, (arg,), (_reduce(e),), v.aval.dtype, eqn=e)
             for factor in outside:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from genesis_fn.backends.cuda.codegen.loops import Loops, Pointee, dtype_of, is_wide
+from genesis_fn.compiler.options import enabled
 from genesis_fn.core.backend import index as ix
 from genesis_fn.core.backend.index import Expr, Guards, IndexGuard
 
@@ -53,7 +54,7 @@ class ChosenLoad:
 def find_choices(loops: Loops) -> tuple[Mapping[int, ChosenLoad], frozenset[int]]:
     """(the choices that are loads, by instruction; the instructions that they replace)."""
     instrs = loops.instrs
-    if not any([i.op == "where" for i in instrs]):
+    if not enabled("choices") or not any([i.op == "where" for i in instrs]):
         return {}, frozenset()
     uses = Counter([a for i in instrs for a in i.operands()])
     uses.update([n for _, _, n in loops.stores])

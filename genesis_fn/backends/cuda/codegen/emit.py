@@ -24,6 +24,7 @@ from genesis_fn.backends.cuda.codegen.loops import (
 from genesis_fn.backends.cuda.codegen.pairs import find_pairs
 from genesis_fn.backends.cuda.codegen.tiling import Tiling
 from genesis_fn.compiler.loop_ir.kernel import Instr
+from genesis_fn.compiler.options import enabled
 from genesis_fn.core import dtypes
 from genesis_fn.core.backend import index as ix
 from genesis_fn.core.backend.index import Expr, IndexGuard
@@ -283,7 +284,9 @@ def _load(t: KernelWriter, i: Instr) -> str:
 def _repeats(t: KernelWriter, i: Instr) -> int:
     """How many neighbours along a row, a power of two of them, a load reads one element for."""
     _, offset, guards = i.meta
-    if "r" not in i.names or is_wide(offset) or any(["r" in g.expr.names for g in guards]):
+    if not enabled("repeats") or "r" not in i.names or is_wide(offset):
+        return 1
+    if any(["r" in g.expr.names for g in guards]):
         return 1
     count = math.gcd(repeats(offset, "r"), t.tiling.chunk, t.loops.depth)
     return count & -count

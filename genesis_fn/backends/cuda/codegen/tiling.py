@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from genesis_fn.backends.cuda.codegen.loops import Loops, PartialResult, Pointee
 from genesis_fn.compiler.loop_ir.kernel import peak_live
+from genesis_fn.compiler.options import enabled
 from genesis_fn.compiler.target import Target
 from genesis_fn.core.backend.index import Expr
 from genesis_fn.kernels.plan_builder import cdiv, next_power_of_two
@@ -241,7 +242,7 @@ def looped_tile(loops: Loops) -> tuple[int, int, int]:
 def loads_ahead(loops: Loops, elements: int) -> int:
     """How many rounds of a reduction in a loop are loaded at once, with so many elements a tile: as
     many as keep memory busy."""
-    if loops.inner:
+    if loops.inner or not enabled("loads_ahead"):
         return 1
     tiles = [loops.instrs[n] for n in loops.of("load") if loops.instrs[n].names >= {"p", "r"}]
     size = sum([i.dtype.itemsize for i in tiles]) * elements
