@@ -32,7 +32,7 @@ PASSES = {
     "attention": "attention that is written out becomes the fused functions that have kernels",
     "loads_ahead": "sums for columns load several rounds of their loop at once",
     "repeats": "neighbours along a row that read one element load it once",
-    "choices": "a choice between elements of one array is a load at a chosen place",
+    "choices": "a choice between elements of one array is a load at a chosen offset",
     "grouped": "matrix products with too few tiles to fill the GPU share launches",
 }
 

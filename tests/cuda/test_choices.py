@@ -1,4 +1,4 @@
-"""Choices between elements of one array as loads at chosen places: interpreted, against NumPy."""
+"""Choices between elements of one array as loads at chosen offsets: interpreted, against NumPy."""
 
 from __future__ import annotations
 

@@ -147,7 +147,7 @@ def test_neighbours_that_read_one_element() -> None:
 
 
 @only_compiled
-def test_chosen_places() -> None:
+def test_chosen_offsets() -> None:
     """Of a padded array: addresses that no part has are computed, and not read."""
     x = rng.standard_normal((2, 24, 64)).astype(np.float32)
 

@@ -44,7 +44,7 @@ def normal(seed: int, *shape: int, dtype: Any = np.float32) -> np.ndarray:
 
 
 def group_norm(np_: Any, x: Any, w: Any, b: Any, groups: int) -> Any:
-    """Over places and the channels of a group, then silu."""
+    """Over pixels and the channels of a group, then silu."""
     y = x.astype(np_.float32).reshape(*x.shape[:3], groups, -1)
     mean = np_.mean(y, (1, 2, 4), keepdims=True)
     var = np_.mean((y - mean) ** 2, (1, 2, 4), keepdims=True)
@@ -200,7 +200,7 @@ def test_pieces_of_rows_are_reduced_in_two_stages() -> None:
         ((4096, 4096), (1,)),
         ((65536, 256), (0,)),
         ((16, 4096, 256), (1,)),  # nothing shares its first stage
-        ((1 << 16, 2, 64, 4), (1, 3)),  # few places
+        ((1 << 16, 2, 64, 4), (1, 3)),  # few pixels
     ],
     ids=str,
 )
@@ -229,7 +229,7 @@ def test_sums_of_other_arrays_keep_their_kernels() -> None:
 
 
 def test_a_norm_and_its_gradients_take_two_passes_each() -> None:
-    f = gradients(g, gnp, lambda np_, *args: group_norm(np_, *args, 32))
+    f = gradients(g, gnp, lambda np_, x, w, b: group_norm(np_, x, w, b, 32))
     jaxpr = simplified(f, IMAGES, (256,), (256,), IMAGES)
     program = rematerialise_jaxpr(Jaxpr(jaxpr.invars, jaxpr.eqns, jaxpr.outs[1:]))
 

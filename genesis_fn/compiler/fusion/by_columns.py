@@ -1,10 +1,10 @@
 """Reductions over split axes, as of the groups of channels that group norms have.
 
-Of images [N, H, W, C] in G groups a norm reduces [N, H * W, G, C / G] over places and over the
+Of images [N, H, W, C] in G groups a norm reduces [N, H * W, G, C / G] over pixels and over the
 channels of a group: pieces of C / G neighbours, far apart. A program that took one group would read
 16 or 32 bytes of each row, so such reductions go in two stages:
 
-* over places, with all channels kept: neighbours in memory are neighbours in a tile. The places are
+* over pixels, with all channels kept: neighbours in memory are neighbours in a tile. The pixels are
   cut into parts, enough of them to fill the GPU;
 * over the parts and the channels of a group, a small array.
 
@@ -33,18 +33,18 @@ from genesis_fn.primitives.shape import reshape_p
 _LARGE = 8 << 20  # bytes that are worth a second launch
 _SHORT = 256  # bytes of a piece that is as good as a whole row
 _LEAST_COLUMNS = 128  # bytes of a row
-_LEAST_PLACES = 64  # that a first stage, and each of its parts, reduces
+_LEAST_PIXELS = 64  # that a first stage, and each of its parts, reduces
 _TILE = 64  # columns of a tile
 _PROGRAMS = 4  # of a first stage, for each processor
 
 
 class _Form(NamedTuple):
     """A reduction in canonical axes, (size, stage that reduces it: 0 for none), and in its first
-    stage: `images` whose `places` are reduced, each of `columns`."""
+    stage: `images` whose `pixels` are reduced, each of `columns`."""
 
     axes: tuple[tuple[int, int], ...]
     images: int
-    places: int
+    pixels: int
     columns: int
 
     def shares(self, other: _Form) -> bool:
@@ -98,7 +98,7 @@ def _is_split(e: Eqn) -> bool:
 
 
 def _form(e: Eqn) -> _Form | None:
-    """The stages of a reduction over places, of pieces of rows or of whole ones; None of others."""
+    """The stages of a reduction over pixels, of pieces of rows or of whole ones; None of others."""
     axes = _canonical(e)
     itemsize = dtypes.widened(e.ins[0].aval.dtype).itemsize
     *outer, (width, inner) = axes
@@ -111,21 +111,21 @@ def _form(e: Eqn) -> _Form | None:
         outer = list(axes[:2])
     else:
         return None
-    places = math.prod([n for n, red in outer if red])
-    if columns * itemsize < _LEAST_COLUMNS or places < _LEAST_PLACES:
+    pixels = math.prod([n for n, red in outer if red])
+    if columns * itemsize < _LEAST_COLUMNS or pixels < _LEAST_PIXELS:
         return None
     stages = [(n, int(red)) for n, red in axes]
     if inner:
         stages[-1] = width, 2
-    return _Form(tuple(stages), math.prod([n for n, red in outer if not red]), places, columns)
+    return _Form(tuple(stages), math.prod([n for n, red in outer if not red]), pixels, columns)
 
 
 def _over_images(e: Eqn, form: _Form) -> _Form | None:
     """The form of a reduction of all rows that shares the first stage of `form`; None if it is
     another reduction."""
-    if _canonical(e) != ((form.images * form.places, True), (form.columns, False)):
+    if _canonical(e) != ((form.images * form.pixels, True), (form.columns, False)):
         return None
-    axes = (form.images, 2), (form.places, 1), (form.columns, 0)
+    axes = (form.images, 2), (form.pixels, 1), (form.columns, 0)
     return form._replace(axes=axes)
 
 
@@ -170,8 +170,8 @@ def _in_stages(e: Eqn, form: _Form, target: Target) -> list[Eqn]:
     return eqns
 
 
-def _parts(places: int, form: _Form, target: Target) -> int:
-    """Into how many parts the outermost reduced axis, of so many places, is cut."""
+def _parts(pixels: int, form: _Form, target: Target) -> int:
+    """Into how many parts the outermost reduced axis, of so many pixels, is cut."""
     tiles = form.images * -(-form.columns // _TILE)
-    most = min(_PROGRAMS * target.processors // tiles, form.places // _LEAST_PLACES)
-    return max([n for n in range(1, most + 1) if places % n == 0], default=1)
+    most = min(_PROGRAMS * target.processors // tiles, form.pixels // _LEAST_PIXELS)
+    return max([n for n in range(1, most + 1) if pixels % n == 0], default=1)

@@ -60,7 +60,7 @@ def _factored(e: Eqn, producer: dict[Var, Eqn], level: dict[Var, int]) -> list[E
         if made.prim is ew.neg.prim:
             negative, x = not negative, made.ins[0]
             continue
-        found = _late_factor(made, axes, producer, level) if made.prim is ew.mul.prim else None
+        found = _waiting_factor(made, axes, producer, level) if made.prim is ew.mul.prim else None
         if found is None:
             break
         x, factor = found
@@ -85,18 +85,18 @@ def _factored(e: Eqn, producer: dict[Var, Eqn], level: dict[Var, int]) -> list[E
     return eqns
 
 
-def _late_factor(
+def _waiting_factor(
     e: Eqn, axes: tuple[int, ...], producer: dict[Var, Eqn], level: dict[Var, int]
 ) -> tuple[Var, Eqn] | None:
-    """(the operand of a product that is there earlier, the broadcast that makes the other one, the
-    same along `axes`); None if there are no such two."""
+    """(the operand of a product that waits for fewer sums, the broadcast that makes the other one,
+    the same along `axes`); None if there are no such two."""
     a, b = e.ins
     if type(a) is not Var or type(b) is not Var:
         return None
-    for early, late in ((a, b), (b, a)):
-        made = producer.get(late)
-        if made is not None and level[early] < level[late] and _is_same_along(made, axes):
-            return early, made
+    for ready, waiting in ((a, b), (b, a)):
+        made = producer.get(waiting)
+        if made is not None and level[ready] < level[waiting] and _is_same_along(made, axes):
+            return ready, made
     return None
 
 

@@ -481,7 +481,7 @@ class KernelIR:
         todo: list[int | Literal] = [n]
         while todo:
             k = todo.pop()
-            if type(k) is Literal:
+            if isinstance(k, Literal):
                 outside.append(k)
                 continue
             i = self.instrs[k]

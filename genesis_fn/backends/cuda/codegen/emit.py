@@ -3,16 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from genesis_fn.backends.cuda.codegen.choices import (
-    Choice,
-    ChosenLoad,
-    Element,
-    Place,
-    find_choices,
-)
 from genesis_fn.backends.cuda.codegen.loops import (
     Loops,
     Pointee,
@@ -23,6 +16,7 @@ from genesis_fn.backends.cuda.codegen.loops import (
 )
 from genesis_fn.backends.cuda.codegen.pairs import find_pairs
 from genesis_fn.backends.cuda.codegen.tiling import Tiling
+from genesis_fn.compiler.loop_ir.choices import Choice, ChosenLoad, Element, Option, find_choices
 from genesis_fn.compiler.loop_ir.kernel import Instr
 from genesis_fn.compiler.options import enabled
 from genesis_fn.core import dtypes
@@ -55,12 +49,15 @@ class KernelWriter:
     * `masks`: the conditions under which loop variables are in bounds; none where all values are.
     * `tiled`: the expression of `p` in `i` and `j`, in a kernel that works on tiles.
     * `pairs`: the accesses of two neighbours.
-    * `chosen`, `replaced`: choices that are loads at a chosen place, and what they replace.
+    * `inlined`: it stands in another kernel, which has tiles and values of its own.
+    * `chosen`, `replaced`: choices that are loads at a chosen offset, and what they replace.
 
     Loop variables: `p` counts rows, `r` elements of a row, `q` the rows that are loaded ahead.
     """
 
-    def __init__(self, loops: Loops, tiling: Tiling, letter: str = "v", depth: int = 1) -> None:
+    def __init__(
+        self, loops: Loops, tiling: Tiling, letter: str = "v", depth: int = 1, inlined: bool = False
+    ) -> None:
         self.loops, self.tiling, self.letter, self.depth = loops, tiling, letter, depth
         self.partial = tiling.partial
         self.lines: list[str] = []
@@ -69,7 +66,11 @@ class KernelWriter:
         self.masks: dict[str, str] = {}
         self.tiled: Expr | None = None
         self.pairs = find_pairs(loops, tiling)
-        self.chosen, self.replaced = find_choices(loops)
+        self.chosen: Mapping[int, ChosenLoad] = {}
+        self.replaced: frozenset[int] = frozenset()
+        if not inlined:
+            self.chosen, self.replaced = find_choices(loops.instrs, loops.stores)
+        self.inlined = inlined
         self._names: dict[tuple[Pointee, bool], str] = {}
 
     def line(self, text: str) -> None:
@@ -132,18 +133,19 @@ class KernelWriter:
         self.line(f"{self.value[first]}, {self.value[second]} = {both}")
 
     def _chosen(self, load: ChosenLoad) -> str:
-        """The text of a load at a chosen place."""
+        """The text of a load at a chosen offset."""
 
-        def place(at: Place) -> str:
-            if type(at) is Element:
-                return self.address(at.offset, at.offset.names)
-            assert type(at) is Choice
-            (condition,) = [self.condition(g) for g in at.conditions]
-            return f"tl.where({condition}, {place(at.first)}, {place(at.second)})"
+        def address(option: Option) -> str:
+            if type(option) is Element:
+                return self.address(option.offset, option.offset.names)
+            assert type(option) is Choice
+            (condition,) = [self.condition(g) for g in option.conditions]
+            return f"tl.where({condition}, {address(option.first)}, {address(option.second)})"
 
-        mask = self.mask(load.names, load.place.guards)
+        mask = self.mask(load.names, load.choice.guards)
         condition = f", {mask}, other={_zero(load.target)}" if mask else ""
-        access = f"tl.load({self.pointer(load.target, False)} + ({place(load.place)}){condition})"
+        pointer = self.pointer(load.target, False)
+        access = f"tl.load({pointer} + ({address(load.choice)}){condition})"
         return loaded(access, dtype_of(load.target))
 
     def _offset(self, n: int) -> int:
@@ -284,7 +286,7 @@ def _load(t: KernelWriter, i: Instr) -> str:
 def _repeats(t: KernelWriter, i: Instr) -> int:
     """How many neighbours along a row, a power of two of them, a load reads one element for."""
     _, offset, guards = i.meta
-    if not enabled("repeats") or "r" not in i.names or is_wide(offset):
+    if t.inlined or not enabled("repeats") or "r" not in i.names or is_wide(offset):
         return 1
     if any(["r" in g.expr.names for g in guards]):
         return 1

@@ -99,7 +99,7 @@ def _whole_row(t: KernelWriter) -> None:
     """Define `r` and its mask, where a row is one chunk."""
     t.line(f"r = tl.arange(0, {t.tiling.chunk})[None, :]")
     if len(t.chosen) > len(set(t.loops.of("load")) - t.replaced):
-        # Most loads are of chosen places, an element at a time. Others are in the same layout then.
+        # Most loads are at chosen offsets, an element at a time: others get the same layout.
         t.line("r = tl.max_contiguous(r, [1, 1])")
     if "r" in t.pairs.variables():
         t.line(f"r2 = tl.arange(0, {2 * t.tiling.chunk})[None, :]")
