@@ -14,6 +14,8 @@ from genesis_fn.core.configuration import environment
 
 PASSES = {
     "computed": "reductions of arrays that are computed and never read have forms of their own",
+    "row_factors": "sums of rows do not wait for a factor of the row that comes of other sums",
+    "by_columns": "reductions over split axes go by columns first, and share that pass",
     "horizontal": "independent launches become one (horizontal fusion)",
     "row_column_reduce": "one kernel reduces rows and columns",
     "split_rows": "rows are unrolled where concatenations cut them, flat kernels run over rows",
@@ -33,6 +35,9 @@ PASSES = {
     "team_loops": "programs share the rows of loops with matrices too large for one of them",
     "loop_steps": "several iterations of a loop are one kernel, which computes again what it needs",
     "attention": "attention that is written out becomes the fused functions that have kernels",
+    "loads_ahead": "sums for columns load several rounds of their loop at once",
+    "repeats": "neighbours along a row that read one element load it once",
+    "choices": "a choice between elements of one array is a load at a chosen offset",
     "grouped": "matrix products with too few tiles to fill the GPU share launches",
 }
 

@@ -122,6 +122,44 @@ def test_remainders_of_remainders(name: str) -> None:
 
 
 @only_compiled
+@pytest.mark.parametrize("kind", [dtypes.BF16, dtypes.F32], ids=str)
+def test_sums_for_columns_load_ahead(kind: np.dtype) -> None:
+    """Rounds of a loop are under way in shared memory; what is stored may be wider."""
+    x = rng.standard_normal((2101, 64)).astype(kind)
+
+    def f(x):
+        y = x.astype(gnp.float32) * 2
+        return gnp.sum(y * y, 0), gnp.max(y, 0), y
+
+    text = programs.compare(f, x, tolerance=2e-4).as_text()
+    assert "num_stages" in text and ("max_contiguous" in text) == (kind == dtypes.BF16)
+
+
+@only_compiled
+def test_neighbours_that_read_one_element() -> None:
+    x, m = rng.standard_normal((4, 70, 32, 8)).astype(np.float32), rng.standard_normal((4, 32))
+
+    def f(x, m):
+        return (x - m[:, None, :, None]) ** 2, gnp.sum(x * m[:, None, :, None], (0, 1, 2, 3))
+
+    text = programs.compare(f, x, m.astype(np.float32), tolerance=2e-3).as_text()
+    assert "r_8" in text
+
+
+@only_compiled
+def test_chosen_offsets() -> None:
+    """Of a padded array: addresses that no part has are computed, and not read."""
+    x = rng.standard_normal((2, 24, 64)).astype(np.float32)
+
+    def f(x):
+        y = gnp.pad(x, ((0, 0), (1, 1), (1, 1)), mode="edge")
+        return sum([y[:, i : i + 24, j : j + 64] * (i + 3 * j) for i in range(3) for j in range(3)])
+
+    text = programs.compare(f, x, tolerance=1e-4).as_text()
+    assert "tl.load(b0 + (tl.where" in text
+
+
+@only_compiled
 def test_a_misaligned_access_is_refused() -> None:
     from genesis_fn.backends.cuda.binaries.compile import SourceKernel
     from genesis_fn.kernels.language.expressions import MODULES, PRELUDE

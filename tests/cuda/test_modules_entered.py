@@ -41,7 +41,8 @@ BODY = {
     "group_matmuls": pipeline.group_matmuls,
     "share_sorts": pipeline.share_sorts, "rotations": pipeline.rotations,
     "overlays": pipeline.overlays,
-    "computed_reductions": pipeline.computed_reductions, "fuse_jaxpr": pipeline.fuse_jaxpr,
+    "computed_reductions": pipeline.computed_reductions, "row_factors": pipeline.row_factors,
+    "reductions_by_columns": pipeline.reductions_by_columns, "fuse_jaxpr": pipeline.fuse_jaxpr,
     "lower": ProgramLowering.lower, "fuse_horizontally": pipeline.fuse_horizontally,
     "overlap_collectives": pipeline.overlap_collectives, "pack_arena": pipeline.pack_arena,
 }  # fmt: skip

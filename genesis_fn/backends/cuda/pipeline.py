@@ -5,7 +5,8 @@
     body by body     products_outside -> row_loops -> joined_iterations       schedule
                      -> absorb_casts -> vectors_left -> inner_products
                      -> group_matmuls -> share_sorts -> rotations -> overlays
-                     -> computed_reductions -> fuse -> lower
+                     -> computed_reductions -> row_factors
+                     -> reductions_by_columns -> fuse -> lower
                      -> fuse_horizontally -> overlap_collectives -> pack_arena
     executable       ProgramBinding, IOBuffers, CudaExecutable                compile_jaxpr
 
@@ -39,12 +40,14 @@ from genesis_fn.backends.cuda.run.runtime import device_runtime
 from genesis_fn.backends.cuda.run.steps import exchanged_buffers
 from genesis_fn.compiler.attention.rewrite import fuse_attention
 from genesis_fn.compiler.complex_parts.represent import represented
+from genesis_fn.compiler.fusion.by_columns import reductions_by_columns
 from genesis_fn.compiler.fusion.computed import computed_reductions
 from genesis_fn.compiler.fusion.fuse import fuse_jaxpr
 from genesis_fn.compiler.fusion.loop_steps import joined_iterations
 from genesis_fn.compiler.fusion.matmul_grouping import group_matmuls
 from genesis_fn.compiler.fusion.overlays import overlays
 from genesis_fn.compiler.fusion.rotations import rotations
+from genesis_fn.compiler.fusion.row_factors import row_factors
 from genesis_fn.compiler.fusion.vectors import inner_products, vectors_left
 from genesis_fn.compiler.loop_ir.kernel import SliceStore
 from genesis_fn.compiler.memory.inplace import donations
@@ -178,6 +181,12 @@ def schedule(
 
     # Reductions of arrays that are computed and never read take the form of one cheap kernel.
     jaxpr = computed_reductions(jaxpr)
+
+    # Sums of rows do not wait for a factor of the row that comes of other sums.
+    jaxpr = row_factors(jaxpr)
+
+    # Reductions over split axes go by columns first, in one pass with others that read the same.
+    jaxpr = reductions_by_columns(jaxpr, table.target)
 
     # Fuse equations into groups, each the loops of one kernel. A value that only its own group
     # reads is never stored.

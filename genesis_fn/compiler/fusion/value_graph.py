@@ -9,6 +9,7 @@ from typing import TypeVar
 
 from genesis_fn.compiler.loop_ir.kernel import is_reduction
 from genesis_fn.compiler.target import Target
+from genesis_fn.core.aval import Aval
 from genesis_fn.core.backend import index as ix
 from genesis_fn.core.backend.lowering import Elementwise, Reduce, Source, View
 from genesis_fn.core.jaxpr import Eqn, Jaxpr, Var
@@ -24,6 +25,7 @@ _MAX_SOURCES = 8  # operands of a concatenation that is computed where it is rea
 # held in memory for a time that arithmetic takes twice: it may take more operations.
 _COMPUTED, _MAX_COMPUTED = 8, 256
 _BROADCAST = 24  # operations of a value that are not repeated for each copy that a broadcast makes
+_FEW, _REPEATED = 4096, 1024  # numbers, and copies of each, that are worth a kernel of their own
 _ALIGNED = 16  # bytes; kernels assume it of every buffer (`kernels.plan.Plan`)
 
 
@@ -61,6 +63,20 @@ def kind_of(e: Eqn) -> str:
 
 def _union(sets: Sequence[frozenset[T]]) -> frozenset[T]:
     return sets[0] if len(sets) == 1 else frozenset().union(*sets)
+
+
+def _is_done_once(x: Aval, o: Aval, done: float, target: Target) -> bool:
+    """Whether so many operations are done once for each element of `x`, which is broadcast to `o`,
+    and not for each copy."""
+    if done >= _BROADCAST:
+        return o.size >= 8 * x.size
+    # A mean or a scale of few rows, if its copies take longer than a kernel that stores it.
+    start = target.launch_bytes / target.bandwidth
+    return (
+        x.size <= _FEW
+        and o.size >= _REPEATED * x.size
+        and done * o.size >= start * target.additions
+    )
 
 
 def _lacking(e: Eqn, target: Target) -> bool:
@@ -151,6 +167,12 @@ class ValueGraph:
             return None
         return x, offset_of_v.const * x.aval.dtype.itemsize
 
+    def _reshaped(self, v: Var) -> Var:
+        """The value that `v` is a reshape of, or `v`."""
+        while v not in self.materialized and self.producer[v].prim is reshape_p:
+            (v,) = self.producer[v].ins
+        return v
+
     def count_uses(self) -> None:
         """Count the computations that read each value, seen through views."""
         # From the last equation on: a view's uses are known before they become its operands'.
@@ -195,14 +217,11 @@ class ValueGraph:
                 leaves |= {(i, -1) for i in operands if i in self.materialized}
             work = _union([steps[i] for i in virtual])
             most[n] = cost[n] + sum([most[self.position[i]] for i in virtual])
-            # Broadcast to eight times its size, costly work is done once for each element of `x`.
             if e.prim is broadcast_in_dim_p and virtual:
-                (x,), o = operands, e.outs[0]
-                if (
-                    most[n] >= _BROADCAST
-                    and o.aval.size >= 8 * x.aval.size
-                    and self.kind.get(id(self.producer[x])) == "map"
-                    and sum([cost[k] for k in work]) >= _BROADCAST
+                x, o = self._reshaped(operands[0]), e.outs[0]
+                done = min(most[n], sum([cost[k] for k in work]))
+                if self.kind.get(id(self.producer[x])) == "map" and _is_done_once(
+                    x.aval, o.aval, done, target
                 ):
                     self.materialized.add(x)
                     leaves, work, most[n] = frozenset(((x, -1),)), frozenset(), 0.0

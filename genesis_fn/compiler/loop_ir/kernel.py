@@ -27,7 +27,8 @@ from genesis_fn.core.backend.lowering import Piece, Reduce, Source, View
 from genesis_fn.core.dtypes import DType
 from genesis_fn.core.jaxpr import Eqn, Var
 from genesis_fn.core.primitive import Primitive
-from genesis_fn.primitives.elementwise import integer_pow_p, mul, sub
+from genesis_fn.primitives.elementwise import integer_pow_p, mul, neg, sub
+from genesis_fn.primitives.reductions.reduce import reduce_sum_p
 
 loop_slice_p = Primitive(
     "loop_slice",
@@ -461,7 +462,48 @@ class KernelIR:
         index = tuple([next(r) if i in axes else next(p) for i in range(len(shape))])
         arg = self.at(x, index, frozenset())
         op = "column_reduce" if column else "reduce"
+        columns = not self.domain.inner and enabled("row_factors")
+        if columns and op == "reduce" and e.prim is reduce_sum_p:
+            arg, outside, negative = self._without_row_factors(arg)
+            n = self._emit(op, (arg,), (_reduce(e),), v.aval.dtype, eqn=e)
+            for factor in outside:
+                n = self._emit("map", (n, factor), _map_of(mul.prim), v.aval.dtype)
+            return self._emit("map", (n,), _map_of(neg.prim), v.aval.dtype) if negative else n
         return self._emit(op, (arg,), (_reduce(e),), v.aval.dtype, eqn=e)
+
+    def _without_row_factors(self, n: int) -> tuple[int, list[int | Literal], bool]:
+        """(instruction n without the factors that are the same along `r`, those, whether it is
+        negated besides): sums that differ in these are one sum.
+
+        Sums for columns hold an accumulator for each element of a tile. The four that the gradients
+        of a norm take are two, and a loop has a third of the instructions less.
+        """
+        inside: list[int] = []
+        outside: list[int | Literal] = []
+        negative = False
+        todo: list[int | Literal] = [n]
+        while todo:
+            k = todo.pop()
+            if isinstance(k, Literal):
+                outside.append(k)
+                continue
+            i = self.instrs[k]
+            exact = i.op == "map" and i.dtype in (dtypes.F32, dtypes.F64) and not i.meta[2]
+            if "r" not in i.names:
+                outside.append(k)
+            elif exact and i.meta[0] is neg.prim:
+                negative = not negative
+                todo.append(i.args[0])
+            elif exact and i.meta[0] is mul.prim:
+                todo += reversed(i.args)
+            else:
+                inside.append(k)
+        if not inside or not (outside or negative):
+            return n, [], False
+        first, *rest = inside
+        for k in rest:
+            first = self._emit("map", (first, k), _map_of(mul.prim), self.instrs[n].dtype)
+        return first, outside, negative
 
     def _compute(self, v: Var, e: Eqn, at: Index, guards: Guards) -> int:
         lowering = e.prim.lowering
@@ -636,6 +678,11 @@ def is_reduction(e: Eqn) -> bool:
 def reduced_axes(e: Eqn) -> tuple[int, ...]:
     """The axes that a reduction reduces, in order."""
     return tuple(sorted(e.params["axes"])) if "axes" in e.params else (e.params["axis"],)
+
+
+def _map_of(prim: Primitive) -> tuple[Primitive, tuple[Any, ...], bool]:
+    """What an instruction of an operation without parameters has as its `meta`."""
+    return prim, (), False
 
 
 def _reduce(e: Eqn) -> Reduce:

@@ -197,7 +197,9 @@ def _divisors(e: Expr) -> Iterator[int]:
     for atom in e.terms:
         kind, operand, c = atom.key
         if kind != "var":
-            yield c
+            # The remainder of a quotient, p // d % c, has the period c * d.
+            within = [a.key[2] for a in operand.terms if a.key[0] == "div"]
+            yield c * math.prod(within) if len(operand.terms) == 1 else c
             yield from _divisors(operand)
 
 

@@ -18,6 +18,7 @@ from genesis_fn.primitives.shape import barrier_p, broadcast_in_dim_p, reshape_p
 
 _INFINITE = 1 << 62
 _NEAR = 60  # equations within which uses share one recomputation
+_FEW = 16 << 10  # bytes that all uses share, however far apart: statistics of a norm, say
 _MAX_LEAVES = 8  # values that a recomputation may read
 _MAX_READ = 3  # bytes that it may read, for each byte that it computes
 _SMALL = 8 << 20  # bytes of a value of inputs only that is simply saved
@@ -236,7 +237,7 @@ def _fuses_away(e: Eqn) -> bool:
 def _with_recomputation(jaxpr: Jaxpr, producer: dict[Any, Eqn], saved: set[Var]) -> Jaxpr:
     """The program with values that are not saved recomputed before their uses in the backward pass.
     A recomputation serves uses within `_NEAR` equations: further apart it would be live as long as
-    a saved value."""
+    a saved value, which matters of all but small ones."""
     eqns: list[Eqn] = []
     copies: dict[Var, tuple[int, Var]] = {}
 
@@ -244,7 +245,7 @@ def _with_recomputation(jaxpr: Jaxpr, producer: dict[Any, Eqn], saved: set[Var])
         if type(v) is not Var or v not in producer or v in saved:
             return v
         found = copies.get(v)
-        if found is not None and at - found[0] <= _NEAR:
+        if found is not None and (at - found[0] <= _NEAR or v.aval.nbytes <= _FEW):
             return found[1]
         e = producer[v]
         if not is_recomputable(e, True):

@@ -123,7 +123,8 @@ def add(*exprs: Expr) -> Expr:
 
 
 def _joined(terms: dict[Atom, int], total: int) -> Expr:
-    """The sum with `c * (x // c) + x % c` replaced by x."""
+    """The sum with `c * (x // c) + x % c` replaced by x, and `c * (x // c % n) + x % c` by
+    x % (c * n)."""
     for atom, k in terms.items():
         if atom.key[0] != "mod":
             continue
@@ -132,9 +133,15 @@ def _joined(terms: dict[Atom, int], total: int) -> Expr:
         if quotient.const or len(quotient.terms) != 1:
             continue
         ((other, one),) = quotient.terms.items()
-        if one == 1 and terms.get(other) == k * c:
+        if one != 1:
+            continue
+        whole = x if terms.get(other) == k * c else None
+        for a, n in terms.items():
+            if n == k * c and a.key[:2] == ("mod", quotient):
+                other, whole = a, mod(x, c * a.key[2])
+        if whole is not None:
             rest = {a: n for a, n in terms.items() if a is not atom and a != other}
-            return add(Expr(rest, total), scale(x, k))
+            return add(Expr(rest, total), scale(whole, k))
     return Expr(terms, total)
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from genesis_fn.backends.cuda.codegen.loops import (
@@ -15,7 +16,9 @@ from genesis_fn.backends.cuda.codegen.loops import (
 )
 from genesis_fn.backends.cuda.codegen.pairs import find_pairs
 from genesis_fn.backends.cuda.codegen.tiling import Tiling
+from genesis_fn.compiler.loop_ir.choices import Choice, ChosenLoad, Element, Option, find_choices
 from genesis_fn.compiler.loop_ir.kernel import Instr
+from genesis_fn.compiler.options import enabled
 from genesis_fn.core import dtypes
 from genesis_fn.core.backend import index as ix
 from genesis_fn.core.backend.index import Atom, Expr, IndexGuard
@@ -36,6 +39,9 @@ class Parameter:
         return NAMES[dtype_of(self.target)]
 
 
+_LEAST_REPEATS = 4  # of an element, that are worth a tile of its own
+
+
 class KernelWriter:
     """Writes the lines of one kernel.
 
@@ -43,11 +49,15 @@ class KernelWriter:
     * `masks`: the conditions under which loop variables are in bounds; none where all values are.
     * `tiled`: the expression of `p` in `i` and `j`, in a kernel that works on tiles.
     * `pairs`: the accesses of two neighbours.
+    * `inlined`: it stands in another kernel, which has tiles and values of its own.
+    * `chosen`, `replaced`: choices that are loads at a chosen offset, and what they replace.
 
     Loop variables: `p` counts rows, `r` elements of a row, `q` the rows that are loaded ahead.
     """
 
-    def __init__(self, loops: Loops, tiling: Tiling, letter: str = "v", depth: int = 1) -> None:
+    def __init__(
+        self, loops: Loops, tiling: Tiling, letter: str = "v", depth: int = 1, inlined: bool = False
+    ) -> None:
         self.loops, self.tiling, self.letter, self.depth = loops, tiling, letter, depth
         self.partial = tiling.partial
         self.lines: list[str] = []
@@ -56,6 +66,11 @@ class KernelWriter:
         self.masks: dict[str, str] = {}
         self.tiled: Expr | None = None
         self.pairs = find_pairs(loops, tiling)
+        self.chosen: Mapping[int, ChosenLoad] = {}
+        self.replaced: frozenset[int] = frozenset()
+        if not inlined:
+            self.chosen, self.replaced = find_choices(loops.instrs, loops.stores)
+        self.inlined = inlined
         self._names: dict[tuple[Pointee, bool], str] = {}
 
     def line(self, text: str) -> None:
@@ -87,6 +102,12 @@ class KernelWriter:
         if n in self.pairs.loads:
             self._load_pair(n)
             return
+        if n in self.replaced:
+            return
+        if n in self.chosen:
+            self.value[n] = f"{self.letter}{n}"
+            self.line(f"{self.value[n]} = {self._chosen(self.chosen[n])}")
+            return
         text = _MAKERS[i.op](self, i)
         # Constants stand where they are used: the compiler folds them into instructions.
         if i.op == "const":
@@ -110,6 +131,22 @@ class KernelWriter:
         access = f"tl.load({self.pointer(target, False)} + ({address}){condition})"
         both = self.pairs.parted(access, along, names)
         self.line(f"{self.value[first]}, {self.value[second]} = {both}")
+
+    def _chosen(self, load: ChosenLoad) -> str:
+        """The text of a load at a chosen offset."""
+
+        def address(option: Option) -> str:
+            if type(option) is Element:
+                return self.address(option.offset, option.offset.names)
+            assert type(option) is Choice
+            (condition,) = [self.condition(g) for g in option.conditions]
+            return f"tl.where({condition}, {address(option.first)}, {address(option.second)})"
+
+        mask = self.mask(load.names, load.choice.guards)
+        condition = f", {mask}, other={_zero(load.target)}" if mask else ""
+        pointer = self.pointer(load.target, False)
+        access = f"tl.load({pointer} + ({address(load.choice)}){condition})"
+        return loaded(access, dtype_of(load.target))
 
     def _offset(self, n: int) -> int:
         return self.loops.instrs[n].meta[1].const
@@ -245,7 +282,50 @@ def _zero(target: Pointee) -> str:
 
 def _load(t: KernelWriter, i: Instr) -> str:
     target, offset, guards = i.meta
-    return loaded(t.get(target, offset, i.names, guards), dtype_of(target))
+    count = _repeats(t, i)
+    if count < _LEAST_REPEATS:
+        return loaded(t.get(target, offset, i.names, guards), dtype_of(target))
+    # One load for all neighbours along a row that read the same, as the channels of a group read
+    # its mean: a thread would load it for each.
+    chunk, few, name = t.tiling.chunk, t.tiling.chunk // count, f"r_{count}"
+    first = f"start // {count} + " if t.tiling.kind == "looped" else ""
+    t.line(f"{name} = {first}tl.arange(0, {few})[None, :]")
+    offset = ix.substitute(offset, "r", ix.scale(ix.var(name, t.loops.depth // count), count))
+    before, t.masks = t.masks, {k: v for k, v in t.masks.items() if k != "r"}
+    if "r" in before:
+        t.masks[name] = f"({name} < {t.loops.depth // count})"
+    text = loaded(t.get(target, offset, i.names - {"r"} | {name}, guards), dtype_of(target))
+    t.masks = before
+    rows = t.tiling.block if "p" in i.names else 1
+    spread = f"tl.broadcast_to(({text})[:, :, None], ({rows}, {few}, {count}))"
+    return f"tl.reshape({spread}, ({rows}, {chunk}))"
+
+
+def _repeats(t: KernelWriter, i: Instr) -> int:
+    """How many neighbours along a row, a power of two of them, a load reads one element for."""
+    _, offset, guards = i.meta
+    if t.inlined or not enabled("repeats") or "r" not in i.names or is_wide(offset):
+        return 1
+    if any(["r" in g.expr.names for g in guards]):
+        return 1
+    count = math.gcd(repeats(offset, "r"), t.tiling.chunk, t.loops.depth)
+    return count & -count
+
+
+def repeats(e: Expr, name: str) -> int:
+    """A number of neighbouring values of a variable for which an expression is the same; 0 if it is
+    for all."""
+    count = 0
+    for atom in e.terms:
+        kind, operand, c = atom.key
+        if name in atom.names:
+            whole = kind == "div" and _is_variable(operand)
+            count = math.gcd(count, 1 if kind == "var" else c if whole else repeats(operand, name))
+    return count
+
+
+def _is_variable(e: Expr) -> bool:
+    return not e.const and [(a.key[0], k) for a, k in e.terms.items()] == [("var", 1)]
 
 
 def _index(t: KernelWriter, i: Instr) -> str:

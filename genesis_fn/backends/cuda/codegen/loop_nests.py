@@ -98,6 +98,9 @@ def _rows(t: KernelWriter) -> None:
 def _whole_row(t: KernelWriter) -> None:
     """Define `r` and its mask, where a row is one chunk."""
     t.line(f"r = tl.arange(0, {t.tiling.chunk})[None, :]")
+    if len(t.chosen) > len(set(t.loops.of("load")) - t.replaced):
+        # Most loads are at chosen offsets, an element at a time: others get the same layout.
+        t.line("r = tl.max_contiguous(r, [1, 1])")
     if "r" in t.pairs.variables():
         t.line(f"r2 = tl.arange(0, {2 * t.tiling.chunk})[None, :]")
     t.bounded("r", t.loops.depth, t.loops.depth == t.tiling.chunk)
@@ -193,6 +196,8 @@ def _looped(t: KernelWriter) -> None:
     """
     loops, instrs = t.loops, t.loops.instrs
     _rows(t)
+    if (count := _neighbours(loops)) > 1:
+        t.line(f"p = tl.max_contiguous(p, [{count}, 1])")
     t.wide_names(r=False)
     fixed = [n for n, i in enumerate(instrs) if "r" not in i.names and i.op != "reduce"]
     stores = [s for s in loops.stores if "r" in s[1].names]
@@ -212,6 +217,18 @@ def _looped(t: KernelWriter) -> None:
         t.store(store)
 
 
+def _neighbours(loops: Loops) -> int:
+    """How many neighbours a thread has of tiles that are loaded in fewer bits than they are stored
+    in; 0 for as many as Triton gives it. That is 16 bytes of either, so that it would compute each
+    element twice, in the layout of what is loaded and in that of what is stored."""
+    whole = {"p", "r"}
+    read = [i.dtype.itemsize for i in loops.instrs if i.op == "load" and i.names >= whole]
+    written = [v.aval.dtype.itemsize for v, e, _ in loops.stores if e.names >= whole]
+    if loops.inner or not read or not written or min(read) >= max(written):
+        return 0
+    return 16 // max(written)
+
+
 def _fixed(t: KernelWriter, instrs: Sequence[int]) -> None:
     """Write those of the instructions that are not written yet."""
     for n in instrs:
@@ -225,12 +242,14 @@ def _pass(t: KernelWriter, reductions: Sequence[int], stores: Sequence[Store]) -
     for n in reductions:
         start(t, n)
     exact = loops.depth % tiling.chunk == 0
+    span = f"0, {loops.depth}, {tiling.chunk}"
     if t.partial:
         t.line(f"first = tl.program_id(1) * {tiling.length}")
-        t.line(f"for start in range(first, first + {tiling.length}, {tiling.chunk}):")
+        span = f"first, first + {tiling.length}, {tiling.chunk}"
         exact = exact and loops.depth == tiling.length * tiling.splits
-    else:
-        t.line(f"for start in range(0, {loops.depth}, {tiling.chunk}):")
+    ahead = tiling.stages > 1
+    each = f"tl.range({span}, num_stages={tiling.stages})" if ahead else f"range({span})"
+    t.line(f"for start in {each}:")
     t.depth += 1
     t.line(f"r = start + tl.arange(0, {tiling.chunk})[None, :]")
     if "r" in t.pairs.variables():

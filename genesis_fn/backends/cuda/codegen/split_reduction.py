@@ -15,6 +15,7 @@ from genesis_fn.backends.cuda.codegen.tiling import (
     Tiling,
     choose_tiling,
     combine_tiling,
+    loads_ahead,
     looped_tile,
     slab_tiling,
 )
@@ -75,6 +76,7 @@ def _partial_tiling(loops: Loops, target: Target) -> Tiling:
         splits=count,
         length=length,
         final=False,
+        stages=loads_ahead(loops, block * chunk),
     )
 
 

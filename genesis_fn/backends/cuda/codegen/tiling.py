@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from genesis_fn.backends.cuda.codegen.loops import Loops, PartialResult, Pointee
 from genesis_fn.compiler.loop_ir.kernel import peak_live
+from genesis_fn.compiler.options import enabled
 from genesis_fn.compiler.target import Target
 from genesis_fn.core.backend.index import Expr
 from genesis_fn.kernels.plan_builder import cdiv, next_power_of_two
@@ -23,6 +24,10 @@ PERSISTENT = 16384  # the longest row that stays in registers, in elements
 _STENCIL = 8, 256  # rows and columns of a tile of a stencil
 _HALO = 4  # rows above and below that a stencil may read, and columns beside
 _MANY = 1 << 20  # elements of an array that is worth tiles of several rows
+_TILE_ROWS = 64  # of a tile whose rows are neighbours in memory
+_SECTOR = 32  # bytes that memory moves at least
+_STAGES = 5  # rounds of a loop in shared memory, at most
+_UNDER_WAY = 16384  # bytes that a program loads ahead
 _PAIRS = 128  # columns of a tile of a computed array, one for each thread
 _REGISTERS = 136  # per thread, the most that a slab's tiles are estimated to take
 # Of a kernel whose tiles may be smaller: values that are alive in a thread, with which 16 warps fit
@@ -52,6 +57,7 @@ class Tiling:
     length: int = 0
     final: bool = True  # False: it stores partial results only
     ahead: bool = False  # the next rows are loaded while the present ones are computed
+    stages: int = 1  # rounds of a loop whose loads are under way at once
 
     @property
     def partial(self) -> bool:
@@ -89,7 +95,9 @@ def _elements_per_thread(loops: Loops, most: int) -> int:
     """How many elements of a tile a thread computes at once: `most`, which hide the latency of
     memory and of arithmetic, or as many as leave registers for other warps and fit the instruction
     cache. Of 4 or more Triton loads 16 bytes of float32 at once."""
-    live, size = peak_live(loops.instrs, loops.stores), loops.instructions()
+    # Tiles whose rows are neighbours hold an accumulator for each element.
+    held = 0 if loops.inner else len(loops.of("reduce"))
+    live, size = held + peak_live(loops.instrs, loops.stores), loops.instructions()
     count = most
     while count > 1 and (count * live > _LIVE or count * size > _INSTRUCTIONS):
         count //= 2
@@ -192,13 +200,25 @@ def _reduction_tiling(loops: Loops, target: Target) -> Tiling:
         # Fewer rows for each program rather than idle processors.
         while block > 1 and cdiv(rows, block) < 2 * target.processors:
             block //= 2
-        warps = warps_for(block * padded, 16 if live <= 6 else 8)
+        each = 16 if live <= 6 else 8
+        if not loops.of("reduce") and 8 * loops.instructions() > _INSTRUCTIONS:
+            # Of a long chain a thread has no more elements than in a flat kernel.
+            each = _elements_per_thread(loops, 8)
+            block = max(1, min(block, 512 * each // padded))
+        warps = warps_for(block * padded, each)
         return Tiling("row", (cdiv(rows, block), 1, 1), block, padded, warps=warps)
     if not loops.inner and padded <= 64:
         block = max(1, min(max(16, budget // padded), next_power_of_two(rows)))
         return Tiling("row", (cdiv(rows, block), 1, 1), block, padded)
+    if not loops.inner and cdiv(rows, _TILE_ROWS) < target.processors:
+        # Too few for tiles in a loop, one load after the other: whole rows at once, if they fit.
+        block = min(_SECTOR // 4, next_power_of_two(rows))
+        warps = warps_for(block * padded, each := _elements_per_thread(loops, 16))
+        if block * padded <= 32 * warps * each:
+            return Tiling("row", (cdiv(rows, block), 1, 1), block, padded, warps=warps)
     block, chunk, warps = looped_tile(loops)
-    return Tiling("looped", (cdiv(rows, block), 1, 1), block, chunk, warps=warps)
+    stages = loads_ahead(loops, block * chunk)
+    return Tiling("looped", (cdiv(rows, block), 1, 1), block, chunk, warps=warps, stages=stages)
 
 
 def _pairs_tiling(loops: Loops, target: Target) -> Tiling:
@@ -221,9 +241,19 @@ def looped_tile(loops: Loops) -> tuple[int, int, int]:
         chunk = min(most, next_power_of_two(loops.depth))
         return 1, chunk, warps_for(chunk, each)
     # `r` is not the fastest axis: neighbouring rows are, so that a tile needs many of them.
-    block = min(64, next_power_of_two(loops.rows))
+    block = min(_TILE_ROWS, next_power_of_two(loops.rows))
     chunk = min(2048 // block, next_power_of_two(loops.depth))
     return block, chunk, warps_for(block * chunk, each)
+
+
+def loads_ahead(loops: Loops, elements: int) -> int:
+    """How many rounds of a reduction in a loop are loaded at once, with so many elements a tile: as
+    many as keep memory busy."""
+    if loops.inner or not enabled("loads_ahead"):
+        return 1
+    tiles = [loops.instrs[n] for n in loops.of("load") if loops.instrs[n].names >= {"p", "r"}]
+    size = sum([i.dtype.itemsize for i in tiles]) * elements
+    return max(2, min(_STAGES, 1 + cdiv(_UNDER_WAY, size))) if size else 1
 
 
 def warps_for(elements: int, per_thread: int = 16) -> int:

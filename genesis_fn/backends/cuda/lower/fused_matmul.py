@@ -91,7 +91,7 @@ class InlinedKernel(KernelWriter):
     def __init__(self, body: KernelIR, letter: str, tiling: Tiling, inputs: dict[str, Var]) -> None:
         over = body.domain
         loops = Loops(over.kept, over.reduced, over.inner, body.instrs, body.stores, {})
-        super().__init__(loops, tiling, letter, depth=0)
+        super().__init__(loops, tiling, letter, depth=0, inlined=True)
         self.inputs = inputs
         self.outputs: dict[str, Var] = {}
 
