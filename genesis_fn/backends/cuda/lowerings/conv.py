@@ -1,17 +1,25 @@
-"""Convolutions of any layout: the implicit matrix product, with layouts as strides."""
+"""Convolutions of any layout, as strides: a library's, or the implicit matrix product."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
+from genesis_fn.backends.cuda import libraries
+from genesis_fn.backends.cuda.codegen.kernel_text import add_copy
 from genesis_fn.backends.cuda.lowerings.call import Call, Lowered, lowers
 from genesis_fn.backends.cuda.lowerings.elementwise import add_convert, converted
 from genesis_fn.backends.cuda.lowerings.shape import add_fill
+from genesis_fn.compiler.options import enabled
+from genesis_fn.compiler.target import Target
 from genesis_fn.core import dtypes
+from genesis_fn.core.configuration import config
 from genesis_fn.core.dtypes import DType
 from genesis_fn.kernels.language.dtypes import NAMES, as_number
 from genesis_fn.kernels.matmul.conv import Convolution, plan_convolution
+from genesis_fn.kernels.matmul.library_conv import pays, routine_of, unflipped
+from genesis_fn.kernels.plan import BufferArg
 from genesis_fn.kernels.plan_builder import PlanBuilder, dense
 from genesis_fn.primitives.conv import conv_p
 
@@ -36,11 +44,29 @@ def _convolution(call: Call) -> Lowered:
     spec = _spec(call, number, NAMES[made], precision)
     if narrow:
         held = builder.workspace(call.out.size, "fp32")
-        builder.include(plan_convolution(spec, call.target), [lhs, rhs, held])
+        _add(builder, spec, [lhs, rhs, held], call.target)
         add_convert(builder, held, call.out.update(dtype=made), call.write(), out_kind)
     else:
-        builder.include(plan_convolution(spec, call.target), [lhs, rhs, call.write()])
+        _add(builder, spec, [lhs, rhs, call.write()], call.target)
     return builder.build()
+
+
+def _add(
+    builder: PlanBuilder, spec: Convolution, buffers: Sequence[BufferArg], target: Target
+) -> None:
+    """Append a convolution of these operands and result, by whatever is fastest."""
+    routine = routine_of(spec, config.current().deterministic)
+    chosen = routine is not None and enabled("library_convolutions") and pays(spec, routine, target)
+    if routine is None or not chosen or not libraries.convolves(routine, target):
+        builder.include(plan_convolution(spec, target), buffers)
+        return
+    lhs, rhs, out = buffers
+    if routine.form == "image":
+        shape, strides, first = unflipped(spec)
+        turned = builder.workspace(math.prod(shape), rhs.dtype)
+        add_copy(builder, rhs, turned, shape, strides, None, first)
+        rhs = turned
+    builder.call(routine, [lhs, rhs, out], libraries.scratch(routine, target))
 
 
 def _multiplied_in(call: Call) -> tuple[DType, str]:
