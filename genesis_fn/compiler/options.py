@@ -28,6 +28,7 @@ PASSES = {
     "overlap": "collectives run on a stream of their own, beside kernels that need none of them",
     "row_loops": "loops whose rows do not wait for each other are one kernel each",
     "attention": "attention that is written out becomes the fused functions that have kernels",
+    "pointwise_convolutions": "convolutions with a single tap are matrix products",
     "library_convolutions": "convolutions that a library computes faster are calls of it",
     "grouped": "matrix products with too few tiles to fill the GPU share launches",
 }
