@@ -2,7 +2,7 @@
 
     python benchmarks/kernels/conv_bench.py --out conv.json [--only unet] [--budget 110]
 
-Shapes of ResNet-50, of U-Nets and of networks of audio, channels last as ("NHWC", "HWIO", "NHWC").
+Shapes of ResNet-50, of U-Nets and of networks of audio, most with channels last (NHWC and HWIO).
 A row has the microseconds of what the library chooses (`ours_us`), of its kernels alone
 (`kernel_us`: without cuDNN, and without products in place of convolutions of one tap), and of
 torch, which calls cuDNN by its heuristics on tensors of channels last, weights too. `ratio` is that
@@ -18,7 +18,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +40,7 @@ KERNELS_ALONE = ("library_convolutions", "pointwise_convolutions")
 
 @dataclass(frozen=True)
 class Case:
-    """A convolution of [batch, *spatial, channels] with [*taps, channels / groups, outputs]."""
+    """A convolution of images with kernels of `taps`, in these layouts."""
 
     name: str
     batch: int
@@ -54,6 +54,7 @@ class Case:
     dtype: torch.dtype = BF16
     gradient: bool = True  # of the image, too
     precision: str = "tf32"
+    layouts: tuple[str, str] = ("NHWC", "HWIO")
 
     @property
     def padding(self) -> tuple[int, int]:
@@ -75,11 +76,14 @@ class Case:
 
     def inputs(self) -> Tensors:
         """Image, kernel and cotangent."""
-        shapes = (
-            (self.batch, *self.spatial, self.channels),
-            (*self.taps, self.channels // self.groups, self.outputs),
-            self.result,
+        image, kernel = self.layouts
+        inside = self.channels // self.groups
+        sizes = (
+            (image, "NHWC", (self.batch, *self.spatial, self.channels)),
+            (kernel, "HWIO", (*self.taps, inside, self.outputs)),
+            (image, "NHWC", self.result),
         )
+        shapes = [[shape[of.index(axis)] for axis in layout] for layout, of, shape in sizes]
         return [torch.randn(shape, device="cuda", dtype=self.dtype) for shape in shapes]
 
     def ours(self, what: str) -> Callable[..., Any]:
@@ -89,8 +93,8 @@ class Case:
         def conv(x: Any, w: Any) -> Any:
             return lax.conv_general_dilated(
                 x, w, self.steps, padding, rhs_dilation=self.gaps,
-                dimension_numbers=("NHWC", "HWIO", "NHWC"), feature_group_count=self.groups,
-                precision=self.precision,
+                dimension_numbers=(*self.layouts, self.layouts[0]), precision=self.precision,
+                feature_group_count=self.groups,
             )  # fmt: skip
 
         return {
@@ -110,12 +114,20 @@ class Case:
         )
         return found[mask.index(True)]
 
+    def views(self, x: torch.Tensor, w: torch.Tensor, dy: torch.Tensor) -> Tensors:
+        """The inputs as torch's convolutions take them; images in place, the kernel copied."""
+        image, kernel = [
+            [layout.index(axis) for axis in of]
+            for layout, of in zip(self.layouts, ("NCHW", "OIHW"))
+        ]
+        last = torch.channels_last if self.layouts[0] == "NHWC" else torch.contiguous_format
+        w = w.permute(kernel).contiguous(memory_format=last)
+        return [x.permute(image), w, dy.permute(image)]
 
-def views(x: torch.Tensor, w: torch.Tensor, dy: torch.Tensor) -> Tensors:
-    """The inputs as torch's convolutions take them; the image in place, the kernel copied."""
-    last = torch.channels_last
-    x, w, dy = x.permute(0, 3, 1, 2), w.permute(3, 2, 0, 1), dy.permute(0, 3, 1, 2)
-    return [x, w.contiguous(memory_format=last), dy]
+    def laid(self, what: str, found: torch.Tensor) -> torch.Tensor:
+        """A result of torch's in the layout of ours."""
+        layout, of = (self.layouts[1], "OIHW") if what == "kernel" else (self.layouts[0], "NCHW")
+        return found.permute([of.index(axis) for axis in layout])
 
 
 def cases() -> list[Case]:
@@ -128,11 +140,14 @@ def cases() -> list[Case]:
             found.append(Case(f"{name} 1x1 {c} to {o}", 64, (size, size), c, o, (1, 1)))
         if size > 7:
             half, twice = (2, 2), 2 * width
-            found.append(Case(f"{name} 3x3/2 {twice}", 64, (size,) * 2, twice, twice, (3, 3), half))
+            whole = (size, size)
+            found.append(Case(f"{name} 3x3/2 {twice}", 64, whole, twice, twice, (3, 3), half))
             into, out = 4 * width, 8 * width
-            found.append(Case(f"{name} 1x1/2 {into}", 64, (size,) * 2, into, out, (1, 1), half))
+            found.append(Case(f"{name} 1x1/2 {into}", 64, whole, into, out, (1, 1), half))
     for dtype, name in ((BF16, "bf16"), (F32, "tf32")):
-        found.append(Case(f"unet {name} 64^2 256", 16, (64, 64), 256, 256, (3, 3), dtype=dtype))
+        block = Case(f"unet {name} 64^2 256", 16, (64, 64), 256, 256, (3, 3), dtype=dtype)
+        first = replace(block, name=f"{block.name} NCHW", layouts=("NCHW", "OIHW"))
+        found += [block, first]
     for size, c, o in (
         (32, 3, 64), (32, 64, 64), (16, 64, 128), (8, 128, 128), (16, 256, 64), (32, 128, 64),
         (32, 64, 3),
@@ -172,8 +187,7 @@ def check(name: str, what: str) -> tuple[float, float]:
     torch.manual_seed(0)
     case = of_name(name)
     inputs, function = case.inputs(), case.ours(what)
-    want = case.torchs(what, *[x.double() for x in views(*inputs)])
-    want = want.permute(2, 3, 1, 0) if what == "kernel" else want.permute(0, 2, 3, 1)
+    want = case.laid(what, case.torchs(what, *[x.double() for x in case.views(*inputs)]))
     errors = [difference(results(lambda *xs: function(*xs), inputs), [want])]
     our_time(lambda *xs: function(*xs), [inputs])
     with without(*KERNELS_ALONE):
@@ -192,7 +206,7 @@ def measure(case: Case, what: str) -> dict[str, Any]:
         row["kernel_us"] = 1e6 * our_time(lambda *xs: function(*xs), sets)
     torch.backends.cudnn.allow_tf32 = case.precision == "tf32"
     row["torch_us"] = 1e6 * their_time(
-        lambda *xs: case.torchs(what, *xs), [views(*xs) for xs in sets]
+        lambda *xs: case.torchs(what, *xs), [case.views(*xs) for xs in sets]
     )
     row["ratio"] = row["torch_us"] / row["ours_us"]
     row["tflops"] = case.flops / row["ours_us"] / 1e6

@@ -208,8 +208,8 @@ class Conv:
 
     `form`: "output" is written, or the gradient of the "image" or of the "filter". `kind` is the
     dtype of what is read (float32, float16, bfloat16), `result` of what is written. Channels are in
-    as many groups as the filter's inputs go into the image's. `exact`: products of float32 are not
-    rounded to TF32. `repeatable`: every run gives the same bits.
+    as many groups as the filter's inputs go into the image's. Products of float32 are in TF32.
+    `repeatable`: every run gives the same bits.
     """
 
     captured: ClassVar[bool] = True
@@ -223,7 +223,6 @@ class Conv:
     dilation: tuple[int, ...]
     before: tuple[int, ...]
     after: tuple[int, ...]
-    exact: bool = False
     repeatable: bool = True
 
     @property

@@ -1,7 +1,8 @@
 """The passes of the CUDA backend, in order: start here.
 
     program          physical -> represented -> contiguous_collectives        compile_jaxpr
-                     -> simplify -> fuse_attention -> rematerialise -> donations
+                     -> simplify -> fuse_attention -> laid_convolutions -> rematerialise
+                     -> donations
     body by body     row_loops -> absorb_casts -> vectors_left                schedule
                      -> group_matmuls -> share_sorts -> rotations
                      -> computed_reductions -> fuse -> lower
@@ -32,6 +33,7 @@ from genesis_fn.backends.cuda.lower.steps import (
     keeps_fused,
     pack_arena,
 )
+from genesis_fn.backends.cuda.lowerings.conv import convolution_layouts
 from genesis_fn.backends.cuda.run.executable import CudaExecutable, ProgramBinding
 from genesis_fn.backends.cuda.run.io_buffers import IOBuffers, OutputBuffer
 from genesis_fn.backends.cuda.run.runtime import device_runtime
@@ -48,6 +50,7 @@ from genesis_fn.compiler.memory.inplace import donations
 from genesis_fn.compiler.memory.rematerialise import rematerialise_jaxpr
 from genesis_fn.compiler.row_loops.row_loops import row_loops
 from genesis_fn.compiler.simplify.collectives import contiguous_collectives
+from genesis_fn.compiler.simplify.convolutions import laid_convolutions
 from genesis_fn.compiler.simplify.simplify import simplify_jaxpr
 from genesis_fn.core.aval import sig
 from genesis_fn.core.configuration import config
@@ -86,6 +89,10 @@ def compile_jaxpr(
 
     # Attention that is written out becomes the fused functions that have kernels.
     program = fuse_attention(program, keeps_fused(target))
+
+    # Convolutions have the layouts that a library or a kernel wants, or are products of matrices.
+    laid = laid_convolutions(program, convolution_layouts(target))
+    program = simplify_jaxpr(laid, keeps_fused(target))
 
     # Recompute in the backward pass what costs less than keeping it.
     program = rematerialise_jaxpr(program)

@@ -1,85 +1,125 @@
 """Which convolutions a library computes instead of our kernel, and as which of its routines.
 
 A program has one kind of convolution, of which both gradients are cases. A library has three
-routines with kernels of their own, so a gradient is found again by its form: that of the image has
-gaps between the elements of what it reads, that of the filter slides one image over another.
+routines with kernels of their own, so a gradient is found again by its form (`form_of`).
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
+from genesis_fn.compiler.simplify.convolutions import form_of
 from genesis_fn.compiler.target import Target
 from genesis_fn.kernels.language.element_types import ITEMSIZE
-from genesis_fn.kernels.matmul.conv import Convolution
+from genesis_fn.kernels.matmul.conv import LARGE, Convolution
 from genesis_fn.kernels.plan_builder import INT32_MAX, dense
 from genesis_fn.kernels.routines import Conv, Laid
 
 KINDS = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
-PRECISIONS = ("default", "tf32", "ieee")  # a library has no product of three in TF32
-LEAST_OPERATIONS = 1e8  # smaller ones take a few microseconds in either way
+TF32 = ("default", "tf32")  # precisions of float32 that a library has
 
 
-def pays(spec: Convolution, routine: Conv, target: Target) -> bool:
-    """Whether a library's routine is faster than our kernel, by what was measured on an H200."""
-    image, output = routine.image.sizes[1], routine.output.sizes[1]
-    operations = 2 * spec.rows * spec.depth * spec.groups * spec.out_channels
-    if operations < LEAST_OPERATIONS or target.generation < 8:
-        return False
-    # Tensor cores read the channels of a pixel in whole 16 bytes.
-    aligned = 16 // ITEMSIZE[spec.dtype]
-    return image % aligned == 0 and output % aligned == 0 and routine.groups == 1
+@dataclass(frozen=True, slots=True)
+class LibraryConvolution:
+    """A convolution as a library's routine.
 
-
-def routine_of(spec: Convolution, repeatable: bool = True) -> Conv | None:
-    """The library's routine for a convolution; None where it has none.
-
-    It reads and writes what the convolution does, in the same order; only the gradient of an image
-    takes the filter of `unflipped` instead of the right operand.
+    The routine reads and writes what the convolution does, in the same order, but for the filter,
+    which is [outputs, taps, inputs] to it.
     """
+
+    spec: Convolution
+    routine: Conv
+
+    @classmethod
+    def of(cls, spec: Convolution, repeatable: bool = True) -> LibraryConvolution | None:
+        """A convolution as its routine; None where the library has none."""
+        routine = _routine(spec, repeatable)
+        return None if routine is None else cls(spec, routine)
+
+    def pays(self, target: Target) -> bool:
+        """Whether the routine is faster than our kernel, whose filter is laid for it.
+
+        By what was measured on an H200 (benchmarks/kernels/conv_bench.py), in microseconds of the
+        routine and of the kernel, of which the ratios matter:
+
+            filter's gradient    45 and 71 in 16 bits, 447 and 1748 in TF32, and so for all shapes;
+                                 of 3 channels 296 and 509 in 16 bits, but 74 and 21 in TF32
+            image's gradient     43 and 152 with steps of 2 x 2, of which the kernel multiplies the
+                                 gaps, 42 and 29 with steps of 2 along one axis
+            output               107 and 169 in 16 bits, 200 and 249 in TF32;
+                                 of 64 channels 39 and 46, with steps of 2 slower (29 and 16, 80
+                                 channels), of 3 channels 446 and 125, with gaps 81 and 45
+            in 2, 32 and 256 groups of 256 channels 61 and 71, 53 and 69, 28 and 412
+        """
+        spec, routine = self.spec, self.routine
+        batch, channels = routine.image.sizes[:2]
+        # Groups of one image are the examples of a batch, as `vmap` makes them: small problems.
+        if spec.operations < LARGE or target.generation < 8 or batch < routine.groups > 1:
+            return False
+        wide = [_aligned(c, spec.dtype) for c in (channels, routine.output.sizes[1])]
+        if routine.form == "filter":
+            return wide[0] or spec.dtype != "fp32"
+        if not all(wide) or max(routine.dilation) > 1:
+            return False
+        if routine.form == "image":
+            return math.prod(routine.steps) > 2
+        least = 64 if max(routine.steps) == 1 else 128
+        return spec.dtype != "fp32" or channels >= least
+
+    def filter_view(self) -> tuple[tuple[int, ...], tuple[int, ...], int]:
+        """(shape, strides, first element) by which the routine's filter, [outputs, taps, inputs],
+        is the convolution's right operand, or, of a gradient, its result. The taps of the gradient
+        of an image are in reversed order."""
+        spec, form = self.spec, self.routine.form
+        if form == "output":
+            groups, outputs, inputs, *taps = spec.rhs_strides
+            sizes = (spec.groups, spec.out_channels, *spec.rhs_spatial, spec.in_channels)
+        elif form == "image":
+            groups, inputs, outputs, *taps = spec.rhs_strides
+            sizes = (spec.groups, spec.in_channels, *spec.rhs_spatial, spec.out_channels)
+            first = sum([(n - 1) * s for n, s in zip(spec.rhs_spatial, taps)])
+            return sizes, (groups, outputs, *[-s for s in taps], inputs), first
+        else:
+            inputs, groups, outputs, *taps = spec.out_strides
+            sizes = (spec.groups, spec.out_channels, *spec.out_spatial, spec.batch)
+        return sizes, (groups, outputs, *taps, inputs), 0
+
+
+def _aligned(channels: int, dtype: str) -> bool:
+    """Whether tensor cores can read the channels of a pixel in whole 16 bytes."""
+    return channels * ITEMSIZE[dtype] % 16 == 0
+
+
+def _routine(spec: Convolution, repeatable: bool) -> Conv | None:
     kind, result = KINDS.get(spec.dtype), KINDS.get(spec.out_dtype or spec.dtype)
-    if kind is None or result not in (kind, "float32") or spec.precision not in PRECISIONS:
+    if kind is None or result not in (kind, "float32"):
         return None
-    if max(spec.lhs_dilation) > 1:
-        found = _image_gradient(spec, kind, result)
-    elif math.prod(spec.rhs_spatial) > math.prod(spec.out_spatial):
-        found = _filter_gradient(spec, kind, result)
-    else:
-        found = _convolution(spec, kind, result)
+    if spec.dtype == "fp32" and spec.precision not in TF32:
+        return None
+    made = {"output": _convolution, "image": _image_gradient, "filter": _filter_gradient}
+    found = made[form_of(spec.lhs_dilation, spec.rhs_spatial, spec.out_spatial)](spec, kind, result)
     if found is None or max(map(_extent, (found.image, found.filter, found.output))) > INT32_MAX:
         return None
     after = _after(found)
     if after is None or min(found.before) < 0:
         return None
-    exact = spec.dtype == "fp32" and spec.precision == "ieee"
-    return _of_fewest_axes(replace(found, after=after, exact=exact, repeatable=repeatable))
-
-
-def unflipped(spec: Convolution) -> tuple[tuple[int, ...], tuple[int, ...], int]:
-    """(shape, strides, first element) by which the right operand of a convolution with gaps is the
-    filter that its library's routine takes, [channels out, taps, channels in]."""
-    groups, outer, inner, *taps = spec.rhs_strides
-    shape = (spec.groups, spec.in_channels, *spec.rhs_spatial, spec.out_channels)
-    strides = (groups, inner, *[-s for s in taps], outer)
-    first = sum([(n - 1) * s for n, s in zip(spec.rhs_spatial, taps)])
-    return shape, strides, first
+    found = _of_fewest_axes(replace(found, after=after, repeatable=repeatable))
+    return found if all(map(_is_channels_last, (found.image, found.output))) else None
 
 
 def _convolution(spec: Convolution, kind: str, result: str) -> Conv | None:
     """The convolution itself."""
     image = _grouped(spec.lhs_strides[1:3], spec.in_channels, spec.groups)
     output = _grouped(spec.out_strides[1:3], spec.out_channels, spec.groups)
-    outer = _grouped(spec.rhs_strides[:2], spec.out_channels, spec.groups)
-    inner = (spec.in_channels, spec.rhs_strides[2])
-    if not (image and output and outer):
+    if not (image and output):
         return None
     return Conv(
         kind,
         result,
         "output",
         _image(spec.batch, image, spec.lhs_spatial, spec.lhs_strides),
-        _laid((outer, inner), spec.rhs_spatial, spec.rhs_strides),
+        _filter(output[0], spec.rhs_spatial, spec.in_channels),
         _image(spec.batch, output, spec.out_spatial, spec.out_strides),
         spec.strides,
         spec.rhs_dilation,
@@ -94,20 +134,18 @@ def _image_gradient(spec: Convolution, kind: str, result: str) -> Conv | None:
     image = _grouped(spec.out_strides[1:3], spec.out_channels, spec.groups)
     if max(spec.strides) > 1 or not (image and output):
         return None
-    taps, inner = spec.rhs_spatial, spec.out_channels
-    sizes = (spec.groups * spec.in_channels, *taps, inner)
-    strides = dense(sizes)
-    before = zip(taps, spec.rhs_dilation, spec.padding)
+    taps = zip(spec.rhs_spatial, spec.rhs_dilation, spec.padding)
     return Conv(
         kind,
         result,
         "image",
         _image(spec.batch, image, spec.out_spatial, spec.out_strides),
-        Laid((sizes[0], inner, *taps), (strides[0], 1, *strides[1:-1])),
+        _filter(output[0], spec.rhs_spatial, spec.out_channels),
         _image(spec.batch, output, spec.lhs_spatial, spec.lhs_strides),
         spec.lhs_dilation,
         spec.rhs_dilation,
-        tuple([(k - 1) * d - p for k, d, p in before]),
+        # A full correlation pads by the window's length - 1, less what the forward pass padded.
+        tuple([(k - 1) * d - p for k, d, p in taps]),
         (),
     )
 
@@ -115,20 +153,18 @@ def _image_gradient(spec: Convolution, kind: str, result: str) -> Conv | None:
 def _filter_gradient(spec: Convolution, kind: str, result: str) -> Conv | None:
     """A convolution whose windows are larger than its result, as the gradient of a filter: what it
     sums over are the images of a batch."""
-    images, summed = [(spec.in_channels, x[2]) for x in (spec.lhs_strides, spec.rhs_strides)]
-    inner = (spec.batch, spec.out_strides[0])
     image = _grouped((spec.lhs_strides[1], spec.lhs_strides[0]), spec.batch, spec.groups)
     output = _grouped(spec.rhs_strides[:2], spec.out_channels, spec.groups)
-    outer = _grouped(spec.out_strides[1:3], spec.out_channels, spec.groups)
-    if not (image and output and outer):
+    if not (image and output):
         return None
+    read = (spec.lhs_strides[2], *spec.lhs_strides[1:]), (spec.rhs_strides[2], *spec.rhs_strides)
     return Conv(
         kind,
         result,
         "filter",
-        _laid((images, image), spec.lhs_spatial, spec.lhs_strides),
-        _laid((outer, inner), spec.out_spatial, spec.out_strides),
-        _laid((summed, output), spec.rhs_spatial, spec.rhs_strides),
+        _image(spec.in_channels, image, spec.lhs_spatial, read[0]),
+        _filter(output[0], spec.out_spatial, spec.batch),
+        _image(spec.in_channels, output, spec.rhs_spatial, read[1]),
         spec.rhs_dilation,
         spec.strides,
         spec.padding,
@@ -148,13 +184,28 @@ def _grouped(strides: tuple[int, ...], channels: int, groups: int) -> Axis | Non
 
 
 def _image(batch: int, channels: Axis, spatial: tuple[int, ...], strides: tuple[int, ...]) -> Laid:
-    return _laid(((batch, strides[0]), channels), spatial, strides)
+    """Images of a batch, which lie `strides[0]` apart; the last strides are those of the spatial
+    axes."""
+    size, step = channels
+    return Laid((batch, size, *spatial), (strides[0], step, *strides[-3:]))
 
 
-def _laid(first: tuple[Axis, Axis], spatial: tuple[int, ...], strides: tuple[int, ...]) -> Laid:
-    """An array of these two axes and the spatial ones, whose strides are the last."""
-    (n, at_n), (c, at_c) = first
-    return Laid((n, c, *spatial), (at_n, at_c, *strides[3:]))
+def _filter(outputs: int, taps: tuple[int, ...], inputs: int) -> Laid:
+    """A dense filter, inputs last."""
+    whole, *strides, one = dense((outputs, *taps, inputs))
+    return Laid((outputs, inputs, *taps), (whole, one, *strides))
+
+
+def _is_channels_last(x: Laid) -> bool:
+    """Whether images are dense, channels last: cuDNN takes other strides, and some of its engines
+    have given wrong results for those of a filter."""
+    batch, channels, *spatial = zip(x.sizes, x.strides)
+    size = 1
+    for n, step in (channels, *reversed(spatial), batch):
+        if n > 1 and step != size:
+            return False
+        size *= n
+    return True
 
 
 def _extent(x: Laid) -> int:

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from genesis_fn.backends.cuda import libraries
-from genesis_fn.backends.cuda.codegen.kernel_text import add_copy
+from genesis_fn.backends.cuda.codegen.kernel_text import add_copy, collapsed
 from genesis_fn.backends.cuda.lowerings.call import Call, Lowered, lowers
 from genesis_fn.backends.cuda.lowerings.elementwise import add_convert, converted
 from genesis_fn.backends.cuda.lowerings.shape import add_fill
 from genesis_fn.compiler.options import enabled
+from genesis_fn.compiler.simplify.convolutions import Layout
 from genesis_fn.compiler.target import Target
 from genesis_fn.core import dtypes
 from genesis_fn.core.configuration import config
 from genesis_fn.core.dtypes import DType
+from genesis_fn.core.jaxpr import Eqn
 from genesis_fn.kernels.language.dtypes import NAMES, as_number
 from genesis_fn.kernels.matmul.conv import Convolution, plan_convolution
-from genesis_fn.kernels.matmul.library_conv import pays, routine_of, unflipped
+from genesis_fn.kernels.matmul.library_conv import LibraryConvolution
 from genesis_fn.kernels.plan import BufferArg
 from genesis_fn.kernels.plan_builder import PlanBuilder, dense
 from genesis_fn.primitives.conv import conv_p
@@ -55,18 +57,48 @@ def _add(
     builder: PlanBuilder, spec: Convolution, buffers: Sequence[BufferArg], target: Target
 ) -> None:
     """Append a convolution of these operands and result, by whatever is fastest."""
-    routine = routine_of(spec, config.current().deterministic)
-    chosen = routine is not None and enabled("library_convolutions") and pays(spec, routine, target)
-    if routine is None or not chosen or not libraries.convolves(routine, target):
+    chosen = _by_library(spec, target)
+    if chosen is None:
         builder.include(plan_convolution(spec, target), buffers)
         return
     lhs, rhs, out = buffers
-    if routine.form == "image":
-        shape, strides, first = unflipped(spec)
-        turned = builder.workspace(math.prod(shape), rhs.dtype)
-        add_copy(builder, rhs, turned, shape, strides, None, first)
-        rhs = turned
-    builder.call(routine, [lhs, rhs, out], libraries.scratch(routine, target))
+    routine, (shape, strides, first) = chosen.routine, chosen.filter_view()
+    scratch, written = libraries.scratch(routine, target), out
+    if collapsed(shape, strides)[1] not in ([[1]], [[]]):
+        held = builder.workspace(math.prod(shape), (out if routine.form == "filter" else rhs).dtype)
+        if routine.form == "filter":
+            written = held
+        else:
+            add_copy(builder, rhs, held, shape, strides, None, first)
+            rhs = held
+    builder.call(routine, [lhs, rhs, written], scratch)
+    if written is not out:
+        add_copy(builder, written, out, shape, dense(shape), strides)
+
+
+def _by_library(spec: Convolution, target: Target) -> LibraryConvolution | None:
+    """A convolution as a library's routine; None where our kernel computes it."""
+    found = LibraryConvolution.of(spec, config.current().deterministic)
+    if found is None or not enabled("library_convolutions") or not found.pays(target):
+        return None
+    return found if libraries.convolves(found.routine, target) else None
+
+
+def convolution_layouts(target: Target) -> Callable[[Eqn], Layout]:
+    """Says of an equation, a convolution, who computes it on a target, and what it wants laid."""
+
+    def layout(e: Eqn) -> Layout:
+        avals = tuple([x.aval for x in e.ins])
+        call = Call(e.prim, avals, e.params, target, numerics=e.numerics)
+        if 0 in (call.out.size, *[a.size for a in avals]):
+            return "as it is"
+        kind, precision = _multiplied_in(call)
+        spec = _spec(call, NAMES[as_number(kind)], NAMES[call.out.dtype], precision)
+        if _by_library(spec, target) is not None:
+            return "library"
+        return "filter" if target.contiguous_depth and spec.lays_filter else "as it is"
+
+    return layout
 
 
 def _multiplied_in(call: Call) -> tuple[DType, str]:
