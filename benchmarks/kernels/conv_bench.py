@@ -1,12 +1,13 @@
 """Convolutions and their gradients under jit, by a library and by our kernels, against torch's.
 
-    python benchmarks/kernels/conv_bench.py --out conv.json [--only unet] [--budget 110]
+    python benchmarks/kernels/conv_bench.py --out conv.json [--only unet] [--always] [--budget 110]
 
-Shapes of ResNet-50, of U-Nets and of networks of audio, most with channels last (NHWC and HWIO).
-A row has the microseconds of what the library chooses (`ours_us`), of its kernels alone
-(`kernel_us`: without cuDNN, and without products in place of convolutions of one tap), and of
-torch, which calls cuDNN by its heuristics on tensors of channels last, weights too. `ratio` is that
-of torch's time to ours. Every result is compared with torch's in float64.
+Shapes of ResNet-50, of U-Nets and of networks of audio, most with channels last. A row has the
+microseconds of what the library chooses (`ours_us`), with `--always` of cuDNN wherever it has the
+routine, which is what choices are made by; of kernels alone (`kernel_us`: without cuDNN, and
+without products in place of convolutions of one tap); and of torch, which calls cuDNN by its
+heuristics on tensors of the same layout. `ratio` is that of torch's time to ours. Every result is
+compared with torch's in float64.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ from torch_launch import rehearse
 import genesis_fn as gf
 from genesis_fn import lax
 from genesis_fn.compiler.options import without
+from genesis_fn.compiler.target import Target
+from genesis_fn.kernels.matmul.library_conv import LibraryConvolution
 
 F32, BF16 = torch.float32, torch.bfloat16
 ERRORS = {F32: 3e-3, BF16: 1e-2}  # of TF32, and of results in bfloat16, to the largest result
@@ -54,7 +57,7 @@ class Case:
     dtype: torch.dtype = BF16
     gradient: bool = True  # of the image, too
     precision: str = "tf32"
-    layouts: tuple[str, str] = ("NHWC", "HWIO")
+    layouts: tuple[str, str] = ("NHWC", "OHWI")  # in which programs lay others
 
     @property
     def padding(self) -> tuple[int, int]:
@@ -182,9 +185,16 @@ def of_name(name: str) -> Case:
     return next(c for c in cases() if c.name == name)
 
 
-def check(name: str, what: str) -> tuple[float, float]:
+def always(self: LibraryConvolution, target: Target) -> bool:
+    """In place of what was measured: the library, wherever it has a routine."""
+    return True
+
+
+def check(name: str, what: str, whole: bool) -> tuple[float, float]:
     """The errors of what is chosen and of our kernels; what they need is compiled after this."""
     torch.manual_seed(0)
+    if whole:
+        LibraryConvolution.pays = always
     case = of_name(name)
     inputs, function = case.inputs(), case.ours(what)
     want = case.laid(what, case.torchs(what, *[x.double() for x in case.views(*inputs)]))
@@ -230,6 +240,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("conv.json"))
     parser.add_argument("--only", default="", help="comma-separated parts of names")
+    parser.add_argument("--always", action="store_true", help="cuDNN wherever it has the routine")
     parser.add_argument("--budget", type=float, default=110, help="seconds, about, in all")
     arguments = parser.parse_args()
     report: dict[str, Any] = {
@@ -238,18 +249,23 @@ def main() -> None:
         "cudnn": torch.backends.cudnn.version(),
         "triton": triton.__version__,
         "commit": os.environ.get("KERNEL_COMMIT"),
+        "always": arguments.always,
         "rows": [],
     }
+    if arguments.always:
+        LibraryConvolution.pays = always
     wanted = [part for part in arguments.only.split(",") if part]
-    chosen = [r for r in rows() if not wanted or any(part in r[0] for part in wanted)]
+    chosen = [
+        (*r, arguments.always) for r in rows() if not wanted or any(part in r[0] for part in wanted)
+    ]
     start = time.time()
     checked = rehearse(check, chosen, 0.6 * arguments.budget)
     print(f"{len(checked)} of {len(chosen)} rows checked in {time.time() - start:.0f} s")
-    for name, what in chosen:
+    for name, what, whole in chosen:
         if time.time() - start > arguments.budget:
             print("out of time before", name, what)
             break
-        case, errors = of_name(name), checked.get((name, what), "not rehearsed")
+        case, errors = of_name(name), checked.get((name, what, whole), "not rehearsed")
         try:
             if isinstance(errors, str):
                 raise RuntimeError(errors)

@@ -201,7 +201,7 @@ class Laid:
 
 
 @dataclass(frozen=True, slots=True)
-class Conv:
+class ConvolutionRoutine:
     """output[n, o, p] = sum over c, k of image[n, c, p * steps + k * dilation - before] *
     filter[o, c, k], or one of its gradients, along two or three spatial axes. Buffers: the two
     arrays of `read`, and the one that is `written`.
@@ -267,6 +267,6 @@ Routine: TypeAlias = (
     | GramSvd
     | JacobiSvd
     | Eig
-    | Conv
+    | ConvolutionRoutine
     | Product
 )

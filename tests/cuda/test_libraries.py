@@ -566,7 +566,7 @@ def test_every_routine_has_both_sides(bindings):
     nvidia, _ = bindings
     every = set(typing.get_args(routines.Routine))
     assert every == set(on_host._RUNS)
-    every -= {routines.Conv}  # of another package: test_library_convolutions.py
+    every -= {routines.ConvolutionRoutine}  # of another package: test_library_convolutions.py
     assert every == set(map(type, examples("float32")))
     assert every - {routines.Fft} == set(nvidia._RUNS)
     assert every == set(nvidia._SCRATCH) and {k.__name__ for k in every} == set(BUFFERS)

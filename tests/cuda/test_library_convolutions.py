@@ -30,7 +30,7 @@ from genesis_fn.core.aval import aval
 from genesis_fn.core.errors import BackendError
 from genesis_fn.kernels.matmul.library_conv import LibraryConvolution
 from genesis_fn.kernels.plan import Launch, LibraryCall, Plan
-from genesis_fn.kernels.routines import Conv, Laid
+from genesis_fn.kernels.routines import ConvolutionRoutine, Laid
 from genesis_fn.primitives.conv import conv_dimension_numbers, conv_p
 from genesis_fn.transforms.staging.stage_trace import stage
 from tests.kernels.run import TARGET as HERE
@@ -104,10 +104,11 @@ def test_convolutions_and_gradients(always, case, layouts):
     arrays = [gf.device_put(v, gf.cuda(0)) for v in (x, w)]
     compiled = gf.jit(ours)(*arrays)
     assert set(always) == {"output", "filter", image}
-    # Outside of a program images stay where they lie, and filters are copied.
-    for got in (compiled, ours(*arrays)):
+    # Outside of a program images stay where they lie, which may be a kernel's, and filters are
+    # copied.
+    for got, bound in ((compiled, TF32), (ours(*arrays), 5e-2)):
         for mine, want in zip(got, theirs(x, w), strict=True):
-            np.testing.assert_allclose(np.asarray(mine), np.asarray(want), rtol=TF32, atol=TF32)
+            np.testing.assert_allclose(np.asarray(mine), np.asarray(want), rtol=bound, atol=bound)
 
 
 @pytest.mark.parametrize("kind, bound", [("bfloat16", 2e-2), ("float16", 3e-3)])
@@ -193,8 +194,9 @@ def test_repeatable_unless_the_setting_says_otherwise():
 def equations(f: Any, shapes: Any, choice: str, kind: Any = dtypes.F32) -> list[str]:
     """The primitives of the program of `f`, whose convolutions are laid for what is chosen."""
     jaxpr, _ = stage(lambda *xs: list(f(*xs)), [aval(s, kind) for s in shapes])
-    laid = laid_convolutions(simplify_jaxpr(jaxpr), lambda e: choice)  # pyright: ignore
-    return [e.prim.name for e in simplify_jaxpr(laid).eqns]
+    choose: Any = lambda e: choice
+    laid = laid_convolutions(simplify_jaxpr(jaxpr), choose, lambda e: False)
+    return [e.prim.name for e in laid.eqns]
 
 
 def of_layouts(layouts: tuple[str, ...], strides: Any = (1, 1)) -> Any:
@@ -321,10 +323,10 @@ class Graph:
         }[self.form]  # fmt: skip
         pads = tuple(common["pre_padding"]), tuple(common["post_padding"])
         steps = tuple(common["stride"]), tuple(common["dilation"])
-        routine = Conv(
+        routine = ConvolutionRoutine(
             names[kind], names[said["data_type"]], self.form, image, filter_, output, *steps, *pads
         )
-        on_host._RUNS[Conv](routine, arrays[1], arrays[2], arrays[said["uid"]])
+        on_host._RUNS[ConvolutionRoutine](routine, arrays[1], arrays[2], arrays[said["uid"]])
 
 
 @pytest.fixture
@@ -365,14 +367,15 @@ def cudnn(monkeypatch):
 REAL = replace(H200, libraries=True)
 
 
-def routine(form: str, kind: str = "float32", width: int = 5) -> Conv:
+def routine(form: str, kind: str = "float32", width: int = 5) -> ConvolutionRoutine:
     image = Laid((2, 4, 6, width), (24 * width, 1, 4 * width, 4))
     filter_, output = Laid((3, 4, 3, 3), (36, 1, 12, 4)), Laid((2, 3, 3, 3), (27, 1, 9, 3))
     output = replace(output, sizes=(2, 3, 3, (width + 1) // 2))
     step = 3 * output.sizes[3]
     output = replace(output, strides=(3 * step, 1, step, 3))
     after = (1, 1 if width % 2 else 0)
-    return Conv(kind, kind, form, image, filter_, output, (2, 2), (1, 1), (1, 1), after)  # type: ignore
+    arrays: Any = (form, image, filter_, output)
+    return ConvolutionRoutine(kind, kind, *arrays, (2, 2), (1, 1), (1, 1), after)
 
 
 @pytest.mark.parametrize("kind", ["float32", "float16", "bfloat16"])
@@ -386,9 +389,9 @@ def test_routines_run_on_their_stream_and_memory(cudnn, form, kind):
     wide = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}[kind]
     first, second = [rng.standard_normal(size(x)).astype(wide) for x in one.read]
     written, want = [np.zeros(size(one.written), wide) for _ in range(2)]
-    prepared = convolutions.ConvRoutine(one)
+    prepared = convolutions.CudnnConvolution(one)
     prepared.run([v.ctypes.data for v in (first, second, written)] + [40], 99)
-    on_host._RUNS[Conv](one, *[v.ctypes.data for v in (first, second, want)])
+    on_host._RUNS[ConvolutionRoutine](one, *[v.ctypes.data for v in (first, second, want)])
     assert np.array_equal(written, want) and np.any(want.astype(np.float32))
     assert module.streams_of_runs == [99]
     assert set(module.handles.values()) == {0}  # a stream of a capture ends with it
@@ -414,7 +417,7 @@ def test_what_cudnn_refuses_is_asked_once(cudnn):
         assert not libraries.convolves(routine("output"), REAL)
     assert len(module.graphs) == 1
     with pytest.raises(BackendError, match="NOT_SUPPORTED"):
-        convolutions.ConvRoutine(routine("output"))
+        convolutions.CudnnConvolution(routine("output"))
     target = replace(REAL, interpreted=False)
     plan = plan_for(conv_p, [aval(s, dtypes.BF16) for s in BIG], conv_params(), target)
     assert isinstance(plan, Plan) and all(isinstance(s, Launch) for s in plan.steps)
@@ -422,7 +425,7 @@ def test_what_cudnn_refuses_is_asked_once(cudnn):
 
 def test_plans_and_handles_live_as_long_as_graphs_need_them(cudnn):
     convolutions, module = cudnn
-    kept = convolutions.ConvRoutine(routine("output"))
+    kept = convolutions.CudnnConvolution(routine("output"))
     for width in range(6, 6 + convolutions.MOST_PLANS):
         assert libraries.convolves(routine("output", width=width), REAL)
     assert len(convolutions._plans) == convolutions.MOST_PLANS
@@ -455,7 +458,7 @@ def test_errors_name_the_routine(cudnn, monkeypatch):
     def failing(*_: Any) -> None:
         raise RuntimeError("CUDNN_STATUS_EXECUTION_FAILED")
 
-    prepared = convolutions.ConvRoutine(routine("filter"))
+    prepared = convolutions.CudnnConvolution(routine("filter"))
     monkeypatch.setattr(Graph, "execute", failing)
     with pytest.raises(BackendError, match=r"form='filter'.*EXECUTION_FAILED"):
         prepared.run([1, 2, 3, 40], 9)

@@ -18,6 +18,7 @@ kernels are compiled, and graphs captured, by the first call of the executable.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 from genesis_fn.backends.cuda.lower.fused_casts import absorb_casts
@@ -33,7 +34,7 @@ from genesis_fn.backends.cuda.lower.steps import (
     keeps_fused,
     pack_arena,
 )
-from genesis_fn.backends.cuda.lowerings.conv import convolution_layouts
+from genesis_fn.backends.cuda.lowerings.conv import convolution_layout
 from genesis_fn.backends.cuda.run.executable import CudaExecutable, ProgramBinding
 from genesis_fn.backends.cuda.run.io_buffers import IOBuffers, OutputBuffer
 from genesis_fn.backends.cuda.run.runtime import device_runtime
@@ -91,8 +92,8 @@ def compile_jaxpr(
     program = fuse_attention(program, keeps_fused(target))
 
     # Convolutions have the layouts that a library or a kernel wants, or are products of matrices.
-    laid = laid_convolutions(program, convolution_layouts(target))
-    program = simplify_jaxpr(laid, keeps_fused(target))
+    layout = functools.partial(convolution_layout, target)
+    program = laid_convolutions(program, layout, keeps_fused(target))
 
     # Recompute in the backward pass what costs less than keeping it.
     program = rematerialise_jaxpr(program)

@@ -11,12 +11,13 @@
 
 from __future__ import annotations
 
-import math
 import operator
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
+from genesis_fn.compiler.convolution_form import form_of
 from genesis_fn.compiler.options import enabled
+from genesis_fn.compiler.simplify.simplify import simplify_jaxpr
 from genesis_fn.core import dtypes
 from genesis_fn.core.jaxpr import Atom, Eqn, Jaxpr, Var, jaxprs_in
 from genesis_fn.core.primitive import Primitive
@@ -29,21 +30,18 @@ Layout = Literal["library", "filter", "as it is"]
 """What computes a convolution with the layouts of its equation: a library; a kernel that wants its
 filter so; a kernel, in any layout."""
 Choose = Callable[[Eqn], Layout]
-Form = Literal["output", "image", "filter"]
 _KINDS = (dtypes.F16, dtypes.BF16, dtypes.F32, dtypes.F64)
 
 
-def form_of(gaps: Sequence[int], taps: Sequence[int], places: Sequence[int]) -> Form:
-    """What a convolution is: an output, or the gradient of an image, which has gaps between the
-    elements of its left operand, or that of a filter, whose taps are more than its places."""
-    if max(gaps, default=1) > 1:
-        return "image"
-    return "filter" if math.prod(taps) > math.prod(places) else "output"
+def laid_convolutions(jaxpr: Jaxpr, choose: Choose, keeps: Callable[[Eqn], bool]) -> Jaxpr:
+    """`jaxpr`, which is simplified, with its convolutions, those in loops and branches too,
+    rewritten as above. `choose(equation)` says what computes a convolution that is laid for a
+    library, `keeps(equation)` whether a backend has a kernel for a call of a fused function."""
+    found = _rewritten(jaxpr, choose)
+    return found if found is jaxpr else simplify_jaxpr(found, keeps)
 
 
-def laid_convolutions(jaxpr: Jaxpr, choose: Choose) -> Jaxpr:
-    """`jaxpr` with its convolutions, those in loops and branches too, rewritten as above.
-    `choose(equation)` says what computes a convolution that is laid for a library."""
+def _rewritten(jaxpr: Jaxpr, choose: Choose) -> Jaxpr:
     env: dict[Var, Atom] = {}
     eqns: list[Eqn] = []
     for e in jaxpr.eqns:
@@ -70,9 +68,9 @@ def _inside(e: Eqn, choose: Choose) -> Eqn:
     params = dict(e.params)
     for name, value in e.params.items():
         if type(value) is Jaxpr:
-            params[name] = laid_convolutions(value, choose)
+            params[name] = _rewritten(value, choose)
         elif type(value) is tuple and any([type(x) is Jaxpr for x in value]):
-            new = [laid_convolutions(x, choose) if type(x) is Jaxpr else x for x in value]
+            new = [_rewritten(x, choose) if type(x) is Jaxpr else x for x in value]
             params[name] = value if all(map(operator.is_, new, value)) else tuple(new)
     same = all([params[name] is value for name, value in e.params.items()])
     return e if same else e.replace(params=params)
@@ -108,8 +106,8 @@ def _laid(writer: _Writer, e: Eqn, choose: Choose) -> Var | None:
     (x, w), (out,) = e.ins, e.outs
     lhs, rhs, to = e.params["dimension_numbers"]
     spatial = lambda shape, spec: [shape[d] for d in spec[2:]]
-    taps, places = spatial(w.aval.shape, rhs), spatial(out.aval.shape, to)
-    form = form_of(e.params["lhs_dilation"], taps, places)
+    taps, positions = spatial(w.aval.shape, rhs), spatial(out.aval.shape, to)
+    form = form_of(e.params["lhs_dilation"], taps, positions)
     last, first = (lambda s: (s[0], *s[2:], s[1])), (lambda s: (s[1], *s[2:], s[0]))
     orders = {
         "output": (last(lhs), last(rhs), last(to)),

@@ -142,9 +142,9 @@ def source_index(
 
 @triton.jit
 def folded(column, CHANNELS: tl.constexpr):
-    """(place among neighbouring positions, channel) of columns of the product."""
-    place = column // CHANNELS
-    return place, column - place * CHANNELS
+    """(number among neighbouring positions, channel) of columns of the product."""
+    neighbour = column // CHANNELS
+    return neighbour, column - neighbour * CHANNELS
 
 
 @triton.jit
@@ -258,10 +258,10 @@ def convolution_kernel(
         if FOLD == 1:
             at_rhs = at_k[:, None] + (column * RHS_STRIDES[1])[None, :]
         else:
-            place, of = folded(column[None, :], COLUMNS // FOLD)
-            tap2 = t2[:, None] - place
+            neighbour, of = folded(column[None, :], COLUMNS // FOLD)
+            tap2 = t2[:, None] - neighbour
             read &= (tap2 >= 0) & (tap2 < TAPS)
-            at_rhs = at_k[:, None] - place * RHS_STRIDES[5] + of * RHS_STRIDES[1]
+            at_rhs = at_k[:, None] - neighbour * RHS_STRIDES[5] + of * RHS_STRIDES[1]
         b = tl.load(rhs + at_rhs, read, other=0)
         if TENSOR_CORES:
             acc = dot(a, b, acc, PRECISION)
@@ -278,10 +278,10 @@ def convolution_kernel(
         if FOLD == 1:
             at_out = at_row[:, None] + (column * OUT_STRIDES[2])[None, :]
         else:
-            place, of = folded(column[None, :], COLUMNS // FOLD)
-            at_out = at_row[:, None] + place * OUT_STRIDES[5] + of * OUT_STRIDES[2]
+            neighbour, of = folded(column[None, :], COLUMNS // FOLD)
+            at_out = at_row[:, None] + neighbour * OUT_STRIDES[5] + of * OUT_STRIDES[2]
             at_out += p2[:, None] * ((FOLD - 1) * OUT_STRIDES[5])
-            mask &= p2[:, None] * FOLD + place < LENGTH
+            mask &= p2[:, None] * FOLD + neighbour < LENGTH
     tl.store(out + at_out, cast(acc, out.dtype.element_ty), mask)
 
 
@@ -320,14 +320,14 @@ def plan_convolution(spec: Convolution, target: Target) -> Plan:
     if spec.depth == 0:
         builder.clear(out)
         return builder.build()
-    places = _places(spec, target)
-    whole, spec = spec, _folded(spec, places)
+    neighbours = _neighbours(spec, target)
+    whole, spec = spec, _folded(spec, neighbours)
     bm, bn, bk, warps = _tile(spec)
     tiles = cdiv(spec.rows, bm) * cdiv(spec.out_channels, bn)
     # A kernel's gradient sums over the whole batch for few outputs: its depth is split among
     # programs where there are fewer tiles than multiprocessors, into parts of at least eight steps.
     splits = 1
-    if places == 1 and tiles * spec.groups < target.processors and spec.depth >= 16 * bk:
+    if neighbours == 1 and tiles * spec.groups < target.processors and spec.depth >= 16 * bk:
         splits = min(64, 2 * target.processors // (tiles * spec.groups), spec.depth // (8 * bk))
     split_depth = cdiv(cdiv(spec.depth, max(1, splits)), bk) * bk
     splits = cdiv(spec.depth, split_depth)
@@ -365,7 +365,7 @@ def plan_convolution(spec: Convolution, target: Target) -> Plan:
             "ACC": spec.acc_dtype,
             "TENSOR_CORES": spec.tensor_cores,
             "WIDE": extent > INT32_MAX,
-            "FOLD": places,
+            "FOLD": neighbours,
             "TAPS": whole.rhs_spatial[2],
             "LENGTH": whole.out_spatial[2],
         },
@@ -394,34 +394,34 @@ def plan_convolution(spec: Convolution, target: Target) -> Plan:
     return builder.build()
 
 
-def _places(spec: Convolution, target: Target) -> int:
+def _neighbours(spec: Convolution, target: Target) -> int:
     """How many neighbouring positions share a row of the product: a power of two, 1 for none.
 
     Tensor cores have 16 columns and more. Of few channels most would be empty, and the window of
     each position would be gathered anew: neighbours read theirs together, which takes as many taps
-    more as there are places. So columns are filled, and there are no more places than taps.
+    more as there are neighbours. So columns are filled, and there are no more of them than taps.
     """
     channels, taps = next_power_of_two(spec.out_channels), spec.rhs_spatial[2]
     last = (spec.strides[2], spec.lhs_dilation[2], spec.rhs_dilation[2])
     if not spec.tensor_cores or channels >= 16 or taps < 2 or last != (1, 1, 1):
         return 1
-    places = min(max(next_power_of_two(taps) // 2, 16 // channels), 128 // channels)
-    folded = _folded(spec, places)
+    neighbours = min(max(next_power_of_two(taps) // 2, 16 // channels), 128 // channels)
+    folded = _folded(spec, neighbours)
     bm, bn, _, _ = _tile(folded)
     tiles = cdiv(folded.rows, bm) * cdiv(folded.out_channels, bn) * spec.groups
-    return places if places <= spec.out_spatial[2] and tiles >= target.processors else 1
+    return neighbours if neighbours <= spec.out_spatial[2] and tiles >= target.processors else 1
 
 
-def _folded(spec: Convolution, places: int) -> Convolution:
+def _folded(spec: Convolution, neighbours: int) -> Convolution:
     """The convolution whose channels are those of neighbouring positions, and its windows theirs
     together."""
     last = lambda x, n: (*x[:2], n)
     return replace(
         spec,
-        out_channels=spec.out_channels * places,
-        out_spatial=last(spec.out_spatial, cdiv(spec.out_spatial[2], places)),
-        rhs_spatial=last(spec.rhs_spatial, spec.rhs_spatial[2] + places - 1),
-        strides=last(spec.strides, spec.strides[2] * places),
+        out_channels=spec.out_channels * neighbours,
+        out_spatial=last(spec.out_spatial, cdiv(spec.out_spatial[2], neighbours)),
+        rhs_spatial=last(spec.rhs_spatial, spec.rhs_spatial[2] + neighbours - 1),
+        strides=last(spec.strides, spec.strides[2] * neighbours),
     )
 
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from genesis_fn.compiler.simplify.convolutions import form_of
+from genesis_fn.compiler.convolution_form import form_of
 from genesis_fn.compiler.target import Target
 from genesis_fn.kernels.language.element_types import ITEMSIZE
 from genesis_fn.kernels.matmul.conv import LARGE, Convolution
 from genesis_fn.kernels.plan_builder import INT32_MAX, dense
-from genesis_fn.kernels.routines import Conv, Laid
+from genesis_fn.kernels.routines import ConvolutionRoutine, Laid
 
 KINDS = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 TF32 = ("default", "tf32")  # precisions of float32 that a library has
@@ -29,7 +29,7 @@ class LibraryConvolution:
     """
 
     spec: Convolution
-    routine: Conv
+    routine: ConvolutionRoutine
 
     @classmethod
     def of(cls, spec: Convolution, repeatable: bool = True) -> LibraryConvolution | None:
@@ -91,7 +91,7 @@ def _aligned(channels: int, dtype: str) -> bool:
     return channels * ITEMSIZE[dtype] % 16 == 0
 
 
-def _routine(spec: Convolution, repeatable: bool) -> Conv | None:
+def _routine(spec: Convolution, repeatable: bool) -> ConvolutionRoutine | None:
     kind, result = KINDS.get(spec.dtype), KINDS.get(spec.out_dtype or spec.dtype)
     if kind is None or result not in (kind, "float32"):
         return None
@@ -108,13 +108,13 @@ def _routine(spec: Convolution, repeatable: bool) -> Conv | None:
     return found if all(map(_is_channels_last, (found.image, found.output))) else None
 
 
-def _convolution(spec: Convolution, kind: str, result: str) -> Conv | None:
+def _convolution(spec: Convolution, kind: str, result: str) -> ConvolutionRoutine | None:
     """The convolution itself."""
     image = _grouped(spec.lhs_strides[1:3], spec.in_channels, spec.groups)
     output = _grouped(spec.out_strides[1:3], spec.out_channels, spec.groups)
     if not (image and output):
         return None
-    return Conv(
+    return ConvolutionRoutine(
         kind,
         result,
         "output",
@@ -128,14 +128,14 @@ def _convolution(spec: Convolution, kind: str, result: str) -> Conv | None:
     )
 
 
-def _image_gradient(spec: Convolution, kind: str, result: str) -> Conv | None:
+def _image_gradient(spec: Convolution, kind: str, result: str) -> ConvolutionRoutine | None:
     """A convolution with gaps in its left operand, as the gradient of a convolution with steps."""
     output = _grouped(spec.lhs_strides[1:3], spec.in_channels, spec.groups)
     image = _grouped(spec.out_strides[1:3], spec.out_channels, spec.groups)
     if max(spec.strides) > 1 or not (image and output):
         return None
     taps = zip(spec.rhs_spatial, spec.rhs_dilation, spec.padding)
-    return Conv(
+    return ConvolutionRoutine(
         kind,
         result,
         "image",
@@ -150,7 +150,7 @@ def _image_gradient(spec: Convolution, kind: str, result: str) -> Conv | None:
     )
 
 
-def _filter_gradient(spec: Convolution, kind: str, result: str) -> Conv | None:
+def _filter_gradient(spec: Convolution, kind: str, result: str) -> ConvolutionRoutine | None:
     """A convolution whose windows are larger than its result, as the gradient of a filter: what it
     sums over are the images of a batch."""
     image = _grouped((spec.lhs_strides[1], spec.lhs_strides[0]), spec.batch, spec.groups)
@@ -158,7 +158,7 @@ def _filter_gradient(spec: Convolution, kind: str, result: str) -> Conv | None:
     if not (image and output):
         return None
     read = (spec.lhs_strides[2], *spec.lhs_strides[1:]), (spec.rhs_strides[2], *spec.rhs_strides)
-    return Conv(
+    return ConvolutionRoutine(
         kind,
         result,
         "filter",
@@ -212,7 +212,7 @@ def _extent(x: Laid) -> int:
     return sum([n * s for n, s in zip(x.sizes, x.strides)])
 
 
-def _after(conv: Conv) -> tuple[int, ...] | None:
+def _after(conv: ConvolutionRoutine) -> tuple[int, ...] | None:
     """The padding behind the last element with which an output of this size comes about; None where
     that cuts off elements that a window could reach."""
     found = []
@@ -231,7 +231,7 @@ def _after(conv: Conv) -> tuple[int, ...] | None:
     return tuple(found)
 
 
-def _of_fewest_axes(conv: Conv) -> Conv:
+def _of_fewest_axes(conv: ConvolutionRoutine) -> ConvolutionRoutine:
     """Of two spatial axes, as libraries have them at least, where the first of three is no more
     than a name. Strides along axes of length 1 are those of a dense array."""
     unit = all([x.sizes[2] == 1 for x in (conv.image, conv.filter, conv.output)])

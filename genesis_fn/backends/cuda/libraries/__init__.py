@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from genesis_fn.compiler.target import Target
-from genesis_fn.kernels.routines import Conv, Fft, Routine
+from genesis_fn.kernels.routines import ConvolutionRoutine, Fft, Routine
 
 
 class PreparedRoutine(Protocol):
@@ -42,7 +42,7 @@ def usable(target: Target) -> bool:
     return loading.loaded() is not None
 
 
-def convolves(routine: Conv, target: Target) -> bool:
+def convolves(routine: ConvolutionRoutine, target: Target) -> bool:
     """Whether there is a library for a device that has this convolution."""
     if not target.libraries:
         return False
@@ -57,7 +57,7 @@ def scratch(routine: Routine, target: Target) -> int:
     """The bytes of scratch memory that a routine wants on a device."""
     if target.interpreted:
         return 0
-    if isinstance(routine, Conv):
+    if isinstance(routine, ConvolutionRoutine):
         from genesis_fn.backends.cuda.libraries import convolutions
 
         planned = convolutions.plan(routine)

@@ -17,7 +17,7 @@ from genesis_fn.backends.cuda.driver.driver import captures
 from genesis_fn.backends.cuda.driver.errors import CudaError
 from genesis_fn.backends.cuda.libraries import loading
 from genesis_fn.backends.cuda.libraries.loading import DEFAULT_STREAM
-from genesis_fn.kernels.routines import Conv, Laid
+from genesis_fn.kernels.routines import ConvolutionRoutine, Laid
 
 MOST_PLANS = 512
 _TYPES = {"float32": "FLOAT", "float16": "HALF", "bfloat16": "BFLOAT16"}
@@ -74,7 +74,7 @@ def _handle() -> _Handle:
 class ConvPlan:
     """A convolution that is planned; `scratch` is the bytes of memory that it works in."""
 
-    def __init__(self, routine: Conv) -> None:
+    def __init__(self, routine: ConvolutionRoutine) -> None:
         self._retired, self._used = loading.retired, {_handle()}
         self.graph = _graph(routine, _handle().handle)
         self.scratch = int(self.graph.get_workspace_size())
@@ -97,7 +97,7 @@ class ConvPlan:
             self._retired.append((list.clear, [self.graph]))
 
 
-def _graph(routine: Conv, handle: Any) -> Any:
+def _graph(routine: ConvolutionRoutine, handle: Any) -> Any:
     """A graph of cuDNN's for one convolution, built. Raises what cuDNN does where it has no engine
     for it."""
     cudnn = loaded()
@@ -144,10 +144,10 @@ def _graph(routine: Conv, handle: Any) -> Any:
     return graph
 
 
-_plans: OrderedDict[tuple[int, Conv], ConvPlan | None] = OrderedDict()
+_plans: OrderedDict[tuple[int, ConvolutionRoutine], ConvPlan | None] = OrderedDict()
 
 
-def plan(routine: Conv) -> ConvPlan | None:
+def plan(routine: ConvolutionRoutine) -> ConvPlan | None:
     """The plan of a convolution in the current context; None where cuDNN refuses it."""
     key = loading.context(), routine
     with loading.planning():
@@ -173,10 +173,10 @@ def forget_plans() -> None:
             pass
 
 
-class ConvRoutine:
+class CudnnConvolution:
     """A convolution on the current device."""
 
-    def __init__(self, routine: Conv) -> None:
+    def __init__(self, routine: ConvolutionRoutine) -> None:
         found = plan(routine)
         if found is None:
             raise CudaError(f"{routine}", "NOT_SUPPORTED", "cuDNN planned it before")

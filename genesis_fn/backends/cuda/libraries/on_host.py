@@ -238,8 +238,8 @@ def _eig(routine: r.Eig, a: int, values: int, vectors: int, info: int) -> None:
     _memory(info, (1,), "int32").zero_()
 
 
-@_runs(r.Conv)
-def _conv(routine: r.Conv, first: int, second: int, written: int) -> None:
+@_runs(r.ConvolutionRoutine)
+def _conv(routine: r.ConvolutionRoutine, first: int, second: int, written: int) -> None:
     def array(address: int, x: r.Laid, kind: str) -> torch.Tensor:
         extent = 1 + sum([(n - 1) * s for n, s in zip(x.sizes, x.strides)])
         return _memory(address, (extent,), kind).as_strided(x.sizes, x.strides)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from genesis_fn.backends.cuda import libraries
@@ -84,21 +84,17 @@ def _by_library(spec: Convolution, target: Target) -> LibraryConvolution | None:
     return found if libraries.convolves(found.routine, target) else None
 
 
-def convolution_layouts(target: Target) -> Callable[[Eqn], Layout]:
-    """Says of an equation, a convolution, who computes it on a target, and what it wants laid."""
-
-    def layout(e: Eqn) -> Layout:
-        avals = tuple([x.aval for x in e.ins])
-        call = Call(e.prim, avals, e.params, target, numerics=e.numerics)
-        if 0 in (call.out.size, *[a.size for a in avals]):
-            return "as it is"
-        kind, precision = _multiplied_in(call)
-        spec = _spec(call, NAMES[as_number(kind)], NAMES[call.out.dtype], precision)
-        if _by_library(spec, target) is not None:
-            return "library"
-        return "filter" if target.contiguous_depth and spec.lays_filter else "as it is"
-
-    return layout
+def convolution_layout(target: Target, e: Eqn) -> Layout:
+    """Who computes an equation, a convolution, on a target, and what it wants laid."""
+    avals = tuple([x.aval for x in e.ins])
+    call = Call(e.prim, avals, e.params, target, numerics=e.numerics)
+    if 0 in (call.out.size, *[a.size for a in avals]):
+        return "as it is"
+    kind, precision = _multiplied_in(call)
+    spec = _spec(call, NAMES[as_number(kind)], NAMES[call.out.dtype], precision)
+    if _by_library(spec, target) is not None:
+        return "library"
+    return "filter" if target.contiguous_depth and spec.lays_filter else "as it is"
 
 
 def _multiplied_in(call: Call) -> tuple[DType, str]:
