@@ -38,6 +38,8 @@ PASSES = {
     "loads_ahead": "sums for columns load several rounds of their loop at once",
     "repeats": "neighbours along a row that read one element load it once",
     "choices": "a choice between elements of one array is a load at a chosen offset",
+    "pointwise_convolutions": "convolutions with a single tap are matrix products",
+    "library_convolutions": "convolutions that a library computes faster are calls of it",
     "grouped": "matrix products with too few tiles to fill the GPU share launches",
 }
 

@@ -3,10 +3,10 @@
 A `Routine` says what is computed and of which size; a driver knows which library does it
 (`backends/cuda/libraries`). Each class names its buffers in order; scratch memory follows them.
 
-Matrices are column-major and dense, as LAPACK has them: a row-major matrix of ours is its own
-transpose. With `batch` matrices, buffers that are marked with * are tables of the addresses of the
-matrices (int64), others have one matrix after another. `info` is an int32 for each matrix, zero
-where the routine succeeded.
+Matrices of linear algebra are column-major and dense, as LAPACK has them: a row-major matrix of
+ours is its own transpose. With `batch` matrices, buffers that are marked with * are tables of the
+addresses of the matrices (int64), others have one matrix after another. `info` is an int32 for each
+matrix, zero where the routine succeeded.
 """
 
 from __future__ import annotations
@@ -192,6 +192,57 @@ class Eig:
 
 
 @dataclass(frozen=True, slots=True)
+class Laid:
+    """The sizes and element strides of an array: (batch, channels, *spatial) of an image, (channels
+    out, channels in, *taps) of a filter."""
+
+    sizes: tuple[int, ...]
+    strides: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ConvolutionRoutine:
+    """output[n, o, p] = sum over c, k of image[n, c, p * steps + k * dilation - before] *
+    filter[o, c, k], or one of its gradients, along two or three spatial axes. Buffers: the two
+    arrays of `read`, and the one that is `written`.
+
+    `form`: "output" is written, or the gradient of the "image" or of the "filter". `kind` is the
+    dtype of what is read (float32, float16, bfloat16), `result` of what is written. Channels are in
+    as many groups as the filter's inputs go into the image's. Products of float32 are in TF32.
+    `repeatable`: every run gives the same bits.
+    """
+
+    captured: ClassVar[bool] = True
+    kind: str
+    result: str
+    form: Literal["output", "image", "filter"]
+    image: Laid
+    filter: Laid
+    output: Laid
+    steps: tuple[int, ...]
+    dilation: tuple[int, ...]
+    before: tuple[int, ...]
+    after: tuple[int, ...]
+    repeatable: bool = True
+
+    @property
+    def written(self) -> Laid:
+        """The array that is computed."""
+        return {"output": self.output, "image": self.image, "filter": self.filter}[self.form]
+
+    @property
+    def read(self) -> tuple[Laid, Laid]:
+        """The arrays that are read, in the order of the buffers."""
+        first = self.output if self.form == "image" else self.image
+        return first, self.output if self.form == "filter" else self.filter
+
+    @property
+    def groups(self) -> int:
+        """Groups of channels."""
+        return self.image.sizes[1] // self.filter.sizes[1]
+
+
+@dataclass(frozen=True, slots=True)
 class Product:
     """C = A B. Buffers: A [rows, depth], B [depth, columns], C."""
 
@@ -216,5 +267,6 @@ Routine: TypeAlias = (
     | GramSvd
     | JacobiSvd
     | Eig
+    | ConvolutionRoutine
     | Product
 )

@@ -565,8 +565,10 @@ BUFFERS = {
 def test_every_routine_has_both_sides(bindings):
     nvidia, _ = bindings
     every = set(typing.get_args(routines.Routine))
+    assert every == set(on_host._RUNS)
+    every -= {routines.ConvolutionRoutine}  # of another package: test_library_convolutions.py
     assert every == set(map(type, examples("float32")))
-    assert every == set(on_host._RUNS) and every - {routines.Fft} == set(nvidia._RUNS)
+    assert every - {routines.Fft} == set(nvidia._RUNS)
     assert every == set(nvidia._SCRATCH) and {k.__name__ for k in every} == set(BUFFERS)
 
 

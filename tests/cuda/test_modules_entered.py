@@ -31,6 +31,7 @@ PROGRAM = {
     "physical": pipeline.physical, "represented": pipeline.represented,
     "contiguous_collectives": pipeline.contiguous_collectives,
     "simplify_jaxpr": pipeline.simplify_jaxpr, "fuse_attention": pipeline.fuse_attention,
+    "laid_convolutions": pipeline.laid_convolutions,
     "rematerialise_jaxpr": pipeline.rematerialise_jaxpr, "donations": pipeline.donations,
 }  # fmt: skip
 BODY = {

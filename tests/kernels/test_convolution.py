@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 
 from genesis_fn.compiler.target import H200
 from genesis_fn.kernels.matmul.conv import Convolution, plan_convolution
+from genesis_fn.kernels.plan import Launch
 from tests.kernels.run import TARGET, run_plan
 
 DTYPES = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16}
@@ -78,6 +80,51 @@ def test_convolution(
     run_plan(plan_convolution(spec, TARGET), [x, w], [out])
     scale = math.sqrt(math.prod(rhs[1:]))
     assert ((out.double() - want).abs().max() / scale).item() < BOUND[dtype]
+
+
+FOLDED = [
+    # An input, a kernel, groups, options, and how many positions share a row.
+    ((2, 1, 1, 70), (1, 1, 1, 9), 1, {}, 16),
+    ((2, 1, 2, 300), (1, 1, 1, 129), 1, {"padding": 4}, 128),
+    ((2, 3, 7, 21), (3, 3, 3, 3), 1, {"padding": 1}, 4),
+    ((2, 4, 5, 33), (4, 2, 2, 4), 2, {}, 8),
+]
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize("lhs, rhs, groups, options, places", FOLDED)
+def test_neighbours_of_few_channels_share_a_row(
+    lhs: tuple[int, ...],
+    rhs: tuple[int, ...],
+    groups: int,
+    options: dict[str, int],
+    places: int,
+    dtype: str,
+) -> None:
+    generator = torch.Generator().manual_seed(sum(lhs) + groups)
+    x, w = (
+        torch.randn(shape, generator=generator, dtype=torch.float64).to(DTYPES[dtype])
+        for shape in (lhs, rhs)
+    )
+    want = torch.nn.functional.conv2d(x.double(), w.double(), groups=groups, **options)
+    spec = spec_of(lhs, rhs, groups, dtype, **options)
+    # On a small GPU, of which a small problem fills the processors.
+    plan = plan_convolution(spec, replace(TARGET, processors=1))
+    (launch,) = plan.steps
+    assert isinstance(launch, Launch) and launch.constants["FOLD"] == places
+    out = torch.full(want.shape, math.nan, dtype=DTYPES[dtype])
+    run_plan(plan, [x, w], [out])
+    scale = math.sqrt(math.prod(rhs[1:]))
+    assert ((out.double() - want).abs().max() / scale).item() < BOUND[dtype]
+
+
+@pytest.mark.parametrize(
+    "options, dtype", [({"stride": 2}, "bf16"), ({"dilation": 2}, "bf16"), ({}, "fp64")]
+)
+def test_what_shares_no_row(options: dict[str, int], dtype: str) -> None:
+    spec = spec_of((2, 3, 9, 40), (3, 3, 3, 3), 1, dtype, **options)
+    (launch,) = plan_convolution(spec, replace(TARGET, processors=1)).steps
+    assert isinstance(launch, Launch) and launch.constants["FOLD"] == 1
 
 
 def test_a_long_sum_over_few_outputs_is_split() -> None:

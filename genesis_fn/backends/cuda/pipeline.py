@@ -1,7 +1,8 @@
 """The passes of the CUDA backend, in order: start here.
 
     program          physical -> represented -> contiguous_collectives        compile_jaxpr
-                     -> simplify -> fuse_attention -> rematerialise -> donations
+                     -> simplify -> fuse_attention -> laid_convolutions -> rematerialise
+                     -> donations
     body by body     products_outside -> row_loops -> joined_iterations       schedule
                      -> absorb_casts -> vectors_left -> inner_products
                      -> group_matmuls -> share_sorts -> rotations -> overlays
@@ -19,6 +20,7 @@ kernels are compiled, and graphs captured, by the first call of the executable.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 from genesis_fn.backends.cuda.lower.fused_casts import absorb_casts
@@ -34,6 +36,7 @@ from genesis_fn.backends.cuda.lower.steps import (
     keeps_fused,
     pack_arena,
 )
+from genesis_fn.backends.cuda.lowerings.conv import convolution_layout
 from genesis_fn.backends.cuda.run.executable import CudaExecutable, ProgramBinding
 from genesis_fn.backends.cuda.run.io_buffers import IOBuffers, OutputBuffer
 from genesis_fn.backends.cuda.run.runtime import device_runtime
@@ -55,6 +58,7 @@ from genesis_fn.compiler.memory.rematerialise import rematerialise_jaxpr
 from genesis_fn.compiler.row_loops.row_loops import row_loops
 from genesis_fn.compiler.scans.products import products_outside
 from genesis_fn.compiler.simplify.collectives import contiguous_collectives
+from genesis_fn.compiler.simplify.convolutions import laid_convolutions
 from genesis_fn.compiler.simplify.simplify import simplify_jaxpr
 from genesis_fn.core.aval import sig
 from genesis_fn.core.configuration import config
@@ -93,6 +97,10 @@ def compile_jaxpr(
 
     # Attention that is written out becomes the fused functions that have kernels.
     program = fuse_attention(program, keeps_fused(target))
+
+    # Convolutions have the layouts that a library or a kernel wants, or are products of matrices.
+    layout = functools.partial(convolution_layout, target)
+    program = laid_convolutions(program, layout, keeps_fused(target))
 
     # Recompute in the backward pass what costs less than keeping it.
     program = rematerialise_jaxpr(program)

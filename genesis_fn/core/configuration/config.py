@@ -33,7 +33,7 @@ class Config:
             "tf32x3" (three TF32 products, close to float32), "highest" (float32).
         deterministic: add what a scatter or a sum over segments adds in one order, so that every
             run gives the same bits; without it floats are added by atomics on a GPU, which is
-            faster.
+            faster, and cuDNN may use engines for convolutions whose results differ between runs.
         precise: round division, square roots and reciprocals of float32 correctly on a GPU, which
             else are good to 2 units in the last place (docs/numerics.md); a CPU always does.
         enable_x64: Python numbers and what is made without a dtype are 64-bit, and NumPy's 64-bit

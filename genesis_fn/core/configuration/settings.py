@@ -211,7 +211,8 @@ deterministic: SettingContext[bool] = _context(
 
     Args:
         new_val: whether every run must give the same bits. False has a GPU add floats by atomics,
-            in the order in which they arrive: faster, and different in the last bits.
+            in the order in which they arrive: faster, and different in the last bits. Convolutions
+            may take another order, too.
 
     Returns:
         A context manager, which is a decorator too.

@@ -10,7 +10,7 @@ kernel's contracts over the batch. Integers wrap.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import triton
 import triton.language as tl
@@ -29,6 +29,9 @@ from genesis_fn.kernels.plan_builder import (
 from genesis_fn.kernels.rows.split_reduce import add_sum_of_partials
 
 Triple = tuple[int, int, int]
+LARGE = 1e8
+"""Operations of a convolution from which on its operands are worth a copy, or a library's call: a
+smaller one takes a few microseconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +79,24 @@ class Convolution:
         )
 
     @property
+    def operations(self) -> int:
+        """Multiplications and additions."""
+        return 2 * self.rows * self.depth * self.groups * self.out_channels
+
+    @property
+    def lays_filter(self) -> bool:
+        """Whether the kernel is faster with a right operand whose channels are contiguous, [out
+        channels, taps, in channels], of a left one with channels last. Hopper's tensor cores read
+        TF32 so only (46 us for 116); few channels follow each other with the taps then (125 us for
+        354, 3 channels in 16 bits)."""
+        if self.operations < LARGE or self.lhs_strides[2] != 1 or max(self.lhs_dilation) > 1:
+            return False
+        if self.dtype == "fp32":
+            return self.precision in ("default", "tf32")
+        few = self.in_channels * ITEMSIZE[self.dtype] % 16 != 0
+        return few and self.dtype in ("bf16", "fp16")
+
+    @property
     def rows(self) -> int:
         """Output positions of one group."""
         return self.batch * math.prod(self.out_spatial)
@@ -120,6 +141,13 @@ def source_index(
 
 
 @triton.jit
+def folded(column, CHANNELS: tl.constexpr):
+    """(number among neighbouring positions, channel) of columns of the product."""
+    neighbour = column // CHANNELS
+    return neighbour, column - neighbour * CHANNELS
+
+
+@triton.jit
 def convolution_kernel(
     lhs,
     rhs,
@@ -150,8 +178,16 @@ def convolution_kernel(
     ACC: tl.constexpr,
     TENSOR_CORES: tl.constexpr,
     WIDE: tl.constexpr,
+    FOLD: tl.constexpr,
+    TAPS: tl.constexpr,
+    LENGTH: tl.constexpr,
 ):
-    """A tile of output positions by channels, as a product over taps and input channels."""
+    """A tile of output positions by channels, as a product over taps and input channels.
+
+    With FOLD > 1 a row of the product is so many neighbouring positions of the last axis, of which
+    LENGTH exist: its columns are theirs and the channels', and column i of them reads the TAPS taps
+    of the kernel from the i-th of its window on.
+    """
     group = tl.program_id(1)
     split = tl.program_id(2)
     across: tl.constexpr = (COLUMNS + BN - 1) // BN
@@ -218,8 +254,15 @@ def convolution_kernel(
             + t1 * RHS_STRIDES[4]
             + t2 * RHS_STRIDES[5]
         )
-        at_rhs = at_k[:, None] + (column * RHS_STRIDES[1])[None, :]
-        b = tl.load(rhs + at_rhs, (k < DEPTH)[:, None] & (column < COLUMNS)[None, :], other=0)
+        read = (k < DEPTH)[:, None] & (column < COLUMNS)[None, :]
+        if FOLD == 1:
+            at_rhs = at_k[:, None] + (column * RHS_STRIDES[1])[None, :]
+        else:
+            neighbour, of = folded(column[None, :], COLUMNS // FOLD)
+            tap2 = t2[:, None] - neighbour
+            read &= (tap2 >= 0) & (tap2 < TAPS)
+            at_rhs = at_k[:, None] - neighbour * RHS_STRIDES[5] + of * RHS_STRIDES[1]
+        b = tl.load(rhs + at_rhs, read, other=0)
         if TENSOR_CORES:
             acc = dot(a, b, acc, PRECISION)
         else:
@@ -232,7 +275,13 @@ def convolution_kernel(
     else:
         at_row = n * OUT_STRIDES[0] + p0 * OUT_STRIDES[3] + p1 * OUT_STRIDES[4]
         at_row += p2 * OUT_STRIDES[5] + group * OUT_STRIDES[1]
-        at_out = at_row[:, None] + (column * OUT_STRIDES[2])[None, :]
+        if FOLD == 1:
+            at_out = at_row[:, None] + (column * OUT_STRIDES[2])[None, :]
+        else:
+            neighbour, of = folded(column[None, :], COLUMNS // FOLD)
+            at_out = at_row[:, None] + neighbour * OUT_STRIDES[5] + of * OUT_STRIDES[2]
+            at_out += p2[:, None] * ((FOLD - 1) * OUT_STRIDES[5])
+            mask &= p2[:, None] * FOLD + neighbour < LENGTH
     tl.store(out + at_out, cast(acc, out.dtype.element_ty), mask)
 
 
@@ -271,18 +320,20 @@ def plan_convolution(spec: Convolution, target: Target) -> Plan:
     if spec.depth == 0:
         builder.clear(out)
         return builder.build()
+    neighbours = _neighbours(spec, target)
+    whole, spec = spec, _folded(spec, neighbours)
     bm, bn, bk, warps = _tile(spec)
     tiles = cdiv(spec.rows, bm) * cdiv(spec.out_channels, bn)
     # A kernel's gradient sums over the whole batch for few outputs: its depth is split among
     # programs where there are fewer tiles than multiprocessors, into parts of at least eight steps.
     splits = 1
-    if tiles * spec.groups < target.processors and spec.depth >= 16 * bk:
+    if neighbours == 1 and tiles * spec.groups < target.processors and spec.depth >= 16 * bk:
         splits = min(64, 2 * target.processors // (tiles * spec.groups), spec.depth // (8 * bk))
     split_depth = cdiv(cdiv(spec.depth, max(1, splits)), bk) * bk
     splits = cdiv(spec.depth, split_depth)
     partials = out if splits == 1 else builder.workspace(splits * size, spec.acc_dtype)
     batch_first = spec.lhs_strides[0] == 1
-    extent = max(_extent(spec, name) for name in ("lhs", "rhs", "out"))
+    extent = max(_extent(whole, name) for name in ("lhs", "rhs", "out"))
     builder.launch(
         convolution_kernel,
         (tiles, spec.groups, splits),
@@ -314,6 +365,9 @@ def plan_convolution(spec: Convolution, target: Target) -> Plan:
             "ACC": spec.acc_dtype,
             "TENSOR_CORES": spec.tensor_cores,
             "WIDE": extent > INT32_MAX,
+            "FOLD": neighbours,
+            "TAPS": whole.rhs_spatial[2],
+            "LENGTH": whole.out_spatial[2],
         },
         num_warps=warps,
         num_stages=3,
@@ -338,6 +392,37 @@ def plan_convolution(spec: Convolution, target: Target) -> Plan:
             },
         )
     return builder.build()
+
+
+def _neighbours(spec: Convolution, target: Target) -> int:
+    """How many neighbouring positions share a row of the product: a power of two, 1 for none.
+
+    Tensor cores have 16 columns and more. Of few channels most would be empty, and the window of
+    each position would be gathered anew: neighbours read theirs together, which takes as many taps
+    more as there are neighbours. So columns are filled, and there are no more of them than taps.
+    """
+    channels, taps = next_power_of_two(spec.out_channels), spec.rhs_spatial[2]
+    last = (spec.strides[2], spec.lhs_dilation[2], spec.rhs_dilation[2])
+    if not spec.tensor_cores or channels >= 16 or taps < 2 or last != (1, 1, 1):
+        return 1
+    neighbours = min(max(next_power_of_two(taps) // 2, 16 // channels), 128 // channels)
+    folded = _folded(spec, neighbours)
+    bm, bn, _, _ = _tile(folded)
+    tiles = cdiv(folded.rows, bm) * cdiv(folded.out_channels, bn) * spec.groups
+    return neighbours if neighbours <= spec.out_spatial[2] and tiles >= target.processors else 1
+
+
+def _folded(spec: Convolution, neighbours: int) -> Convolution:
+    """The convolution whose channels are those of neighbouring positions, and its windows theirs
+    together."""
+    last = lambda x, n: (*x[:2], n)
+    return replace(
+        spec,
+        out_channels=spec.out_channels * neighbours,
+        out_spatial=last(spec.out_spatial, cdiv(spec.out_spatial[2], neighbours)),
+        rhs_spatial=last(spec.rhs_spatial, spec.rhs_spatial[2] + neighbours - 1),
+        strides=last(spec.strides, spec.strides[2] * neighbours),
+    )
 
 
 def _tile(spec: Convolution) -> tuple[int, int, int, int]:

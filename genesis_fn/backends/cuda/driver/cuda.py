@@ -38,7 +38,7 @@ from genesis_fn.backends.cuda.libraries import PreparedRoutine
 from genesis_fn.compiler.target import Target, rates
 from genesis_fn.core.sharding.world import world
 from genesis_fn.kernels.plan import Descriptor, Launch
-from genesis_fn.kernels.routines import Routine
+from genesis_fn.kernels.routines import ConvolutionRoutine, Routine
 
 _SUCCESS = cu.CUresult.CUDA_SUCCESS
 _NOT_READY = cu.CUresult.CUDA_ERROR_NOT_READY
@@ -409,9 +409,11 @@ class CudaDriver:
         ]
 
     def routine(self, routine: Routine) -> PreparedRoutine:
-        from genesis_fn.backends.cuda.libraries import nvidia
+        from genesis_fn.backends.cuda.libraries import convolutions, nvidia
 
         self.activate()
+        if isinstance(routine, ConvolutionRoutine):
+            return convolutions.CudnnConvolution(routine)
         return nvidia.LibraryRoutine(routine)
 
     def _load(self, compiled: Sequence[CompiledKernel]) -> dict[str, _Module]:

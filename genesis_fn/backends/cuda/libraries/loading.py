@@ -84,7 +84,7 @@ def context() -> int:
 
 # Destructors of what nothing refers to any more. The collector may find that while a thread
 # captures, which freeing memory would break: the next thread that plans calls them.
-retired: deque[tuple[Callable[[int], None], int]] = deque()
+retired: deque[tuple[Callable[[Any], object], Any]] = deque()
 
 
 @contextmanager

@@ -238,6 +238,33 @@ def _eig(routine: r.Eig, a: int, values: int, vectors: int, info: int) -> None:
     _memory(info, (1,), "int32").zero_()
 
 
+@_runs(r.ConvolutionRoutine)
+def _conv(routine: r.ConvolutionRoutine, first: int, second: int, written: int) -> None:
+    def array(address: int, x: r.Laid, kind: str) -> torch.Tensor:
+        extent = 1 + sum([(n - 1) * s for n, s in zip(x.sizes, x.strides)])
+        return _memory(address, (extent,), kind).as_strided(x.sizes, x.strides)
+
+    out = array(written, routine.written, routine.result)
+    # As tensor cores add, in float32.
+    a, b = [
+        array(address, x, routine.kind).float()
+        for address, x in zip((first, second), routine.read, strict=True)
+    ]
+    pads = [p for pair in reversed([*zip(routine.before, routine.after)]) for p in pair]
+    convolve: Any = torch.conv2d if len(routine.steps) == 2 else torch.conv3d
+
+    def output(image: torch.Tensor, taps: torch.Tensor) -> torch.Tensor:
+        padded = torch.nn.functional.pad(image, pads)
+        return convolve(padded, taps, None, routine.steps, 0, routine.dilation, routine.groups)
+
+    if routine.form == "output":
+        out.copy_(output(a, b))
+    elif routine.form == "image":
+        out.copy_(torch.func.vjp(lambda x: output(x, b), torch.zeros(out.shape))[1](a)[0])
+    else:
+        out.copy_(torch.func.vjp(lambda w: output(a, w), torch.zeros(out.shape))[1](b)[0])
+
+
 @_runs(r.Product)
 def _product(routine: r.Product, a: int, b: int, c: int) -> None:
     m, n, k, batch = routine.rows, routine.columns, routine.depth, routine.batch

@@ -1,17 +1,27 @@
-"""Convolutions of any layout: the implicit matrix product, with layouts as strides."""
+"""Convolutions of any layout, as strides: a library's, or the implicit matrix product."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
+from genesis_fn.backends.cuda import libraries
+from genesis_fn.backends.cuda.codegen.kernel_text import add_copy, collapsed
 from genesis_fn.backends.cuda.lowerings.call import Call, Lowered, lowers
 from genesis_fn.backends.cuda.lowerings.elementwise import add_convert, converted
 from genesis_fn.backends.cuda.lowerings.shape import add_fill
+from genesis_fn.compiler.options import enabled
+from genesis_fn.compiler.simplify.convolutions import Layout
+from genesis_fn.compiler.target import Target
 from genesis_fn.core import dtypes
+from genesis_fn.core.configuration import config
 from genesis_fn.core.dtypes import DType
+from genesis_fn.core.jaxpr import Eqn
 from genesis_fn.kernels.language.dtypes import NAMES, as_number
 from genesis_fn.kernels.matmul.conv import Convolution, plan_convolution
+from genesis_fn.kernels.matmul.library_conv import LibraryConvolution
+from genesis_fn.kernels.plan import BufferArg
 from genesis_fn.kernels.plan_builder import PlanBuilder, dense
 from genesis_fn.primitives.conv import conv_p
 
@@ -36,11 +46,55 @@ def _convolution(call: Call) -> Lowered:
     spec = _spec(call, number, NAMES[made], precision)
     if narrow:
         held = builder.workspace(call.out.size, "fp32")
-        builder.include(plan_convolution(spec, call.target), [lhs, rhs, held])
+        _add(builder, spec, [lhs, rhs, held], call.target)
         add_convert(builder, held, call.out.update(dtype=made), call.write(), out_kind)
     else:
-        builder.include(plan_convolution(spec, call.target), [lhs, rhs, call.write()])
+        _add(builder, spec, [lhs, rhs, call.write()], call.target)
     return builder.build()
+
+
+def _add(
+    builder: PlanBuilder, spec: Convolution, buffers: Sequence[BufferArg], target: Target
+) -> None:
+    """Append a convolution of these operands and result, by whatever is fastest."""
+    chosen = _by_library(spec, target)
+    if chosen is None:
+        builder.include(plan_convolution(spec, target), buffers)
+        return
+    lhs, rhs, out = buffers
+    routine, (shape, strides, first) = chosen.routine, chosen.filter_view()
+    scratch, written = libraries.scratch(routine, target), out
+    if collapsed(shape, strides)[1] not in ([[1]], [[]]):
+        held = builder.workspace(math.prod(shape), (out if routine.form == "filter" else rhs).dtype)
+        if routine.form == "filter":
+            written = held
+        else:
+            add_copy(builder, rhs, held, shape, strides, None, first)
+            rhs = held
+    builder.call(routine, [lhs, rhs, written], scratch)
+    if written is not out:
+        add_copy(builder, written, out, shape, dense(shape), strides)
+
+
+def _by_library(spec: Convolution, target: Target) -> LibraryConvolution | None:
+    """A convolution as a library's routine; None where our kernel computes it."""
+    found = LibraryConvolution.of(spec, config.current().deterministic)
+    if found is None or not enabled("library_convolutions") or not found.pays(target):
+        return None
+    return found if libraries.convolves(found.routine, target) else None
+
+
+def convolution_layout(target: Target, e: Eqn) -> Layout:
+    """Who computes an equation, a convolution, on a target, and what it wants laid."""
+    avals = tuple([x.aval for x in e.ins])
+    call = Call(e.prim, avals, e.params, target, numerics=e.numerics)
+    if 0 in (call.out.size, *[a.size for a in avals]):
+        return "as it is"
+    kind, precision = _multiplied_in(call)
+    spec = _spec(call, NAMES[as_number(kind)], NAMES[call.out.dtype], precision)
+    if _by_library(spec, target) is not None:
+        return "library"
+    return "filter" if target.contiguous_depth and spec.lays_filter else "as it is"
 
 
 def _multiplied_in(call: Call) -> tuple[DType, str]:

@@ -1,0 +1,194 @@
+"""Convolutions as a library or a product of matrices computes them.
+
+* A library reads images with channels last, and filters as [outputs, taps, inputs]. What lies
+  otherwise is transposed by equations around the convolution, which fuse with what makes its
+  operands (the cast of a weight) and reads its result (an optimizer's step). Some of our kernels
+  want their filters so, too.
+* Where there is none, a convolution with a single tap is a product of matrices, and so is one whose
+  window is as large as its input, as the gradient of such a kernel is: the kernels of products are
+  faster, and fuse with what reads them.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+from genesis_fn.compiler.convolution_form import form_of
+from genesis_fn.compiler.options import enabled
+from genesis_fn.compiler.simplify.simplify import simplify_jaxpr
+from genesis_fn.core import dtypes
+from genesis_fn.core.jaxpr import Atom, Eqn, Jaxpr, Var, jaxprs_in
+from genesis_fn.core.primitive import Primitive
+from genesis_fn.primitives.conv import ConvDimensionNumbers, conv_p
+from genesis_fn.primitives.dot_general import dot_general_p
+from genesis_fn.primitives.shape import reshape_p, transpose_p
+from genesis_fn.transforms.custom.fused_functions import fused_p
+
+Layout = Literal["library", "filter", "as it is"]
+"""What computes a convolution with the layouts of its equation: a library; a kernel that wants its
+filter so; a kernel, in any layout."""
+Choose = Callable[[Eqn], Layout]
+_KINDS = (dtypes.F16, dtypes.BF16, dtypes.F32, dtypes.F64)
+
+
+def laid_convolutions(jaxpr: Jaxpr, choose: Choose, keeps: Callable[[Eqn], bool]) -> Jaxpr:
+    """`jaxpr`, which is simplified, with its convolutions, those in loops and branches too,
+    rewritten as above. `choose(equation)` says what computes a convolution that is laid for a
+    library, `keeps(equation)` whether a backend has a kernel for a call of a fused function."""
+    found = _rewritten(jaxpr, choose)
+    return found if found is jaxpr else simplify_jaxpr(found, keeps)
+
+
+def _rewritten(jaxpr: Jaxpr, choose: Choose) -> Jaxpr:
+    env: dict[Var, Atom] = {}
+    eqns: list[Eqn] = []
+    for e in jaxpr.eqns:
+        ins = [env.get(i, i) if type(i) is Var else i for i in e.ins]
+        if any(map(operator.is_not, ins, e.ins)):
+            e = e.replace(ins=ins)
+        if e.prim is conv_p:
+            writer = _Writer(e, eqns)
+            found = _laid(writer, e, choose)
+            if found is not None:
+                env[e.outs[0]] = found
+                continue
+        eqns.append(_inside(e, choose))
+    if all(map(operator.is_, eqns, jaxpr.eqns)) and len(eqns) == len(jaxpr.eqns):
+        return jaxpr
+    outs = [env.get(v, v) for v in jaxpr.outs]
+    return Jaxpr(jaxpr.invars, eqns, outs, jaxpr.labels, jaxpr.name)
+
+
+def _inside(e: Eqn, choose: Choose) -> Eqn:
+    """An equation with the programs that it runs rewritten."""
+    if e.prim is fused_p or next(jaxprs_in(e.params), None) is None:
+        return e
+    params = dict(e.params)
+    for name, value in e.params.items():
+        if type(value) is Jaxpr:
+            params[name] = _rewritten(value, choose)
+        elif type(value) is tuple and any([type(x) is Jaxpr for x in value]):
+            new = [_rewritten(x, choose) if type(x) is Jaxpr else x for x in value]
+            params[name] = value if all(map(operator.is_, new, value)) else tuple(new)
+    same = all([params[name] is value for name, value in e.params.items()])
+    return e if same else e.replace(params=params)
+
+
+class _Writer:
+    """Appends the equations that replace one."""
+
+    def __init__(self, of: Eqn, eqns: list[Eqn]) -> None:
+        self._of, self._eqns = of, eqns
+
+    def apply(self, prim: Primitive, ins: list[Any], params: dict[str, Any]) -> Var:
+        """The result of an equation."""
+        e = self.equation(prim, ins, params)
+        self._eqns.append(e)
+        return e.outs[0]
+
+    def equation(self, prim: Primitive, ins: list[Any], params: dict[str, Any]) -> Eqn:
+        """An equation at the place of the one that is replaced."""
+        of = self._of
+        out = Var(prim.abstract(tuple([x.aval for x in ins]), params))
+        return Eqn(prim, ins, params, [out], of.where, of.backward, of.numerics)
+
+    def transposed(self, x: Any, order: tuple[int, ...]) -> Any:
+        """An array with its dimensions in another order."""
+        if order == tuple(range(len(order))):
+            return x
+        return self.apply(transpose_p, [x], {"permutation": order})
+
+
+def _laid(writer: _Writer, e: Eqn, choose: Choose) -> Var | None:
+    """The convolution with its arrays laid for what computes it; None to leave it as it is."""
+    (x, w), (out,) = e.ins, e.outs
+    lhs, rhs, to = e.params["dimension_numbers"]
+    spatial = lambda shape, spec: [shape[d] for d in spec[2:]]
+    taps, positions = spatial(w.aval.shape, rhs), spatial(out.aval.shape, to)
+    form = form_of(e.params["lhs_dilation"], taps, positions)
+    last, first = (lambda s: (s[0], *s[2:], s[1])), (lambda s: (s[1], *s[2:], s[0]))
+    orders = {
+        "output": (last(lhs), last(rhs), last(to)),
+        # Its filter is turned when it is called, since that reverses the taps as well.
+        "image": (last(lhs), tuple(range(len(rhs))), last(to)),
+        "filter": (first(lhs), first(rhs), first(to)),
+    }[form]
+    # Where each dimension of an array is in its new order.
+    numbers = [tuple(map(o.index, spec)) for spec, o in zip((lhs, rhs, to), orders)]
+    params = {**e.params, "dimension_numbers": ConvDimensionNumbers(*numbers)}
+    turned = [
+        Var(v.aval.update(tuple(map(v.aval.shape.__getitem__, o)))) for v, o in zip((x, w), orders)
+    ]
+    choice = choose(writer.equation(conv_p, turned, params))
+    if choice != "library":
+        # A kernel reads images as they are, and its operand that is none as it wants it.
+        product = _as_product(writer, e)
+        filtered = choice == "filter" and form == "output" and orders[0] == tuple(range(len(lhs)))
+        if product is not None or not filtered:
+            return product
+        orders = orders[0], orders[1], orders[0]
+        params["dimension_numbers"] = ConvDimensionNumbers(numbers[0], numbers[1], to)
+    operands = [writer.transposed(v, o) for v, o in zip((x, w), orders)]
+    made = writer.apply(conv_p, operands, params)
+    return writer.transposed(made, tuple([orders[2].index(d) for d in range(len(to))]))
+
+
+def _as_product(writer: _Writer, e: Eqn) -> Var | None:
+    """The convolution as a product of matrices that read it where it lies; None if it is none."""
+    (x, w), params = e.ins, e.params
+    kind, preferred = x.aval.dtype, params["preferred_element_type"]
+    if not enabled("pointwise_convolutions") or kind not in _KINDS or kind != w.aval.dtype:
+        return None
+    if params["feature_group_count"] * params["batch_group_count"] > 1 or 0 in x.aval.shape:
+        return None
+    if preferred not in (None, kind) and (kind == dtypes.F64 or preferred != dtypes.F32):
+        return None
+    lhs, rhs, out = params["dimension_numbers"]
+    summed = [(lhs[1], rhs[1])]  # dimensions of both operands
+    single = []  # of the kernel, which has one tap there
+    for at in range(2, len(lhs)):
+        size, taps = x.aval.shape[lhs[at]], w.aval.shape[rhs[at]]
+        plain = params["padding"][at - 2] == (0, 0) and params["lhs_dilation"][at - 2] == 1
+        if plain and taps == 1 and params["window_strides"][at - 2] == 1:
+            single.append(rhs[at])
+        elif plain and taps == size and params["rhs_dilation"][at - 2] == 1:
+            summed.append((lhs[at], rhs[at]))
+        else:
+            return None
+    summed.sort()
+    contracting = tuple([a for a, _ in summed]), tuple([b for _, b in summed])
+    if not all(map(_is_matrix, contracting, (x.aval.shape, w.aval.shape))):
+        return None
+    # What the product has, by the dimensions of the convolution's result.
+    free = [(lhs[at], out[at]) for at in (0, *range(2, len(lhs))) if lhs[at] not in contracting[0]]
+    rows, columns, shape = [o for _, o in sorted(free)], [out[1]], e.outs[0].aval.shape
+    in_order, turned = [_in_order(d, shape) for d in (rows + columns, columns + rows)]
+    if not (in_order or turned):
+        return None
+    kept = [n for d, n in enumerate(w.aval.shape) if d not in single]
+    matrix = writer.apply(reshape_p, [w], {"shape": tuple(kept)})
+    at = tuple([d - sum([s < d for s in single]) for d in contracting[1]])
+    sides = [(x, contracting[0]), (matrix, at)]
+    (a, at_a), (b, at_b) = sides if in_order else sides[::-1]
+    given = {
+        "dimension_numbers": ((at_a, at_b), ((), ())),
+        "precision": params["precision"],
+        "preferred_element_type": preferred,
+    }
+    product = writer.apply(dot_general_p, [a, b], given)
+    return writer.apply(reshape_p, [product], {"shape": shape})
+
+
+def _is_matrix(dims: Sequence[int], shape: Sequence[int]) -> bool:
+    """Whether an operand is a matrix of these dimensions and the others: they follow one another,
+    from its first or up to its last one. Those of length 1 are in nobody's way."""
+    inside = [d in dims for d, n in enumerate(shape) if n != 1]
+    changes = sum([a != b for a, b in zip(inside, inside[1:])])
+    return list(dims) == sorted(dims) and changes <= 1
+
+
+def _in_order(dims: Sequence[int], shape: Sequence[int]) -> bool:
+    moved = [d for d in dims if shape[d] != 1]
+    return moved == sorted(moved)
