@@ -124,6 +124,32 @@ def test_pairs_that_a_product_reads_are_read_along_their_rows() -> None:
     assert computed_reductions(jaxpr).eqns == jaxpr.eqns
 
 
+# ---- values of few rows ----
+
+
+def scaled(x: Any, s: Any) -> Any:
+    """Groups of channels divided by their deviations, of which there are few."""
+    return x * lax.rsqrt(s / 32768 + 1e-5)[:, None, :, None]
+
+
+def test_deviations_of_few_groups_are_computed_once() -> None:
+    few, many = planned(scaled, [array(16, N, 32, 8), array(16, 32)])
+    assert few.traffic == 2 * 4 * 16 * 32 and many.kernel is not None
+    assert "rsqrt" not in [i.meta[0].name for i in many.kernel.instrs if i.op == "map"]
+
+
+def test_deviations_that_few_elements_read_are_computed_for_each() -> None:
+    assert len(planned(scaled, [array(16, 64, 32, 8), array(16, 32)])) == 1
+
+
+def test_a_reshaped_input_is_read_where_it_is() -> None:
+    f = lambda x, s: x * (gnp.reshape(s, (16, 1, 32, 1)) / 3)
+    groups = planned(f, [array(16, N, 32, 8), array(512)])
+    assert traffic(groups) < 2.1 * 4 * 16 * N * 256
+    f = lambda s: gnp.broadcast_to(gnp.reshape(s, (16, 1, 32)), (16, N, 32)) + 1
+    assert len(planned(f, [array(512)])) == 1
+
+
 # ---- rotations and stencils ----
 
 

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import numpy as np
 import programs
+import pytest
 from hypothesis import given, settings, strategies as st
 
 import genesis_fn as g
 import genesis_fn.numpy as gnp
 from genesis_fn import lax
 from genesis_fn.compiler.fusion.fuse import fuse_jaxpr
+from genesis_fn.compiler.loop_ir import reindex
+from genesis_fn.compiler.loop_ir.kernel import Instr
 from genesis_fn.compiler.memory.memory_plan import ALIGNMENT, aligned, pack
 from genesis_fn.compiler.memory.rematerialise import rematerialise_jaxpr
 from genesis_fn.compiler.simplify.simplify import simplify_jaxpr
 from genesis_fn.compiler.target import H200
+from genesis_fn.core import dtypes
 from genesis_fn.core.backend import index as ix
 from genesis_fn.core.jaxpr import check
 
@@ -271,6 +275,29 @@ def test_a_remainder_takes_apart_remainders_that_it_divides() -> None:
     # Where that would leave 32 bits, they stay.
     wide = ix.var("w", 2**31 - 1)
     assert ix.mod(ix.add(ix.scale(ix.mod(wide, 6), 3), q), 9).hi < 9
+
+
+@pytest.mark.parametrize(("c", "n"), [(8, 32), (5, 7), (6, 4)])
+def test_a_remainder_is_put_together_of_its_digits(c: int, n: int) -> None:
+    p = ix.var("p", 10 * c * n + 3)
+    digits = ix.add(ix.scale(ix.mod(ix.div(p, c), n), 3 * c), ix.scale(ix.mod(p, c), 3))
+    assert digits == ix.scale(ix.mod(p, c * n), 3)
+    # Of other numbers, of another order, or with another step it is none.
+    for e in (
+        ix.add(ix.scale(ix.mod(ix.div(p, c), n), c + 1), ix.mod(p, c)),
+        ix.add(ix.scale(ix.mod(ix.div(p, c + 1), n), c), ix.mod(p, c)),
+        ix.add(ix.scale(ix.mod(ix.div(ix.shift(p, 1), c), n), c), ix.mod(p, c)),
+    ):
+        values = np.array([e.evaluate({"p": k}) for k in range(10 * c * n + 3)])
+        assert (values != np.arange(10 * c * n + 3) % (c * n)).any()
+
+
+def test_rows_are_as_long_as_what_repeats() -> None:
+    # p // 8 % 32 repeats every 256 elements, and not every 32.
+    p = ix.var("p", 1 << 16)
+    e = ix.mod(ix.div(p, 8), 32)
+    load = Instr("load", (), (None, e, frozenset()), dtypes.F32, e.names, 0)
+    assert reindex.row_length([load], 1 << 16) == 256
 
 
 def test_substitution_keeps_the_value() -> None:

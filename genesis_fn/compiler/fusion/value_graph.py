@@ -220,9 +220,8 @@ class ValueGraph:
             if e.prim is broadcast_in_dim_p and virtual:
                 x, o = self._reshaped(operands[0]), e.outs[0]
                 done = min(most[n], sum([cost[k] for k in work]))
-                if self.kind.get(id(self.producer[x])) == "map" and _is_done_once(
-                    x.aval, o.aval, done, target
-                ):
+                computed = x not in self.materialized and self.kind[id(self.producer[x])] == "map"
+                if computed and _is_done_once(x.aval, o.aval, done, target):
                     self.materialized.add(x)
                     leaves, work, most[n] = frozenset(((x, -1),)), frozenset(), 0.0
             if kind == "view" and e.prim is not reshape_p:
