@@ -3,14 +3,14 @@
 #
 #     benchmarks/kernels/run_all.sh OUT [PART ...]
 #
-# Writes OUT/{runtime,matmul,attention_check,attention,decode,rows}.json and the logs; the parts are
+# Writes OUT/{runtime,matmul,attention_check,attention,decode,rows,conv}.json and the logs; the parts are
 # the names of these files, all of them if none is given. SECONDS_<PART> limits a part, MATMUL_ONLY
 # and ROWS_ONLY choose its cases. Prints the tables last.
 set -u
 cd "$(dirname "$0")/../.."
 out=$1
 shift
-parts=${*:-runtime attention_check matmul attention decode rows}
+parts=${*:-runtime attention_check matmul attention decode rows conv}
 mkdir -p "$out"
 export PYTHONPATH=.:${PYTHONPATH:-} PYTHONUNBUFFERED=1
 export KERNEL_COMMIT=${KERNEL_COMMIT:-$(git rev-parse HEAD 2>/dev/null)}
@@ -51,6 +51,11 @@ for part in $parts; do
         seconds=$(limit rows 125)
         run rows "$seconds" python3 $bench/rows_bench.py --out "$out/rows.json" \
             --budget $((seconds - 15)) --only "${ROWS_ONLY:-}" ${ROWS_FLAGS:-}
+        ;;
+    conv)
+        seconds=$(limit conv 110)
+        run conv "$seconds" python3 $bench/conv_bench.py --out "$out/conv.json" \
+            --budget $((seconds - 15)) ${CONV_FLAGS:-}
         ;;
     *)
         echo "unknown part $part" >&2

@@ -151,6 +151,7 @@ BIG = (64, 28, 28, 128), (3, 3, 128, 128)
 BIG_OUT_FIRST = (64, 28, 28, 128), (128, 3, 3, 128)
 
 
+@pytest.mark.interpreted
 def test_who_computes_what():
     """The choices that were measured; the copy of a filter is a kernel."""
     called = ["kernel", "output"]
@@ -167,6 +168,8 @@ def test_who_computes_what():
         assert planned(*BIG, dtypes.BF16, HERE, precision=precision) == called
     gaps = {"rhs_dilation": (2, 2), "padding": ((2, 2), (2, 2))}
     assert planned(*BIG, dtypes.BF16, HERE, **gaps) == ["kernel"]
+    groups = (64, 28, 28, 256), (3, 3, 1, 256)
+    assert planned(*groups, dtypes.BF16, HERE, feature_group_count=256) == called
     # What a library's padding cannot say, and images with channels first.
     assert planned(*BIG, dtypes.BF16, HERE, padding=((-1, 1), (1, 1))) == ["kernel"]
     first = planned((64, 128, 28, 28), (128, 128, 3, 3), dtypes.BF16, HERE, layouts=FIRST)
@@ -175,6 +178,7 @@ def test_who_computes_what():
         assert planned(*BIG, dtypes.BF16, HERE) == ["kernel"]
 
 
+@pytest.mark.interpreted
 def test_repeatable_unless_the_setting_says_otherwise():
     kinds = [aval(s, dtypes.BF16) for s in BIG]
 
@@ -464,6 +468,7 @@ def test_errors_name_the_routine(cudnn, monkeypatch):
         prepared.run([1, 2, 3, 40], 9)
 
 
+@pytest.mark.interpreted
 def test_old_gpus_keep_our_kernels():
     old = replace(OF_ARCHITECTURE[80], architecture=75, libraries=True, interpreted=True)
     assert planned(*BIG, dtypes.BF16, old) == ["kernel"]

@@ -54,8 +54,9 @@ class LibraryConvolution:
         """
         spec, routine = self.spec, self.routine
         batch, channels = routine.image.sizes[:2]
-        # Groups of one image are the examples of a batch, as `vmap` makes them: small problems.
-        if spec.operations < LARGE or target.generation < 8 or batch < routine.groups > 1:
+        # Groups of one image each are the gradients of examples, as `vmap` makes them: small.
+        examples = routine.form == "filter" and batch == 1 < routine.groups
+        if spec.operations < LARGE or target.generation < 8 or examples:
             return False
         wide = [_aligned(c, spec.dtype) for c in (channels, routine.output.sizes[1])]
         if routine.form == "filter":
