@@ -73,6 +73,11 @@ class Target:
         return self.architecture >= 89
 
     @property
+    def library_convolutions(self) -> bool:
+        """Whether cuDNN is asked for convolutions: its engines for older GPUs were not measured."""
+        return self.generation >= 8
+
+    @property
     def programmatic_launch(self) -> bool:
         """Whether a kernel may be started before the one ahead of it has ended."""
         return self.architecture >= 90

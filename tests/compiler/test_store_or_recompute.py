@@ -12,13 +12,13 @@ import pytest
 import genesis_fn as g
 import genesis_fn.numpy as gnp
 from genesis_fn import lax
-from genesis_fn.compiler.fusion.computed import computed_reductions
 from genesis_fn.compiler.fusion.fuse import fuse_jaxpr
 from genesis_fn.compiler.fusion.group import FusionGroup
 from genesis_fn.compiler.fusion.loop_steps import joined_iterations
-from genesis_fn.compiler.fusion.overlays import overlay_p, overlays
-from genesis_fn.compiler.fusion.rotations import rotate_p, rotations
 from genesis_fn.compiler.options import without
+from genesis_fn.compiler.rewrites.computed import computed_reductions
+from genesis_fn.compiler.rewrites.overlays import overlay_p, overlays
+from genesis_fn.compiler.rewrites.rotations import rotate_p, rotations
 from genesis_fn.compiler.simplify.simplify import simplify_jaxpr
 from genesis_fn.compiler.target import H200
 from genesis_fn.core import dtypes, tree

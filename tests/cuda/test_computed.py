@@ -14,7 +14,7 @@ import genesis_fn as g
 import genesis_fn.numpy as gnp
 from genesis_fn import lax
 from genesis_fn.backends.cuda.codegen import tiling
-from genesis_fn.compiler.fusion import computed
+from genesis_fn.compiler.rewrites import computed
 
 rng = np.random.default_rng(0)
 

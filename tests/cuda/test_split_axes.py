@@ -15,13 +15,13 @@ import pytest
 
 import genesis_fn as g
 import genesis_fn.numpy as gnp
-from genesis_fn.compiler.fusion import by_columns, row_factors as factors
-from genesis_fn.compiler.fusion.by_columns import reductions_by_columns
 from genesis_fn.compiler.fusion.fuse import fuse_jaxpr
-from genesis_fn.compiler.fusion.row_factors import row_factors
 from genesis_fn.compiler.loop_ir.kernel import is_reduction
 from genesis_fn.compiler.memory.rematerialise import rematerialise_jaxpr
 from genesis_fn.compiler.options import without
+from genesis_fn.compiler.rewrites import by_columns, row_factors as factors
+from genesis_fn.compiler.rewrites.by_columns import reductions_by_columns
+from genesis_fn.compiler.rewrites.row_factors import row_factors
 from genesis_fn.compiler.simplify.simplify import simplify_jaxpr
 from genesis_fn.compiler.target import H200
 from genesis_fn.core import dtypes, tree

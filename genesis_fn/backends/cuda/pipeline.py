@@ -43,18 +43,18 @@ from genesis_fn.backends.cuda.run.runtime import device_runtime
 from genesis_fn.backends.cuda.run.steps import exchanged_buffers
 from genesis_fn.compiler.attention.rewrite import fuse_attention
 from genesis_fn.compiler.complex_parts.represent import represented
-from genesis_fn.compiler.fusion.by_columns import reductions_by_columns
-from genesis_fn.compiler.fusion.computed import computed_reductions
 from genesis_fn.compiler.fusion.fuse import fuse_jaxpr
 from genesis_fn.compiler.fusion.loop_steps import joined_iterations
 from genesis_fn.compiler.fusion.matmul_grouping import group_matmuls
-from genesis_fn.compiler.fusion.overlays import overlays
-from genesis_fn.compiler.fusion.rotations import rotations
-from genesis_fn.compiler.fusion.row_factors import row_factors
-from genesis_fn.compiler.fusion.vectors import inner_products, vectors_left
 from genesis_fn.compiler.loop_ir.kernel import SliceStore
 from genesis_fn.compiler.memory.inplace import donations
 from genesis_fn.compiler.memory.rematerialise import rematerialise_jaxpr
+from genesis_fn.compiler.rewrites.by_columns import reductions_by_columns
+from genesis_fn.compiler.rewrites.computed import computed_reductions
+from genesis_fn.compiler.rewrites.overlays import overlays
+from genesis_fn.compiler.rewrites.rotations import rotations
+from genesis_fn.compiler.rewrites.row_factors import row_factors
+from genesis_fn.compiler.rewrites.vectors import inner_products, vectors_left
 from genesis_fn.compiler.row_loops.row_loops import row_loops
 from genesis_fn.compiler.scans.products import products_outside
 from genesis_fn.compiler.simplify.collectives import contiguous_collectives

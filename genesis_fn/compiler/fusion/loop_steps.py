@@ -14,11 +14,11 @@ from __future__ import annotations
 import math
 
 from genesis_fn.compiler.fusion.fuse import fuse_jaxpr
-from genesis_fn.compiler.fusion.overlays import overlays
 from genesis_fn.compiler.fusion.recompute import work
-from genesis_fn.compiler.fusion.rotations import rotations
 from genesis_fn.compiler.fusion.value_graph import kind_of
 from genesis_fn.compiler.options import enabled
+from genesis_fn.compiler.rewrites.overlays import overlays
+from genesis_fn.compiler.rewrites.rotations import rotations
 from genesis_fn.compiler.simplify.simplify import simplify_jaxpr
 from genesis_fn.compiler.target import Target
 from genesis_fn.core import dtypes

@@ -56,7 +56,7 @@ class LibraryConvolution:
         batch, channels = routine.image.sizes[:2]
         # Groups of one image each are the gradients of examples, as `vmap` makes them: small.
         examples = routine.form == "filter" and batch == 1 < routine.groups
-        if spec.operations < LARGE or target.generation < 8 or examples:
+        if spec.operations < LARGE or not target.library_convolutions or examples:
             return False
         wide = [_aligned(c, spec.dtype) for c in (channels, routine.output.sizes[1])]
         if routine.form == "filter":
