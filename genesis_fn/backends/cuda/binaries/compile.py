@@ -45,7 +45,7 @@ from genesis_fn.kernels.language.dtypes import DTYPES, TYPES
 from genesis_fn.kernels.plan import Argument, BufferArg, Descriptor, Launch, Scalar
 
 _POW = re.compile(r"\bpow\(")
-_FORMAT = 5  # of cache entries and what they hold: part of the key
+_FORMAT = 6  # of cache entries and what they hold: part of the key
 _MOST_REMEMBERED = 2048
 _MOST_WORKERS = 16
 

@@ -21,12 +21,14 @@ def kernel(name: str, parameters: str, body: str) -> SourceKernel:
 
 def definition(function: object) -> str | None:
     """The source of a kernel that can stand in another one: it was made from text, uses only `tl`
-    and the functions of `MODULES`, and has no error word. None for other kernels."""
+    and the functions of `MODULES`, has none of its own, and no error word. None for other
+    kernels."""
     if isinstance(function, SourceKernel):
         # Kernels of lowerings import `flag_error` as well, which does no harm unless they call it.
         head, _, text = function.text.partition("@triton.jit\n")
         known = head.startswith(PRELUDE.partition("@triton.jit\n")[0].rstrip())
-        return text if known and "flag_error" not in text else None
+        alone = "@triton.jit\n" not in text
+        return text if known and alone and "flag_error" not in text else None
     inner = getattr(function, "fn", None)
     if inner is None or getattr(inner, "__module__", None) != "genesis_fn.kernels.language.source":
         return None
