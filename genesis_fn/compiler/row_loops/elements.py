@@ -503,8 +503,10 @@ class RowElements(KernelIR):
 
         def matrix_at(k: Expr) -> tuple[Var, Expr]:
             matrix_index[matrix_axis] = k
-            # Through views only: the elements of the matrix lie in memory.
-            source, index = self._in_memory(matrix, tuple(matrix_index))
+            found = self._in_memory(matrix, tuple(matrix_index))
+            if found is None:
+                raise Infeasible
+            source, index = found
             offset = ix.ravel(index, source.aval.shape)
             if offset.names != frozenset(("k", lane)):
                 raise Infeasible
@@ -512,22 +514,26 @@ class RowElements(KernelIR):
 
         return tile, tile_index, axis, matrix_at
 
-    def _in_memory(self, v: Var, at: Index) -> tuple[Var, Index]:
-        """(value in memory, index) of an element, through views."""
-        while True:
+    def _in_memory(self, v: Var, at: Index, sliced: bool = False) -> tuple[Var, Index] | None:
+        """(value in memory, index) of an element, through views, with `sliced` also slices of the
+        loops around; None where something computes it."""
+        while v not in self._held and not self._is_loop(v):
             e = self.producer.get(v) or self.outer.get(v)
-            if v in self._held or self._is_loop(v):
-                raise Infeasible
             if e is None:
                 return v, at
             view = e.prim.lowering
-            if type(view) is not View or e.prim is loop_slice_p:
-                raise Infeasible
+            if type(view) is not View or (e.prim is loop_slice_p and not sliced):
+                return None
+            if e.prim is loop_slice_p:
+                step = self._counter(e.ins[1], e.params["length"], e.params["reverse"])
+                v, at = e.ins[0], (step, *at)
+                continue
             avals = [i.aval if type(i) is Var else i for i in e.ins]
             pieces = view.pieces(e.outs.index(v), at, *avals, **e.params)
             if len(pieces) != 1 or pieces[0][2] or type(e.ins[pieces[0][0]]) is not Var:
-                raise Infeasible
+                return None
             v, at = e.ins[pieces[0][0]], pieces[0][1]
+        return None
 
     # ---- lookups and branches ----
 
@@ -538,7 +544,10 @@ class RowElements(KernelIR):
             raise Infeasible
         count = table.aval.shape[0]
         row, rest = at[: indices.aval.ndim], at[indices.aval.ndim :]
-        source, index = self._in_memory(table, (ix.var("k", count), *rest))
+        found = self._in_memory(table, (ix.var("k", count), *rest))
+        if found is None:
+            raise Infeasible
+        source, index = found
         offset = ix.ravel(index, source.aval.shape)
         strides = [n for atom, n in offset.terms.items() if atom.key[:2] == ("var", "k")]
         first = ix.substitute(offset, "k", ix.ZERO)

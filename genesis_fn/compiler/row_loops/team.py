@@ -12,13 +12,13 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from genesis_fn.compiler.loop_ir.kernel import Infeasible, loop_slice_p
+from genesis_fn.compiler.loop_ir.kernel import Infeasible
 from genesis_fn.compiler.row_loops.axes import Axis
 from genesis_fn.compiler.row_loops.nest import RowNest
 from genesis_fn.core import dtypes
 from genesis_fn.core.backend import index as ix
-from genesis_fn.core.backend.index import Expr, Index
-from genesis_fn.core.backend.lowering import Reduce, View
+from genesis_fn.core.backend.index import Expr
+from genesis_fn.core.backend.lowering import Reduce
 from genesis_fn.core.dtypes import DType
 from genesis_fn.core.jaxpr import Eqn, Var
 
@@ -145,7 +145,8 @@ class TeamNest(RowNest):
         k = ix.var("k", depth)
         source, offset = matrix_at(k)
         tile_index[axis] = k
-        row = self._row_in_memory(tile, tuple(tile_index))
+        found = self._in_memory(tile, tuple(tile_index), sliced=True)
+        row = None if found is None else (found[0], ix.ravel(found[1], found[0].aval.shape))
         meta = TeamProduct(depth, name, precision, source, offset, row)
         if row is not None:
             names = row[1].names - {"k"} | {name}
@@ -161,27 +162,6 @@ class TeamNest(RowNest):
             n = self._emit("product", (shared,), meta, dtypes.F32, names | {name}, e)
             return self._rounded(n, e.outs[0].aval.dtype)
         raise Infeasible
-
-    def _row_in_memory(self, v: Var, at: Index) -> tuple[Var, Expr] | None:
-        """(value in memory, offset) of a row that is there, through views."""
-        while True:
-            e = self.producer.get(v) or self.outer.get(v)
-            if v in self._held or self._is_loop(v):
-                return None
-            if e is None:
-                return v, ix.ravel(at, v.aval.shape)
-            view = e.prim.lowering
-            if type(view) is not View:
-                return None
-            if e.prim is loop_slice_p:
-                step = self._counter(e.ins[1], e.params["length"], e.params["reverse"])
-                v, at = e.ins[0], (step, *at)
-                continue
-            avals = [i.aval if type(i) is Var else i for i in e.ins]
-            pieces = view.pieces(e.outs.index(v), at, *avals, **e.params)
-            if len(pieces) != 1 or pieces[0][2] or type(e.ins[pieces[0][0]]) is not Var:
-                return None
-            v, at = e.ins[pieces[0][0]], pieces[0][1]
 
     def operands(self) -> list[Var]:
         found = super().operands()
