@@ -22,6 +22,7 @@ from genesis_fn.transforms.control_flow.loops import while_p
 from genesis_fn.transforms.control_flow.scanning import scan_p
 
 _MOST_ELEMENTS = 16  # of a row's lanes that one thread has
+_LARGE = 1 << 16  # bytes of one program's matrices
 _TILES = 8192  # bytes of shared memory beside matrices
 _TEAM_ROWS = (16, 32, 64)
 _SIZES_TRIED = 2
@@ -67,31 +68,29 @@ def _rows(e: Eqn) -> int:
 
 
 def _nest(e: Eqn, outer: dict[Var, Eqn], target: Target) -> Eqn | None:
-    found = _of_rows(e, outer, target) if enabled("row_loops") else None
-    if found is None and enabled("team_loops"):
-        found = _of_team(e, outer, target)
+    found: RowNest | None = None
+    if enabled("row_loops"):
+        found = _of_rows(e, outer, target, False) or _of_rows(e, outer, target, True)
+    # Triton takes 6 s for the matrices of a GRU of 128 units in one program, and 1 s for a team's.
+    if enabled("team_loops") and (found is None or found.matrix_bytes() > _LARGE):
+        found = _of_team(e, outer, target) or found
     if found is None:
         return None
     return e.replace(prim=row_loop_p, ins=found.operands(), params={"nest": found})
 
 
-def _of_rows(e: Eqn, outer: dict[Var, Eqn], target: Target) -> RowNest | None:
-    for parts in (False, True):
-        found = _made(e, outer, target, parts=parts)
-        if found is None or found.uneven:
-            # Rows that compute the same are worth it if there are few of them.
-            other = _made(e, outer, target, common=True, parts=parts)
-            if found is None or (other is not None and other.work < found.work):
-                found = other
-        if found is not None:
-            break
-    else:
-        return None
-    width = _lane_width(found, target)
-    if width:
-        wide = _made(e, outer, target, common=found.common, width=width, parts=parts)
-        found = wide or found
-    return found
+def _of_rows(e: Eqn, outer: dict[Var, Eqn], target: Target, parts: bool) -> RowNest | None:
+    found = _made(e, outer, target, parts=parts)
+    if found is None or found.uneven:
+        # Rows that compute the same are worth it if there are few of them.
+        other = _made(e, outer, target, common=True, parts=parts)
+        if found is None or (other is not None and other.work < found.work):
+            found = other
+    width = 0 if found is None else _lane_width(found, target)
+    if found is None or not width:
+        return found
+    wide = _made(e, outer, target, common=found.common, width=width, parts=parts)
+    return wide or found
 
 
 def _of_team(e: Eqn, outer: dict[Var, Eqn], target: Target) -> TeamNest | None:
