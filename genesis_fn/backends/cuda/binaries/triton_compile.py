@@ -157,7 +157,8 @@ def compile_request(wanted: CompileRequest) -> tuple[dict[str, Any], bytes]:
     }, binary
 
 
-_PACKED = re.compile(r"\b(add|min|max)\.([su]16)x2\s+(%\w+), (\S+), (\S+);")
+# At the start of a line: no instruction under a predicate, which a block could not have.
+_PACKED = re.compile(r"^[ \t]*(add|min|max)\.([su]16)x2\s+(%\w+), (\S+), (\S+);", re.MULTILINE)
 
 
 def apart(ptx: str) -> str:
