@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -14,7 +14,7 @@ import pytest
 
 import genesis_fn as g
 from genesis_fn.compiler.scans import products
-from genesis_fn.core.jaxpr import Jaxpr
+from genesis_fn.core.jaxpr import Eqn, Jaxpr
 
 
 def normal(*shape: int, seed: int = 0, scale: float = 0.3) -> np.ndarray:
@@ -34,6 +34,11 @@ def turned_ahead(xp: Any, lax: Any) -> Callable:
 
 def results_behind(xp: Any, lax: Any) -> Callable:
     return lambda w, u, xs: lax.scan(lambda h, x: (xp.tanh(h + x), (h @ w, u.T @ h.T)), xs[0], xs)
+
+
+def inputs_to_results(xp: Any, lax: Any) -> Callable:
+    """A product of what comes in that only goes out: it is made once, behind the loop."""
+    return lambda w, u, xs: lax.scan(lambda h, x: (xp.tanh(h + x), x @ w), xs[0], xs)
 
 
 def gradients(xp: Any, lax: Any) -> Callable:
@@ -56,14 +61,19 @@ PROGRAMS: dict[str, tuple[Callable, int, int]] = {
     "inputs ahead": (inputs_ahead, 3, 1),
     "turned ahead": (turned_ahead, 3, 1),
     "results behind": (results_behind, 3, 2),
+    "inputs to results": (inputs_to_results, 3, 1),
     "gradients": (gradients, 3, 1),
     "too many rows": (inputs_ahead, 30, 0),
     "gradients of many rows": (gradients, 30, 0),
 }
 
 
+def products_of(eqns: Sequence[Eqn]) -> int:
+    return sum(e.prim.name == "dot_general" for e in eqns)
+
+
 def count(jaxpr: Jaxpr) -> int:
-    return sum(e.prim.name == "dot_general" for e in jaxpr.eqns)
+    return products_of(jaxpr.eqns)
 
 
 @pytest.fixture
@@ -75,6 +85,8 @@ def left(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     def noted(e: Any) -> Any:
         eqns = once(e)
         (scan,) = [x for x in eqns if x.prim.name == "scan"]
+        # Each is somewhere, once.
+        assert count(e.params["jaxpr"]) == products_of([*eqns, *scan.params["jaxpr"].eqns])
         found.append(count(e.params["jaxpr"]) - count(scan.params["jaxpr"]))
         return eqns
 

@@ -224,6 +224,21 @@ def means(xp: Any) -> Callable:
     return lambda x, ys: xp.lax.scan(step, x, ys)
 
 
+def mixed(xp: Any) -> Callable:
+    """An axis of which threads share a part, and have the rest each: sums count it once."""
+
+    def run(w: Any, m: Any, s: Any) -> Any:
+        def step(carry: Any, _: Any) -> Any:
+            m, s = carry
+            both = xp.np.concatenate([m, s], axis=1)
+            total = xp.np.mean(both, axis=1) + xp.np.max(both, axis=1) * 0.1 + both @ w
+            return (xp.np.tanh(m + total[:, None]), xp.np.sin(s - total[:, None])), total
+
+        return xp.lax.scan(step, (m, s), None, length=3)
+
+    return run
+
+
 NETWORK = {
     "a": normal(3, 16, seed=1), "b": normal(16, seed=2), "c": normal(16, 1, seed=3),
     "d": normal(1, seed=4),
@@ -249,6 +264,7 @@ PROGRAMS: dict[str, tuple[Callable, tuple[Any, ...], int, float]] = {
     "softmaxes": (softmaxes, (normal(12, 20),), 1, 5e-6),
     "narrow": (narrow, (normal(33), normal(5, 33, seed=1)), 1, 1e-2),
     "wide": (wide, (normal(6, 10), normal(6, seed=1), normal(4, 6, 10, seed=2)), 1, 2e-6),
+    "mixed": (mixed, (normal(83, seed=3), normal(5, 80), normal(5, 3, seed=1)), 1, 5e-6),
     "means": (means, (normal(50), normal(6, 50, seed=1)), 1, 2e-6),
 }  # fmt: skip
 

@@ -8,6 +8,7 @@ block that knows their operands, so that what does not change leaves its loop.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -343,36 +344,40 @@ class RowElements(KernelIR):
         """Unrolled axes element by element, then the lane."""
         x, axes, kept = e.ins[0], reduced_axes(e), iter(at)
         _check_accumulates(x.aval.dtype, how)
-        ranges: list[Any] = []
-        lane = ""
-        for i in range(x.aval.ndim):
-            if i not in axes:
-                ranges.append([next(kept)])
-            else:
-                ranges.append(self._axis(x, i))
-                lane = self._lane_of(ranges[-1], lane)
+        ranges = [self._axis(x, i) if i in axes else [next(kept)] for i in range(x.aval.ndim)]
         if math.prod(map(len, ranges)) > _MAX_UNROLLED:
             raise Infeasible
-        elements = [self.at(x, index, guards) for index in itertools.product(*ranges)]
-        if how.position:
-            if lane:
+        elements = []
+        for index in itertools.product(*ranges):
+            lane = self._lane_of([index[i] for i in axes])
+            if lane and how.position:
                 raise Infeasible
-            return self._position(elements, how, v.aval.dtype)
-        total = elements[0]
-        for element in elements[1:]:
-            total = self._emit("combine", (total, element), (how,), v.aval.dtype, eqn=e)
-        return self._across(total, how, lane, e) if lane else total
+            elements.append((lane, self.at(x, index, guards)))
+        if how.position:
+            return self._position([n for _, n in elements], how, v.aval.dtype)
+        return self._combined(elements, how, e)
+
+    def _combined(self, elements: Sequence[tuple[str, int]], how: Reduce, e: Eqn) -> int:
+        """The reduction of `elements`, (lane along which one is reduced or "", instruction): those
+        of a lane first, since what lies beside it counts once and not for each of its elements."""
+        dtype = e.outs[0].aval.dtype
+        both = lambda a, b: self._emit("combine", (a, b), (how,), dtype, eqn=e)
+        totals: dict[str, int] = {}
+        for lane, n in elements:
+            totals[lane] = both(totals[lane], n) if lane in totals else n
+        whole = [self._across(n, how, lane, e) if lane else n for lane, n in totals.items()]
+        return functools.reduce(both, whole)
 
     def _across(self, n: int, how: Reduce, lane: str, e: Eqn) -> int:
         """The reduction of a value along its lane."""
         return self._emit("reduce", (n,), (how, lane), e.outs[0].aval.dtype, eqn=e)
 
-    def _lane_of(self, indices: Sequence[Expr], other: str) -> str:
-        """The lane along which reduced indices lie, or the one of `other` axes: one at most."""
-        found = "".join(indices[0].names)
-        if found and other:
+    def _lane_of(self, index: Sequence[Expr]) -> str:
+        """The lane along which an index of reduced axes lies, "" if along none; one at most."""
+        found = {x for i in index for x in i.names if x in self.lanes}
+        if len(found) > 1:
             raise Infeasible
-        return found or other
+        return "".join(found)
 
     def _position(self, elements: Sequence[int], how: Reduce, dtype: DType) -> int:
         """Where the first extreme is; NaN is one."""
@@ -412,33 +417,27 @@ class RowElements(KernelIR):
             index_l[i] = next(index)
         for j in free_r:
             index_r[j] = next(index)
-        ranges: list[Sequence[Expr]] = []
-        along = ""
-        for i in contracted_l:
-            ranges.append(self._axis(lhs, i))
-            along = self._lane_of(ranges[-1], along)
+        ranges = [self._axis(lhs, i) for i in contracted_l]
         if math.prod(map(len, ranges)) > _MAX_UNROLLED:
             raise Infeasible
-        lane = {x for e in at for x in e.names if x in self.lanes}
+        along = {x for i in itertools.chain(*ranges) for x in i.names if x in self.lanes}
+        lane = {x for i in at for x in i.names if x in self.lanes}
         if along and lane:
-            (axis,) = contracted_l if len(contracted_l) == 1 else (None,)
-            if axis is None or guards:
+            if len(contracted_l) != 1 or len(along) != 1 or guards:
                 raise Infeasible
-            return self._tile_product(e, index_l, index_r, ranges[0], along, lane)
-        total = None
+            (name,) = along
+            return self._tile_product(e, index_l, index_r, ranges[0], name, lane)
+        products = []
         for ks in itertools.product(*ranges):
             for k, i, j in zip(ks, contracted_l, contracted_r):
                 index_l[i] = index_r[j] = k
             a = self.at(lhs, tuple(index_l), guards)
             b = self.at(rhs, tuple(index_r), guards)
             product = self._emit("map", (a, b), (ops.mul.prim, (), False), dtype, eqn=e)
-            if total is None:
-                total = product
-            else:
-                total = self._emit("map", (total, product), (ops.add.prim, (), False), dtype, eqn=e)
-        if total is None:
+            products.append((self._lane_of(ks), product))
+        if not products:
             raise Infeasible
-        return self._across(total, _SUM, along, e) if along else total
+        return self._combined(products, _SUM, e)
 
     def _tile_product(
         self,

@@ -44,12 +44,12 @@ def _outside(e: Eqn) -> list[Eqn]:
     body, changes = ScanBody(e), ScanChanges()
     p, jaxpr = e.params, body.jaxpr
     consts, count = p["consts"], p["carry"]
-    for x in jaxpr.eqns:
-        if x.prim is dot_general_p:
-            _ahead(body, changes, x)
-    # First what is stacked anyway: stacks of it cost nothing.
     ys = list(zip(jaxpr.outs[count:], e.outs[count:]))
     found = [_product_of_step(body, y) for y, _ in ys]
+    for x in jaxpr.eqns:
+        if x.prim is dot_general_p and x not in found:
+            _ahead(body, changes, x)
+    # First what is stacked anyway: stacks of it cost nothing.
     changes.ys += [pair for pair, product in zip(ys, found) if product is None]
     for (y, whole), product in zip(ys, found):
         if product is not None and not _behind(body, changes, product, whole):

@@ -60,7 +60,8 @@ def plan_team_nest(
 
 
 class _TeamWriter(RowWriter):
-    """Writes the lines of one kernel. `met` are the shared rows that all members have written."""
+    """Writes the lines of one kernel. `pending` are the shared rows that this member has written
+    since the team last met."""
 
     nest: TeamNest
 
