@@ -26,6 +26,7 @@ PASSES = {
     "epilogues": "the only reader of a tiled matrix product becomes its epilogue",
     "sums": "sums by segment compute what they add, and share the sort of equal ids",
     "stored_casts": "a cast of a product that must be in memory is what its kernel stores",
+    "lookups": "kernels do gathers and dynamic slices where they need the elements",
     "recompute": "values that merged kernels store are computed again where that is faster",
     "rotations": "concatenations that rotate an array are read at an index modulo its length",
     "overlap": "collectives run on a stream of their own, beside kernels that need none of them",

@@ -98,7 +98,7 @@ def fuse_jaxpr(
     """The steps that compute a simplified program on `target`. `slice_stores` says which outputs
     are written into a slice of another buffer, `takes_updates` which equations are sums by segment
     that can compute their first operand."""
-    graph = build_value_graph(jaxpr, target)
+    graph = build_value_graph(jaxpr, target, takes_updates)
     while True:
         state = _FusionState(graph, target, slice_stores or {})
         try:
@@ -618,6 +618,7 @@ class _FusionState:
             if (
                 not all(self._accepts_prologue(r, h, g.domain) for r in readers)
                 or g.kernel.counters
+                or g.kernel.starts
             ):
                 continue
             kernel = self.build(g.roots, g.domain, stored)

@@ -95,7 +95,7 @@ def fits_epilogue(
 ) -> bool:
     """Whether a pointwise kernel can be the epilogue of the products `values`: it reads them
     element for element."""
-    if result.aval.dtype not in _DTYPES or kernel.counters:
+    if result.aval.dtype not in _DTYPES or kernel.counters or kernel.starts:
         return False
     if len({target for target, _, _ in kernel.stores}) < len(kernel.stores):
         return False  # it interleaves values: an element of the product makes several of its result

@@ -55,7 +55,7 @@ def is_repeated(e: Eqn) -> bool:
 
 def fits_updates(kernel: KernelIR, domain: IterationDomain, data: Var) -> bool:
     """Whether a kernel computes the updates `data` element for element, and is short enough."""
-    if domain.reduced > 1 or domain.size != data.aval.size or kernel.counters:
+    if domain.reduced > 1 or domain.size != data.aval.size or kernel.counters or kernel.starts:
         return False
     if len(kernel.stores) != 1 or len(kernel.instrs) > _MAX_INSTRUCTIONS:
         return False

@@ -3,17 +3,27 @@ memory, which are materialized and which are computed where they are needed."""
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import TypeVar
 
 from genesis_fn.compiler.loop_ir.kernel import is_reduction
+from genesis_fn.compiler.loop_ir.lookups import is_lookup, mode_of, window_of
+from genesis_fn.compiler.options import enabled
 from genesis_fn.compiler.target import Target
 from genesis_fn.core.aval import Aval
 from genesis_fn.core.backend import index as ix
 from genesis_fn.core.backend.lowering import Elementwise, Reduce, Source, View
 from genesis_fn.core.jaxpr import Eqn, Jaxpr, Var
-from genesis_fn.primitives.shape import broadcast_in_dim_p, reshape_p
+from genesis_fn.primitives.indexing.gather import gather_p, take_rows_p
+from genesis_fn.primitives.shape import (
+    broadcast_in_dim_p,
+    concatenate_p,
+    reshape_p,
+    rev_p,
+    transpose_p,
+)
 
 T = TypeVar("T")
 
@@ -26,12 +36,16 @@ _MAX_SOURCES = 8  # operands of a concatenation that is computed where it is rea
 _COMPUTED, _MAX_COMPUTED = 8, 256
 _BROADCAST = 24  # operations of a value that are not repeated for each copy that a broadcast makes
 _FEW, _REPEATED = 4096, 1024  # numbers, and copies of each, that are worth a kernel of their own
+_WHOLE = frozenset((broadcast_in_dim_p, concatenate_p, reshape_p, rev_p, transpose_p))  # views
+_SECTOR = 32  # bytes that memory moves at least
 _ALIGNED = 16  # bytes; kernels assume it of every buffer (`kernels.plan.Plan`)
 
 
 def operations(e: Eqn) -> int:
     """The cost of one element of the result, in additions."""
     lowering = e.prim.lowering
+    if lowering is None:  # a lookup, which holds its starts within bounds
+        return 2 * e.ins[1].aval.shape[-1] if e.prim is gather_p else 2
     if type(lowering) is Elementwise:
         return lowering.cost
     if has_several_sources(e):
@@ -79,14 +93,75 @@ def _is_done_once(x: Aval, o: Aval, done: float, target: Target) -> bool:
     )
 
 
+def _is_stored_for_lookup(e: Eqn, done: float, target: Target) -> bool:
+    """Whether what a lookup reads is rather stored than computed, by so many operations, for each
+    element that is looked up."""
+    stored = 2 * e.ins[0].aval.nbytes / target.bandwidth
+    return done * e.outs[0].aval.size / target.additions > stored
+
+
+def _sectors(e: Eqn) -> int:
+    """How many times the bytes of its result a lookup reads."""
+    operand = e.ins[0].aval
+    at = tuple([ix.ZERO] * e.outs[0].aval.ndim)
+    last = max([s.d for s in window_of(e, at).starts], default=0)
+    run = math.prod(operand.shape[last + 1 :]) * operand.dtype.itemsize
+    return max(1, _SECTOR // run)
+
+
 def _lacking(e: Eqn, target: Target) -> bool:
     """Whether an equation has a value that kernels of the target cannot hold."""
     return any([target.lacks(v.aval.dtype) for v in (*e.ins, *e.outs) if type(v) is Var])
 
 
-def build_value_graph(jaxpr: Jaxpr, target: Target) -> ValueGraph:
-    """The value graph of a program that runs on `target`."""
-    graph = ValueGraph(jaxpr, ["opaque" if _lacking(e, target) else kind_of(e) for e in jaxpr.eqns])
+def lookups_in_kernels(
+    jaxpr: Jaxpr, kinds: Sequence[str], takes_updates: Callable[[Eqn], bool]
+) -> list[int]:
+    """The equations that look elements up for generated kernels alone, which do that themselves.
+
+    Rows that something else reads are gathered by the kernels of gathers, as are those that only a
+    sum by segment reads, which gathers them itself (`takes_updates`). One that checks its starts
+    stays whole where a view of it drops elements: a kernel checks what it reads.
+    """
+    if not enabled("lookups"):
+        return []
+    # From the last equation on: what reads each value, through views and elementwise operations.
+    opaque, partly, added = set(jaxpr.outs), set[Var](), set[Var]()
+    found: list[int] = []
+    for n in reversed(range(len(jaxpr.eqns))):
+        e, kind = jaxpr.eqns[n], kinds[n]
+        operands = [i for i in e.ins if type(i) is Var]
+        if kind == "opaque" and is_lookup(e) and opaque.isdisjoint(e.outs):
+            rows = e.prim is take_rows_p and not added.isdisjoint(e.outs)
+            if not rows and not (mode_of(e) == "check" and not partly.isdisjoint(e.outs)):
+                found.append(n)
+                partly.add(operands[0])
+                if not partly.isdisjoint(e.outs):
+                    partly.update(operands)
+                continue
+        if kind == "opaque":
+            opaque.update(operands)
+            if takes_updates(e):
+                added.update(operands[:1])
+        elif kind != "reduce":
+            if kind == "view" and not opaque.isdisjoint(e.outs):
+                opaque.update(operands)
+            if not partly.isdisjoint(e.outs) or (kind == "view" and e.prim not in _WHOLE):
+                partly.update(operands)
+            if not added.isdisjoint(e.outs):
+                added.update(operands)
+    return found
+
+
+def build_value_graph(
+    jaxpr: Jaxpr, target: Target, takes_updates: Callable[[Eqn], bool] = lambda e: False
+) -> ValueGraph:
+    """The value graph of a program that runs on `target`; `takes_updates` as of `fuse_jaxpr`."""
+    kinds = ["opaque" if _lacking(e, target) else kind_of(e) for e in jaxpr.eqns]
+    for n in lookups_in_kernels(jaxpr, kinds, takes_updates):
+        if not _lacking(jaxpr.eqns[n], target):
+            kinds[n] = "map"
+    graph = ValueGraph(jaxpr, kinds)
     for v in jaxpr.outs:
         graph.require(v, whole=True)
     for e, kind in zip(jaxpr.eqns, graph.kinds):
@@ -211,10 +286,21 @@ class ValueGraph:
             if kind == "opaque":
                 continue
             operands = [i for i in e.ins if type(i) is Var]
+            if e.prim.lowering is None:
+                x = operands[0]
+                done = sum([cost[k] for k in steps.get(x, ())])
+                if x not in self.materialized and _is_stored_for_lookup(e, done, target):
+                    self.materialized.add(x)
             virtual = [i for i in operands if i not in self.materialized]
             leaves = _union([below[i] for i in virtual])
             if len(virtual) < len(operands):
                 leaves |= {(i, -1) for i in operands if i in self.materialized}
+            if e.prim.lowering is None:
+                # Other elements of the operand, each in a sector of its own where none is next to
+                # it.
+                read = below[operands[0]] if operands[0] in virtual else {(operands[0], -1)}
+                views = [n + k * len(cost) for k in range(_sectors(e))]
+                leaves = (leaves - read) | {(u, view) for u, _ in read for view in views}
             work = _union([steps[i] for i in virtual])
             most[n] = cost[n] + sum([most[self.position[i]] for i in virtual])
             if e.prim is broadcast_in_dim_p and virtual:

@@ -63,7 +63,7 @@ def find_choices(
     options: dict[int, tuple[Any, Option, frozenset[int]]] = {}
     found: dict[int, ChosenLoad] = {}
     for n, i in enumerate(instrs):
-        if i.op == "load":
+        if i.op == "load" and not i.args:
             target, offset, guards = i.meta
             if max(abs(offset.lo), abs(offset.hi)) <= _INT32:
                 options[n] = target, Element(offset, guards), frozenset((n,))

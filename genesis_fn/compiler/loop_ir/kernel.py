@@ -18,6 +18,8 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from genesis_fn.compiler.loop_ir import lookups
+from genesis_fn.compiler.loop_ir.lookups import Start
 from genesis_fn.compiler.options import enabled
 from genesis_fn.compiler.target import Target
 from genesis_fn.core import dtypes
@@ -27,7 +29,19 @@ from genesis_fn.core.backend.lowering import Piece, Reduce, Source, View
 from genesis_fn.core.dtypes import DType
 from genesis_fn.core.jaxpr import Eqn, Var
 from genesis_fn.core.primitive import Primitive
-from genesis_fn.primitives.elementwise import integer_pow_p, mul, neg, sub
+from genesis_fn.primitives.elementwise import (
+    add,
+    bitwise_and,
+    convert_p,
+    ge,
+    integer_pow_p,
+    lt,
+    mul,
+    neg,
+    select_p,
+    sub,
+)
+from genesis_fn.primitives.indexing.gather import fill_value
 from genesis_fn.primitives.reductions.reduce import reduce_sum_p
 
 loop_slice_p = Primitive(
@@ -179,7 +193,12 @@ class Instr:
     * "map": (primitive, parameters, whether it is `precise`), an elementwise operation
     * "where": guards; the first operand where they hold, else the second
     * "round": to the dtype that the value has in memory
+    * "start": (variable, count, check, guards), where a lookup's window begins: its operand, held
+      within 0 .. count - 1, is what the variable stands for in expressions. `check`: the equation
+      and the component that flag one out of bounds, where `guards` hold; else None
     * "reduce" along `r`, "column_reduce" along `p`, "combine" two elements: the `Reduce`
+
+    What refers to a start has it as its last operands, too.
 
     `names` are the loop variables that the result depends on, `level` is how many reductions along
     `r` it went through, its own included. `after_column_reduce`: it went through a column
@@ -237,7 +256,8 @@ class KernelIR:
     `producer[v]` is the equation that computes v, `materialized` are the values in memory, `stored`
     the roots that are written to memory, `columns` those with one value for each column of a
     row-and-column domain. `max_instrs` bounds the instructions, and with it the time that is spent
-    on merges that come to nothing.
+    on merges that come to nothing. `checks` are the lookups that check their starts, `starts` the
+    instructions by the variables that stand for them.
     """
 
     def __init__(
@@ -253,6 +273,8 @@ class KernelIR:
         self.stored, self.max_instrs, self.columns = stored, max_instrs, columns
         self.instrs: list[Instr] = []
         self.counters: dict[Var, str] = {}
+        self.checks: list[Eqn] = []
+        self.starts: dict[str, int] = {}
         self._seen: dict[Any, int] = {}
         self._memo: dict[Any, int] = {}
         # y - x, once and twice, where x - y is known: its square is the same number, as that of the
@@ -394,6 +416,10 @@ class KernelIR:
         names: frozenset[str] = frozenset(),
         eqn: Eqn | None = None,
     ) -> int:
+        if self.starts and not names.isdisjoint(self.starts):
+            # A start is an operand, which has the loop variables that it depends on.
+            args = (*args, *sorted([self.starts[x] for x in names if x in self.starts]))
+            names = frozenset([x for x in names if x not in self.starts])
         # Value numbering: a common subexpression is one instruction.
         key = (op, args, meta, dtype)
         found = self._seen.get(key)
@@ -467,8 +493,8 @@ class KernelIR:
             arg, outside, negative = self._without_row_factors(arg)
             n = self._emit(op, (arg,), (_reduce(e),), v.aval.dtype, eqn=e)
             for factor in outside:
-                n = self._emit("map", (n, factor), _map_of(mul.prim), v.aval.dtype)
-            return self._emit("map", (n,), _map_of(neg.prim), v.aval.dtype) if negative else n
+                n = self._map(mul.prim, n, factor, dtype=v.aval.dtype)
+            return self._map(neg.prim, n, dtype=v.aval.dtype) if negative else n
         return self._emit(op, (arg,), (_reduce(e),), v.aval.dtype, eqn=e)
 
     def _without_row_factors(self, n: int) -> tuple[int, list[int | Literal], bool]:
@@ -502,7 +528,7 @@ class KernelIR:
             return n, [], False
         first, *rest = inside
         for k in rest:
-            first = self._emit("map", (first, k), _map_of(mul.prim), self.instrs[n].dtype)
+            first = self._map(mul.prim, first, k, dtype=self.instrs[n].dtype)
         return first, outside, negative
 
     def _compute(self, v: Var, e: Eqn, at: Index, guards: Guards) -> int:
@@ -517,6 +543,8 @@ class KernelIR:
             return self._emit("const", (), Literal(here), v.aval.dtype)
         if type(lowering) is Reduce:
             return self._short_reduction(v, e, at, guards)
+        if lowering is None:
+            return self._looked_up(v, e, at, guards)
         args = tuple([self.at(i, at, guards) if type(i) is Var else Literal(i) for i in e.ins])
         # Division and the like differ by how exactly they are computed: they are no common
         # subexpression then.
@@ -548,6 +576,67 @@ class KernelIR:
         axes = reduced_axes(e)
         index = tuple([ix.ZERO if i in axes else next(kept) for i in range(x.aval.ndim)])
         return self.at(x, index, guards)
+
+    def _looked_up(self, v: Var, e: Eqn, at: Index, guards: Guards) -> int:
+        """The element of a gather, a row of a table or a dynamic slice."""
+        window, fill = lookups.window_of(e, at), lookups.mode_of(e) == "fill"
+        index = list(window.index)
+        fits: list[int] = []
+        for k, start in enumerate(window.starts):
+            first, n = self._first(e, k, start, guards)
+            index[start.d] = ix.add(index[start.d], first)
+            if fill and n is not None:
+                limit = Literal(start.count)
+                fits.append(self._map(ge.prim, n, Literal(0), dtype=dtypes.BOOL))
+                if start.count <= dtypes.iinfo(self.instrs[n].dtype).max:
+                    fits.append(self._map(lt.prim, n, limit, dtype=dtypes.BOOL))
+        value = self.at(e.ins[0], tuple(index), guards)
+        if not fits:
+            return value
+        condition = fits[0]
+        for n in fits[1:]:
+            condition = self._map(bitwise_and.prim, condition, n, dtype=dtypes.BOOL)
+        other = Literal(fill_value(e.params["fill_value"], v.aval.dtype))
+        return self._map(select_p, condition, value, other, dtype=v.aval.dtype)
+
+    def _first(self, e: Eqn, k: int, start: Start, guards: Guards) -> tuple[Expr, int | None]:
+        """(where component k of a lookup's window begins, the instruction that has computed it if
+        that may be out of bounds)."""
+        if type(start.value) is int:
+            n = start.value
+            n += start.length if start.wraps and n < 0 else 0
+            return ix.const(min(max(n, 0), start.count - 1)), None
+        assert type(start.value) is Var
+        n = self.at(start.value, start.index, guards)
+        kind = self.instrs[n].dtype
+        if start.wraps and not dtypes.is_unsigned(kind):
+            if start.length > dtypes.iinfo(kind).max:
+                kind = dtypes.I32 if start.length < 2**31 else dtypes.I64
+                n = self._emit("map", (n,), (convert_p, (("dtype", kind),), False), kind)
+            wrapped = self._map(add.prim, n, Literal(start.length), dtype=kind)
+            below = self._map(lt.prim, n, Literal(0), dtype=dtypes.BOOL)
+            n = self._map(select_p, below, wrapped, n, dtype=kind)
+        known = lookups.known_index(self.instrs, n)
+        if known is not None and 0 <= known.lo and known.hi < start.count:
+            return known, None
+        check = None
+        if lookups.mode_of(e) == "check":
+            if e not in self.checks:
+                self.checks.append(e)
+            check = self.checks.index(e), k
+        meta = start.count, check, guards if check else frozenset()
+        key = "start", n, *meta
+        if key not in self._memo:
+            name, wide = lookups.start_name(len(self.starts)), start.count > 2**31
+            names = frozenset().union(*[g.expr.names for g in meta[-1]])
+            kind = dtypes.I64 if wide else dtypes.I32
+            self._memo[key] = self._emit("start", (n,), (name, *meta), kind, names)
+            self.starts[name] = self._memo[key]
+        name = self.instrs[self._memo[key]].meta[0]
+        return ix.var(name, start.count), n
+
+    def _map(self, prim: Primitive, *args: int | Literal, dtype: DType) -> int:
+        return self._emit("map", args, (prim, (), False), dtype)
 
     def _counter(self, counter: Var, length: int, reverse: bool) -> Expr:
         name = self.counters.setdefault(counter, f"step{len(self.counters)}")
@@ -678,11 +767,6 @@ def is_reduction(e: Eqn) -> bool:
 def reduced_axes(e: Eqn) -> tuple[int, ...]:
     """The axes that a reduction reduces, in order."""
     return tuple(sorted(e.params["axes"])) if "axes" in e.params else (e.params["axis"],)
-
-
-def _map_of(prim: Primitive) -> tuple[Primitive, tuple[Any, ...], bool]:
-    """What an instruction of an operation without parameters has as its `meta`."""
-    return prim, (), False
 
 
 def _reduce(e: Eqn) -> Reduce:

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from genesis_fn.compiler.loop_ir.kernel import Instr, Literal
+from genesis_fn.compiler.loop_ir.lookups import is_start
 from genesis_fn.core import dtypes
 from genesis_fn.core.backend import index as ix
 from genesis_fn.core.backend.index import Expr, Guards, IndexGuard
@@ -110,6 +111,7 @@ def substitute_indices(
         return frozenset().union(*[out[a].names for a in args if type(a) is int])
 
     copy_of: list[list[int]] = [[] for _ in mappings]
+    mappings = [dict(mapping) for mapping in mappings]
     for n, i in enumerate(instrs):
         if i.op == "reduce":
             args = [copied[i.args[0]] for copied in copy_of]
@@ -123,7 +125,12 @@ def substitute_indices(
             for copied in copy_of:
                 copied.append(whole)
             continue
-        for copied, mapping in zip(copy_of, mappings):
+        for k, (copied, mapping) in enumerate(zip(copy_of, mappings)):
+            if i.op == "start":
+                name, count, check, guards = i.meta
+                new = name if len(mappings) == 1 else f"{name}_{k}"
+                mapping[name] = ix.var(new, count)
+                i = Instr("start", i.args, (new, count, check, guards), i.dtype, i.names, i.level)
             copied.append(
                 _copied(
                     i, [copied[a] if type(a) is int else a for a in i.args], mapping, emit, below
@@ -150,21 +157,33 @@ def _copied(
             zero = False if i.dtype == dtypes.BOOL else 0
             return emit(i, "const", (), Literal(zero), frozenset())
         e = _substitute_all(offset, mapping)
-        names = e.names.union(*[g.expr.names for g in held])
-        return emit(i, "load", (), (target, e, held), names)
+        names = _loop_names(below(operands), e, *[g.expr for g in held])
+        return emit(i, "load", operands, (target, e, held), names)
     if i.op == "index":
         e = _substitute_all(i.meta, mapping)
-        return emit(i, "index", (), e, e.names)
+        return emit(i, "index", operands, e, _loop_names(below(operands), e))
+    if i.op == "start":
+        name, count, check, guards = i.meta
+        held = _substitute_guards(guards, mapping)
+        if held is None:  # nowhere, so that there is nothing to check
+            check, held = None, frozenset()
+        names = _loop_names(below(operands), *[g.expr for g in held])
+        return emit(i, "start", operands, (name, count, check, held), names)
     if i.op == "where":
         held = _substitute_guards(i.meta, mapping)
         if held is None:
             return operands[1]
         if not held:
             return operands[0]
-        names = below(operands).union(*[g.expr.names for g in held])
+        names = _loop_names(below(operands), *[g.expr for g in held])
         return emit(i, "where", operands, held, names)
     names = frozenset("r") if i.op == "column_reduce" else below(operands)
     return emit(i, i.op, operands, i.meta, names)
+
+
+def _loop_names(names: frozenset[str], *exprs: Expr) -> frozenset[str]:
+    """`names` and those of the loop variables that stand in expressions."""
+    return names.union(*[[x for x in e.names if not is_start(x)] for e in exprs])
 
 
 def _substitute_all(e: Expr, mapping: Mapping[str, Expr]) -> Expr:

@@ -251,9 +251,6 @@ class RowElements(KernelIR):
         """The numbers of the instructions of an operation."""
         return [n for n, i in enumerate(self.instrs) if i.op == op]
 
-    def _map(self, prim: Any, *args: Any, dtype: DType) -> int:
-        return self._emit("map", args, (prim, (), False), dtype)
-
     def operands(self) -> list[Var]:
         """The values in memory that it reads."""
         return list(

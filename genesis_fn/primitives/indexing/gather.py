@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -145,6 +146,17 @@ def gather(
         mode=mode,
         fill_value=_python_number(fill_value) if mode == "fill" else None,
     )
+
+
+def fill_value(value: bool | int | float | None, kind: dtypes.DType) -> bool | int | float:
+    """What an index out of range reads: `value`, or if None the default for the dtype."""
+    if value is not None:
+        return value
+    if dtypes.is_float(kind):
+        return math.nan
+    if kind == dtypes.BOOL:
+        return True
+    return int(dtypes.iinfo(kind).max if dtypes.is_unsigned(kind) else dtypes.iinfo(kind).min)
 
 
 def _python_number(value: Any) -> Any:

@@ -106,8 +106,11 @@ def window_within(
 def segments_of(x: Array, nperseg: int, step: int) -> Array:
     """Overlapping segments of the last axis, [..., segments, nperseg]."""
     count = (x.shape[-1] - nperseg) // step + 1
-    positions = step * onp.arange(count)[:, None] + onp.arange(nperseg)
-    return np.take(x, positions.astype(onp.int32), axis=-1)
+    # Arithmetic, not an array: kernels see that it is a view of overlapping segments.
+    positions = step * np.arange(count, dtype=np.int32)[:, None] + np.arange(
+        nperseg, dtype=np.int32
+    )
+    return np.take(x, positions, axis=-1)
 
 
 def overlapped_sum(x: Array, step: int) -> Array:

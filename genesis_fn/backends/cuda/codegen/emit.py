@@ -7,6 +7,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from genesis_fn.backends.cuda.codegen.loops import (
+    SITES,
+    ErrorWord,
     Loops,
     Pointee,
     Store,
@@ -18,6 +20,7 @@ from genesis_fn.backends.cuda.codegen.pairs import find_pairs
 from genesis_fn.backends.cuda.codegen.tiling import Tiling
 from genesis_fn.compiler.loop_ir.choices import Choice, ChosenLoad, Element, Option, find_choices
 from genesis_fn.compiler.loop_ir.kernel import Instr
+from genesis_fn.compiler.loop_ir.lookups import is_start
 from genesis_fn.compiler.options import enabled
 from genesis_fn.core import dtypes
 from genesis_fn.core.backend import index as ix
@@ -258,7 +261,7 @@ class KernelWriter:
         for e in [*offsets, *[e for _, e, _ in self.loops.stores]]:
             e = self.untiled(e)
             if is_wide(e):
-                used |= e.names
+                used |= {x for x in e.names if not is_start(x)}
         for name in sorted(used):
             if r if name == "r" else p:
                 self.line(f"{name}_wide = {name}.to(tl.int64)")
@@ -304,7 +307,7 @@ def _load(t: KernelWriter, i: Instr) -> str:
 def _repeats(t: KernelWriter, i: Instr) -> int:
     """How many neighbours along a row, a power of two of them, a load reads one element for."""
     _, offset, guards = i.meta
-    if t.inlined or not enabled("repeats") or "r" not in i.names or is_wide(offset):
+    if t.inlined or not enabled("repeats") or "r" not in i.names or is_wide(offset) or i.args:
         return 1
     if any(["r" in g.expr.names for g in guards]):
         return 1
@@ -340,13 +343,43 @@ def _const(t: KernelWriter, i: Instr) -> str:
 
 
 def _where(t: KernelWriter, i: Instr) -> str:
-    a, b = [t.value[x] for x in i.args]
+    a, b = [t.value[x] for x in i.args[:2]]
     guards = " & ".join(sorted([t.condition(g) for g in i.meta]))
     return f"tl.where({guards}, {a}, {b})"
 
 
 def _round(t: KernelWriter, i: Instr) -> str:
     return rounded(t.value[i.args[0]], i.dtype)
+
+
+def _start(t: KernelWriter, i: Instr) -> str:
+    name, count, check, _ = i.meta
+    of = t.loops.instrs[i.args[0]]
+    kind = "tl.int64" if of.dtype.itemsize == 8 or of.dtype == dtypes.U32 else "tl.int32"
+    text = f"({t.value[i.args[0]]}).to({kind})"
+    if of.op == "const" or (of.op == "index" and not of.names):
+        text = f"tl.full((), {t.value[i.args[0]]}, {kind})"
+    t.line(f"{name}_found = {text}")
+    if check is not None:
+        _flag(t, i, f"{name}_found", count, t.loops.sites[check[0]] + min(check[1], SITES - 1))
+    t.line(f"{name} = tl.minimum(tl.maximum({name}_found, 0), {count - 1})")
+    t.line(f"{name}_wide = {name}.to(tl.int64)")
+    return name
+
+
+def _flag(t: KernelWriter, i: Instr, index: str, count: int, site: int) -> None:
+    """Raise the error word where `index` is out of bounds."""
+    bad, mask = f"({index} < 0) | ({index} >= {count})", t.mask(i.names, i.meta[-1])
+    bad = f"({bad}) & {mask}" if mask else bad
+    tiling = t.tiling
+    rows, columns = tiling.block if "p" in i.names else 1, tiling.chunk if "r" in i.names else 1
+    if t.tiled is not None:
+        columns = tiling.chunk if "p" in i.names else 1
+    shape = (rows,) if tiling.kind == "flat" else (rows, columns)
+    flat = [
+        f"tl.reshape(tl.broadcast_to({x}, {shape}), ({math.prod(shape)},))" for x in (bad, index)
+    ]
+    t.line(f"flag_error({t.pointer(ErrorWord(), True)}, {flat[0]}, {flat[1]}, {site})")
 
 
 def _map(t: KernelWriter, i: Instr) -> str:
@@ -362,5 +395,5 @@ def _combine(t: KernelWriter, i: Instr) -> str:
 # The text of an instruction, by its operation.
 _MAKERS: dict[str, Callable[[KernelWriter, Instr], str]] = {
     "load": _load, "index": _index, "const": _const, "where": _where, "round": _round, "map": _map,
-    "combine": _combine,
+    "combine": _combine, "start": _start,
 }  # fmt: skip

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 from genesis_fn.backends.cuda.codegen.emit import Parameter
 from genesis_fn.backends.cuda.codegen.loop_nests import write_kernel
-from genesis_fn.backends.cuda.codegen.loops import Loops, PartialResult, needed
+from genesis_fn.backends.cuda.codegen.loops import ErrorWord, Loops, PartialResult, needed
 from genesis_fn.backends.cuda.codegen.split_reduction import plan_kernels
 from genesis_fn.backends.cuda.codegen.tiling import (
     PERSISTENT,
@@ -39,14 +39,15 @@ class BufferUse:
 
 @dataclass(slots=True)
 class GeneratedKernels:
-    """The plan of a body. Its buffers are the values `reads`, then `writes`, then workspaces;
-    `uses` is what each launch does with them."""
+    """The plan of a body. Its buffers are the values `reads`, then `writes`, then the error word if
+    it is `checked`, then workspaces; `uses` is what each launch does with them."""
 
     plan: Plan
     reads: list[Var]
     writes: list[Var]
     sources: list[str]
     uses: list[BufferUse]
+    checked: bool
 
     def elementwise(self, body: KernelIR, v: Var, u: Var) -> bool:
         """Whether `v` may be written over `u`: each launch that reads `u` comes before the one that
@@ -84,25 +85,30 @@ class GeneratedKernels:
 KernelCache: TypeAlias = dict[Any, tuple[list[Var], GeneratedKernels]]
 
 
-def generate_once(body: KernelIR, target: Target, known: KernelCache) -> GeneratedKernels:
-    """`generate(body, target)`, or from `known` the kernels of a body that differs in its values
-    only, as those of repeated layers do."""
+def generate_once(
+    body: KernelIR, target: Target, known: KernelCache, sites: Sequence[int] = ()
+) -> GeneratedKernels:
+    """`generate(body, target, sites)`, or from `known` the kernels of a body that differs in its
+    values only, as those of repeated layers do."""
     # The key leaves out which values are read and written: kernels name buffers by position. Of the
     # 775 launches of a 28-layer training step 69 are distinct (docs/cuda.md, "The first call").
-    values, key = body.shape()
+    values, shape = body.shape()
+    key = shape, *sites
     if key not in known:
-        known[key] = values, generate(body, target)
+        known[key] = values, generate(body, target, sites)
     before, made = known[key]
     now = dict(zip(before, values, strict=True))
     return replace(made, reads=[now[v] for v in made.reads], writes=[now[v] for v in made.writes])
 
 
-def generate(body: KernelIR, target: Target) -> GeneratedKernels:
-    """Generate the launches that compute a body's stores on `target`."""
+def generate(body: KernelIR, target: Target, sites: Sequence[int] = ()) -> GeneratedKernels:
+    """Generate the launches that compute a body's stores on `target`; `sites` are those of its
+    `checks` in the error word."""
     over = body.domain
     split = over.wants_split(target)
     loops = _reindexed(
-        Loops(over.kept, over.reduced, over.inner, body.instrs, body.stores, body.counters), split
+        Loops(over.kept, over.reduced, over.inner, body.instrs, body.stores, body.counters, sites),
+        split,
     )
     kernels, partial = plan_kernels(loops, split, target)
     loads = [loops.instrs[n].meta[0] for n in loops.of("load")]
@@ -112,6 +118,8 @@ def generate(body: KernelIR, target: Target) -> GeneratedKernels:
     # bound to one address when it is updated in place.
     number = {Parameter(v, False): n for n, v in enumerate(reads)}
     number |= {Parameter(v, True): len(number) + n for n, v in enumerate(writes)}
+    if sites:
+        number[Parameter(ErrorWord(), True)] = len(number)
     steps, sources, uses = [], [], []
     for part, tiling in kernels:
         function, parameters = write_kernel(part, tiling)
@@ -137,8 +145,8 @@ def generate(body: KernelIR, target: Target) -> GeneratedKernels:
             )
         )
     spaces = tuple([Workspace(max(16, size)) for size in partial])
-    plan = Plan(len(reads), len(writes), tuple(steps), spaces)
-    return GeneratedKernels(plan, reads, writes, sources, uses)
+    plan = Plan(len(reads), len(writes) + bool(sites), tuple(steps), spaces)
+    return GeneratedKernels(plan, reads, writes, sources, uses, bool(sites))
 
 
 def _buffer(p: Parameter, number: Mapping[Parameter, int]) -> int:
@@ -183,4 +191,4 @@ def _reindexed(loops: Loops, split: bool) -> Loops:
         if length < depth:
             instrs, stores = reindex.unrolled_segments(instrs, stores, depth, length)
             depth = length
-    return Loops(rows, depth, inner, instrs, stores, loops.counters)
+    return Loops(rows, depth, inner, instrs, stores, loops.counters, loops.sites)

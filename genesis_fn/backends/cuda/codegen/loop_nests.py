@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from genesis_fn.backends.cuda.binaries.compile import SourceKernel
 from genesis_fn.backends.cuda.codegen.emit import KernelWriter, Parameter
+from genesis_fn.backends.cuda.codegen.kernel_text import source_kernel
 from genesis_fn.backends.cuda.codegen.loops import INT32, Loops, Store, is_wide, needed
 from genesis_fn.backends.cuda.codegen.pairs import find_pairs
 from genesis_fn.backends.cuda.codegen.reductions import accumulate, finish, finish_row, start, step
@@ -24,7 +25,9 @@ def write_kernel(loops: Loops, tiling: Tiling) -> tuple[SourceKernel, Mapping[st
     name, write = _NESTS[tiling.kind]
     write(t)
     body = "".join([f"{line}\n" for line in t.lines or ["    pass"]])
-    return kernel(name, ", ".join(t.parameters), body), t.parameters
+    # What flags an error stands in no other kernel, so its module is needed in no other.
+    made = source_kernel if loops.sites else kernel
+    return made(name, ", ".join(t.parameters), body), t.parameters
 
 
 # ---- pointwise ----

@@ -18,6 +18,7 @@ from genesis_fn.core.dtypes import DType
 from genesis_fn.core.jaxpr import Var
 from genesis_fn.kernels.language.expressions import expression, instructions
 
+SITES = 8  # of the error word, for one equation: one for each index component that is checked
 INT32 = 2**31 - 1  # the largest offset in 32 bits, whose arithmetic is cheaper
 
 
@@ -29,7 +30,14 @@ class PartialResult:
     dtype: DType
 
 
-Pointee: TypeAlias = Var | PartialResult  # what a kernel's pointer is to
+@dataclass(frozen=True, slots=True)
+class ErrorWord:
+    """The word of the program that a start out of bounds raises."""
+
+    dtype: DType = dtypes.I64
+
+
+Pointee: TypeAlias = Var | PartialResult | ErrorWord  # what a kernel's pointer is to
 Store: TypeAlias = tuple[Var, Expr, int]  # what is written, at which offset, the instruction
 
 
@@ -38,7 +46,8 @@ class Loops:
     """The instructions and stores of one kernel.
 
     `p` takes `rows` values and `r` `depth` values; `inner` says that `r` runs along the fastest
-    axis in memory. `counters` are the loop counters of scans around it, by name.
+    axis in memory. `counters` are the loop counters of scans around it, by name, `sites` those of
+    the lookups that check their starts.
     """
 
     rows: int
@@ -47,6 +56,7 @@ class Loops:
     instrs: list[Instr]
     stores: list[Store]
     counters: dict[Var, str]
+    sites: Sequence[int] = ()
     largest: int = 8  # bytes of the widest register type
 
     def __post_init__(self) -> None:
@@ -96,7 +106,7 @@ class Loops:
     def streams(self, n: int) -> bool:
         """Whether instruction n is a load that reads new memory with every row."""
         i = self.instrs[n]
-        if i.op != "load" or "p" not in i.names:
+        if i.op != "load" or "p" not in i.names or i.args:
             return False
         target, _, guards = i.meta
         # Rows under a condition (a padded or concatenated part) may not be read at all.
@@ -123,8 +133,8 @@ def accumulator(d: DType) -> DType:
 
 
 def dtype_of(target: Pointee) -> DType:
-    """The dtype of what is loaded or stored: of a value in memory, or of a `PartialResult`."""
-    return target.dtype if isinstance(target, PartialResult) else target.aval.dtype
+    """The dtype of what is loaded or stored."""
+    return target.aval.dtype if isinstance(target, Var) else target.dtype
 
 
 def needed(

@@ -113,7 +113,7 @@ def find_pairs(loops: Loops, tiling: Tiling, tiled: Expr | None = None) -> Pairs
     whole = tiling.kind in ("flat", "tiled", "row") and not loops.of("reduce")
     for n in loops.of("load") if whole else ():
         target, offset, guards = loops.instrs[n].meta
-        if not guards:
+        if not guards and not loops.instrs[n].args:
             read[target, offset] = n
     partners: dict[int, int] = {}
     for (target, offset), n in read.items():

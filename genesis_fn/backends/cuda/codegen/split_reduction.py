@@ -8,6 +8,7 @@ atomics: the order of summation depends on the shape and the GPU only, so result
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import TypeAlias
 
 from genesis_fn.backends.cuda.codegen.loops import Loops, needed
@@ -51,11 +52,11 @@ def _split_reduction(loops: Loops, target: Target) -> Kernels:
     # Stores that need no reduction stay in the first kernel, which has the elements at hand.
     early = [s for s in loops.stores if instrs[s[2]].level == 0]
     late = [s for s in loops.stores if instrs[s[2]].level > 0]
-    first = Loops(rows, loops.depth, loops.inner, instrs, early, loops.counters)
+    first = replace(loops, stores=early)
     offset = _partial_offset(ix.var("r", tiling.splits), ix.var("p", rows), rows)
     combined, position = _combining(loops, "reduce", range(len(instrs)), offset)
     stores = [(v, e, position[n]) for v, e, n in late]
-    second = Loops(rows, tiling.splits, False, combined, stores, loops.counters)
+    second = Loops(rows, tiling.splits, False, combined, stores, loops.counters, loops.sites)
     return [(first, tiling), (second, combine_tiling(rows, tiling.splits))]
 
 
@@ -82,11 +83,11 @@ def _partial_tiling(loops: Loops, target: Target) -> Tiling:
 
 def _slabs(loops: Loops, target: Target) -> Kernels:
     """Two kernels: rows with partial reductions of the columns, then the combination of those."""
-    rows, columns, instrs = loops.rows, loops.depth, loops.instrs
+    columns, instrs = loops.depth, loops.instrs
     tiling = slab_tiling(loops, target)
     early = [s for s in loops.stores if "p" in s[1].names]
     late = [s for s in loops.stores if "p" not in s[1].names]
-    first = Loops(rows, columns, True, instrs, early, loops.counters)
+    first = replace(loops, inner=True, stores=early)
     # Late stores run over columns, which are the rows of the second kernel.
     chosen = needed(instrs, [n for _, _, n in late], stop="column_reduce")
     offset = _partial_offset(ix.var("k", tiling.splits), ix.var("r", columns), columns)
@@ -94,7 +95,7 @@ def _slabs(loops: Loops, target: Target) -> Kernels:
     stores = [(v, e, position[n]) for v, e, n in late]
     by = {"r": ix.var("p", columns), "k": ix.var("r", tiling.splits)}
     moved, kept = reindex.substitute_indices(combined, stores, [by])
-    second = Loops(columns, tiling.splits, False, moved, kept, loops.counters)
+    second = Loops(columns, tiling.splits, False, moved, kept, loops.counters, loops.sites)
     return [(first, tiling), (second, combine_tiling(columns, tiling.splits))]
 
 

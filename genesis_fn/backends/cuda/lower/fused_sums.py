@@ -13,16 +13,10 @@ from dataclasses import replace
 from typing import Any
 
 from genesis_fn.backends.cuda.codegen.kernel_text import add_elements
-from genesis_fn.backends.cuda.codegen.loops import is_wide
+from genesis_fn.backends.cuda.codegen.loops import SITES, is_wide
 from genesis_fn.backends.cuda.codegen.tiling import Tiling
 from genesis_fn.backends.cuda.lower.fused_matmul import InlinedKernel
-from genesis_fn.backends.cuda.lowerings.call import SITES
-from genesis_fn.backends.cuda.lowerings.indexing import (
-    fill_value,
-    index_lines,
-    ordered_sum_p,
-    scatter_of,
-)
+from genesis_fn.backends.cuda.lowerings.indexing import index_lines, ordered_sum_p, scatter_of
 from genesis_fn.compiler.fusion.sum_fusion import FusedSum
 from genesis_fn.compiler.target import Target
 from genesis_fn.core import dtypes
@@ -35,6 +29,7 @@ from genesis_fn.kernels.language.dtypes import NAMES
 from genesis_fn.kernels.language.expressions import literal, loaded
 from genesis_fn.kernels.plan import BufferArg, Plan
 from genesis_fn.kernels.plan_builder import PlanBuilder
+from genesis_fn.primitives.indexing.gather import fill_value
 from genesis_fn.primitives.indexing.scatter import segment_sum_p
 
 _SECTOR = 32  # bytes that memory moves at least

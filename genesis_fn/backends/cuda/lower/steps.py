@@ -278,7 +278,8 @@ class ProgramLowering:
             self.items.append(self._opaque(g))
             self.items[-1].summary = self.table.summaries[at]
             return
-        made = generate_once(g.kernel, self.table.target, self.table.generated)
+        sites = [self.site(e) * lowerings.SITES for e in g.kernel.checks]
+        made = generate_once(g.kernel, self.table.target, self.table.generated, sites)
         for v in made.writes:
             if v not in self.buffers:
                 self.buffers[v] = self._write_to(v, wanted, g, made)
@@ -296,7 +297,11 @@ class ProgramLowering:
         shares a launch with others like it."""
         plan = made.plan
         scratch = [self.temporary(w.bytes) for w in plan.workspaces]
-        buffers = [self.buffers[v] for v in (*made.reads, *made.writes)] + scratch
+        buffers = [self.buffers[v] for v in (*made.reads, *made.writes)]
+        if made.checked:
+            assert self.table.error_word is not None
+            buffers.append(self.table.error_word)
+        buffers += scratch
         for n, (step, use) in enumerate(zip(plan.steps, made.uses, strict=True)):
             assert type(step) is Launch
             step, order = _renumbered(step)

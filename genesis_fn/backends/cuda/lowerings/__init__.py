@@ -15,9 +15,9 @@ import pkgutil
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from genesis_fn.backends.cuda.codegen.loops import SITES as SITES
 from genesis_fn.backends.cuda.lowerings.call import (
     RULES,
-    SITES as SITES,
     Call as Call,
     Constant as Constant,
     Exchange as Exchange,

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from genesis_fn.backends.cuda.codegen.kernel_text import add_elements
-from genesis_fn.backends.cuda.lowerings.call import SITES, Call, Lowered, lowers
+from genesis_fn.backends.cuda.codegen.loops import SITES
+from genesis_fn.backends.cuda.lowerings.call import Call, Lowered, lowers
 from genesis_fn.core import errors
 from genesis_fn.kernels.plan import BufferArg
 from genesis_fn.kernels.plan_builder import PlanBuilder

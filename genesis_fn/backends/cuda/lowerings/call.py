@@ -20,8 +20,6 @@ from genesis_fn.kernels.plan import BufferArg, Plan
 from genesis_fn.kernels.plan_builder import PlanBuilder
 
 F = TypeVar("F", bound=Callable[..., Any])
-SITES = 8
-"""Error sites of one equation: one for each index component that is checked."""
 
 
 @dataclass(frozen=True)

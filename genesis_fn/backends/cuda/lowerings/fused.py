@@ -12,7 +12,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from genesis_fn.backends.cuda.lowerings.call import SITES, Call, lowers
+from genesis_fn.backends.cuda.codegen.loops import SITES
+from genesis_fn.backends.cuda.lowerings.call import Call, lowers
 from genesis_fn.backends.cuda.lowerings.elementwise import add_convert, converted
 from genesis_fn.backends.cuda.lowerings.scans import plan_prefixes
 from genesis_fn.core import dtypes, errors

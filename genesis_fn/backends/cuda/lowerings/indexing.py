@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 
 from genesis_fn.backends.cuda.codegen.kernel_text import add_copy, add_elements, coordinates, offset
-from genesis_fn.backends.cuda.lowerings.call import SITES, Call, Lowered, lowers
+from genesis_fn.backends.cuda.codegen.loops import SITES
+from genesis_fn.backends.cuda.lowerings.call import Call, Lowered, lowers
 from genesis_fn.backends.cuda.lowerings.shape import add_fill
 from genesis_fn.core import dtypes, errors
 from genesis_fn.core.aval import Aval
@@ -34,7 +35,7 @@ from genesis_fn.kernels.indexing.scatter import (
 from genesis_fn.kernels.language.dtypes import NAMES
 from genesis_fn.kernels.plan import BufferArg, Plan
 from genesis_fn.kernels.plan_builder import INT32_MAX, PlanBuilder, dense
-from genesis_fn.primitives.indexing.gather import gather_p, take_rows_p
+from genesis_fn.primitives.indexing.gather import fill_value, gather_p, take_rows_p
 from genesis_fn.primitives.indexing.gather_dims import window_sizes
 from genesis_fn.primitives.indexing.indexing import dynamic_slice_p, dynamic_update_slice_p
 from genesis_fn.primitives.indexing.scatter import scatter_p, segment_sum_p
@@ -210,17 +211,6 @@ def _read(call: Call, lines: list[str], address: str, checked: bool) -> Plan:
     wide = max(operand.size, call.out.size, call.operands[1].size) > INT32_MAX
     add_elements(builder, "gather", buffers, call.out.size, lines, wide=wide)
     return builder.build()
-
-
-def fill_value(value: bool | int | float | None, kind: DType) -> bool | int | float:
-    """What an index out of range reads: `value`, or if None the default for the dtype."""
-    if value is not None:
-        return value
-    if dtypes.is_float(kind):
-        return math.nan
-    if kind == dtypes.BOOL:
-        return True
-    return int(dtypes.iinfo(kind).max if dtypes.is_unsigned(kind) else dtypes.iinfo(kind).min)
 
 
 # ---- scatter ----

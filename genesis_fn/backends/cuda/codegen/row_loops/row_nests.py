@@ -13,11 +13,10 @@ from dataclasses import dataclass
 
 from genesis_fn.backends.cuda.binaries.compile import SourceKernel
 from genesis_fn.backends.cuda.codegen.kernel_text import source_kernel
-from genesis_fn.backends.cuda.codegen.loops import INT32, accumulator, is_wide, map_text
+from genesis_fn.backends.cuda.codegen.loops import INT32, SITES, accumulator, is_wide, map_text
 from genesis_fn.backends.cuda.codegen.reductions import reduced
 from genesis_fn.backends.cuda.codegen.row_loops.random_words import philox_lines, threefry_lines
 from genesis_fn.backends.cuda.codegen.source import kernel
-from genesis_fn.backends.cuda.lowerings.call import SITES
 from genesis_fn.compiler.loop_ir.kernel import Instr, Literal
 from genesis_fn.compiler.row_loops.nest import RowNest, RowStep, RowStore
 from genesis_fn.compiler.target import Target

@@ -10,9 +10,8 @@ from collections.abc import Collection, Mapping, Sequence
 
 from genesis_fn.backends.cuda.binaries.compile import SourceKernel
 from genesis_fn.backends.cuda.codegen.kernel_text import source_kernel
-from genesis_fn.backends.cuda.codegen.loops import is_wide
+from genesis_fn.backends.cuda.codegen.loops import SITES, is_wide
 from genesis_fn.backends.cuda.codegen.row_loops.row_nests import PRECISION, RowTiling, RowWriter
-from genesis_fn.backends.cuda.lowerings.call import SITES
 from genesis_fn.compiler.loop_ir.kernel import Instr
 from genesis_fn.compiler.row_loops.nest import RowStep
 from genesis_fn.compiler.row_loops.team import Shared, TeamNest
