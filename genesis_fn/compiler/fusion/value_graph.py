@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import TypeVar
 
 from genesis_fn.compiler.loop_ir.kernel import is_reduction
-from genesis_fn.compiler.loop_ir.lookups import is_lookup, mode_of, window_of
+from genesis_fn.compiler.loop_ir.lookups import is_lookup, is_of_rows, mode_of, window_of
 from genesis_fn.compiler.options import enabled
 from genesis_fn.compiler.target import Target
 from genesis_fn.core.aval import Aval
@@ -117,11 +117,11 @@ def _lacking(e: Eqn, target: Target) -> bool:
 def lookups_in_kernels(
     jaxpr: Jaxpr, kinds: Sequence[str], takes_updates: Callable[[Eqn], bool]
 ) -> list[int]:
-    """The equations that look elements up for generated kernels alone, which do that themselves.
+    """The equations that look elements up in generated kernels.
 
-    Rows that something else reads are gathered by the kernels of gathers, as are those that only a
-    sum by segment reads, which gathers them itself (`takes_updates`). One that checks its starts
-    stays whole where a view of it drops elements: a kernel checks what it reads.
+    Rows that something else reads are gathered by the kernel of rows, as are those that a sum by
+    segment reads, which gathers them itself (`takes_updates`). A lookup that checks its starts
+    stays a step where a view of it drops elements: a kernel checks what it reads.
     """
     if not enabled("lookups"):
         return []
@@ -131,13 +131,13 @@ def lookups_in_kernels(
     for n in reversed(range(len(jaxpr.eqns))):
         e, kind = jaxpr.eqns[n], kinds[n]
         operands = [i for i in e.ins if type(i) is Var]
-        if kind == "opaque" and is_lookup(e) and opaque.isdisjoint(e.outs):
-            rows = e.prim is take_rows_p and not added.isdisjoint(e.outs)
-            if not rows and not (mode_of(e) == "check" and not partly.isdisjoint(e.outs)):
+        if kind == "opaque" and is_lookup(e):
+            rows = is_of_rows(e) and not opaque.isdisjoint(e.outs)
+            summed = e.prim is take_rows_p and not added.isdisjoint(e.outs)
+            partial = not partly.isdisjoint(e.outs)
+            if not rows and not summed and not (partial and mode_of(e) == "check"):
                 found.append(n)
-                partly.add(operands[0])
-                if not partly.isdisjoint(e.outs):
-                    partly.update(operands)
+                partly.update(operands if partial else operands[:1])
                 continue
         if kind == "opaque":
             opaque.update(operands)

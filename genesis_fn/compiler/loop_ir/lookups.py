@@ -81,6 +81,19 @@ def is_lookup(e: Eqn) -> bool:
     return all([i.aval.dtype != dtypes.U64 for i in starts])
 
 
+def is_of_rows(e: Eqn) -> bool:
+    """Whether a lookup is of whole rows of a table."""
+    if e.prim is take_rows_p:
+        return True
+    if e.prim is dynamic_slice_p:
+        return False
+    window, collapsed, mapped, batching, _ = e.params["dimension_numbers"]
+    x, batch = e.ins[0].aval, e.ins[1].aval.ndim - 1
+    rows = (collapsed, mapped, batching) == ((0,), (0,), ())
+    after = window == tuple(range(batch, batch + x.ndim - 1))
+    return rows and after and tuple(e.params["slice_sizes"]) == (1, *x.shape[1:])
+
+
 def window_of(e: Eqn, at: Index) -> Window:
     """Where element `at` of a lookup's result comes from."""
     return _WINDOWS[e.prim](e, at)

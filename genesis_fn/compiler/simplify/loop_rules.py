@@ -6,6 +6,7 @@ move in, invariant equations and results move out, dead results and carries go (
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,6 +23,7 @@ from genesis_fn.core import dtypes
 from genesis_fn.core.aval import Aval
 from genesis_fn.core.jaxpr import Atom, Eqn, Jaxpr, Var, dead_code, memoized
 from genesis_fn.core.primitive import Primitive
+from genesis_fn.primitives.elementwise import add, ge, gt, le, lt
 from genesis_fn.primitives.factories import full_p
 from genesis_fn.primitives.shape import barrier_p, broadcast_in_dim_p, reshape_p
 from genesis_fn.transforms.control_flow.associative import prefixes
@@ -54,6 +56,7 @@ def _scan(
     loop = _Loop(r, e, body, ins, consts, carry)
     while loop.substitute():
         pass
+    loop.decide(length)
     loop.hoist()
     return loop.result(params, carry)
 
@@ -130,6 +133,33 @@ class _Loop:
         self.ys = outs[len(self.carry) :]
         return True
 
+    def decide(self, length: int) -> None:
+        """Decide the comparisons of a counter with numbers that come out the same in every step, as
+        whether an index counts from the end."""
+        made = {o: e for e in self.body.eqns for o in e.outs}
+        ranges: dict[Any, tuple[int, int]] = {}
+        for _, x, v, out in self.carry:
+            first, e = self.r.const.get(x), made.get(out)
+            if type(first) is not int or e is None or e.prim is not add.prim or v not in e.ins:
+                continue
+            step = next((i for i in e.ins if i is not v), None)
+            if type(step) is int:
+                ends = first, first + step * length  # what overflows goes around
+                if all(
+                    [
+                        dtypes.iinfo(v.aval.dtype).min <= n <= dtypes.iinfo(v.aval.dtype).max
+                        for n in ends
+                    ]
+                ):
+                    ranges[v] = min(first, ends[1] - step), max(first, ends[1] - step)
+        eqns = [_decided(e, ranges) for e in self.body.eqns] if ranges else self.body.eqns
+        if any([a is not b for a, b in zip(eqns, self.body.eqns)]):
+            body = Jaxpr(self.body.invars, eqns, self.body.outs, (), self.body.name)
+            self.body = rewritten(body, {}, self.r.opaque)
+            outs = self.body.outs
+            self.carry = [(i, x, v, o) for (i, x, v, _), o in zip(self.carry, outs)]
+            self.ys = outs[len(self.carry) :]
+
     def hoist(self) -> None:
         """Hoist loop-invariant equations whose results are small, or no larger than the constants
         that the loop then no longer reads."""
@@ -180,6 +210,27 @@ class _Loop:
             made = r.make(scan_p, operands, new, e, e.outs if len(positions) == total else None)
             known.update(zip(positions, made))
         return [known[i] for i in range(total)]
+
+
+def _decided(e: Eqn, ranges: dict[Any, tuple[int, int]]) -> Eqn:
+    """A comparison as its result, where the ranges of counters tell that."""
+    if e.prim not in _COMPARISONS:
+        return e
+    x, y = [ranges.get(i) if type(i) is Var else (i, i) for i in e.ins]
+    if x is None or y is None or type(x[0]) is not int or type(y[0]) is not int:
+        return e
+    compare = _COMPARISONS[e.prim]
+    found = {compare(a, b) for a in x for b in y}
+    if len(found) > 1:
+        return e
+    params = {"value": found.pop(), "shape": e.outs[0].aval.shape, "dtype": dtypes.BOOL}
+    return e.replace(prim=full_p, ins=[], params=params)
+
+
+# Of ordered ranges: what holds for all pairs of ends holds between them.
+_COMPARISONS = {
+    lt.prim: operator.lt, le.prim: operator.le, gt.prim: operator.gt, ge.prim: operator.ge,
+}  # fmt: skip
 
 
 def _unique_operands(
