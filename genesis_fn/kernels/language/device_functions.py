@@ -120,6 +120,46 @@ def opaque(x):
 
 
 @triton.jit
+def _threefry_round(w0, w1, BITS: tl.constexpr):
+    w0 = w0 + w1
+    return w0, ((w1 << BITS) | (w1 >> (32 - BITS))) ^ w0
+
+
+@triton.jit
+def _threefry_rounds(w0, w1, k0, k1, N: tl.constexpr):
+    """Four rounds, and the N-th words of the key behind them."""
+    if N % 2 == 1:
+        w0, w1 = _threefry_round(w0, w1, 13)
+        w0, w1 = _threefry_round(w0, w1, 15)
+        w0, w1 = _threefry_round(w0, w1, 26)
+        w0, w1 = _threefry_round(w0, w1, 6)
+    else:
+        w0, w1 = _threefry_round(w0, w1, 17)
+        w0, w1 = _threefry_round(w0, w1, 29)
+        w0, w1 = _threefry_round(w0, w1, 16)
+        w0, w1 = _threefry_round(w0, w1, 24)
+    return w0 + k0, w1 + k1 + tl.full((), N, tl.uint32)
+
+
+@triton.jit
+def threefry(x0, x1, k0, k1):
+    """The two words of Threefry-2x32-20 (Salmon et al. 2011, "Parallel random numbers") of the
+    counter (x0, x1) under a key.
+
+    A function, and no text of 60 lines where it is used: Triton reads it once for all the words of
+    a kernel.
+    """
+    k2 = k0 ^ k1 ^ tl.full((), 0x1BD11BDA, tl.uint32)
+    w0 = (x0).to(tl.uint32) + k0
+    w1 = (x1).to(tl.uint32) + k1
+    w0, w1 = _threefry_rounds(w0, w1, k1, k2, 1)
+    w0, w1 = _threefry_rounds(w0, w1, k2, k0, 2)
+    w0, w1 = _threefry_rounds(w0, w1, k0, k1, 3)
+    w0, w1 = _threefry_rounds(w0, w1, k1, k2, 4)
+    return _threefry_rounds(w0, w1, k2, k0, 5)
+
+
+@triton.jit
 def rem(x, y):
     """The remainder of x / y with the sign of x; x itself for integers by zero."""
     if x.dtype.is_floating():
@@ -528,5 +568,5 @@ __all__ = [
     "power_of_integers",
     "reduce_precision", "rem", "safe_mul", "scaled_zeta",
     "shift_left", "shift_right_arithmetic", "shift_right_logical", "sign", "signed_bits_of",
-    "square_root", "to_integer",
+    "square_root", "threefry", "to_integer",
 ]  # fmt: skip
