@@ -119,22 +119,26 @@ def lookups_in_kernels(
 ) -> list[int]:
     """The equations that look elements up in generated kernels.
 
-    Rows that something else reads are gathered by the kernel of rows, as are those that a sum by
-    segment reads, which gathers them itself (`takes_updates`). A lookup that checks its starts
-    stays a step where a view of it drops elements: a kernel checks what it reads.
+    Rows that something else reads, or several computations, are gathered by the kernel of rows: as
+    a part of a norm and of a sum, those of an embedding would keep both from being parts of matrix
+    products. Those that a sum by segment reads are gathered by that (`takes_updates`). A lookup
+    that checks its starts stays a step where a view of it drops elements: a kernel checks what it
+    reads.
     """
     if not enabled("lookups"):
         return []
     # From the last equation on: what reads each value, through views and elementwise operations.
     opaque, partly, added = set(jaxpr.outs), set[Var](), set[Var]()
+    uses = Counter([i for e in jaxpr.eqns for i in e.ins if type(i) is Var])
     found: list[int] = []
     for n in reversed(range(len(jaxpr.eqns))):
         e, kind = jaxpr.eqns[n], kinds[n]
         operands = [i for i in e.ins if type(i) is Var]
         if kind == "opaque" and is_lookup(e):
-            rows = is_of_rows(e) and not opaque.isdisjoint(e.outs)
-            summed = e.prim is take_rows_p and not added.isdisjoint(e.outs)
-            partial = not partly.isdisjoint(e.outs)
+            (o,) = e.outs
+            rows = is_of_rows(e) and (o in opaque or uses[o] > 1)
+            summed = e.prim is take_rows_p and o in added
+            partial = o in partly
             if not rows and not summed and not (partial and mode_of(e) == "check"):
                 found.append(n)
                 partly.update(operands if partial else operands[:1])
