@@ -129,7 +129,7 @@ def lookups_in_kernels(
         return []
     # From the last equation on: what reads each value, through views and elementwise operations.
     opaque, partly, added = set(jaxpr.outs), set[Var](), set[Var]()
-    uses = Counter([i for e in jaxpr.eqns for i in e.ins if type(i) is Var])
+    uses = Counter([i for e in jaxpr.eqns for i in {*e.ins} if type(i) is Var])
     found: list[int] = []
     for n in reversed(range(len(jaxpr.eqns))):
         e, kind = jaxpr.eqns[n], kinds[n]
