@@ -37,7 +37,7 @@ PROGRAM = {
 BODY = {
     "products_outside": pipeline.products_outside,
     "row_loops": pipeline.row_loops, "joined_iterations": pipeline.joined_iterations,
-    "absorb_casts": pipeline.absorb_casts,
+    "absorb_casts": pipeline.absorb_casts, "shallow_products": pipeline.shallow_products,
     "vectors_left": pipeline.vectors_left, "inner_products": pipeline.inner_products,
     "group_matmuls": pipeline.group_matmuls,
     "share_sorts": pipeline.share_sorts, "rotations": pipeline.rotations,

@@ -391,8 +391,11 @@ def test_misuse_is_named():
         MatmulSpec(m=1, n=1, k=1, precision="high")
     with pytest.raises(ValueError, match="through descriptors"):
         plan_matmul(MatmulSpec(m=64, n=65, k=64), H200, TMA)
-    with pytest.raises(ValueError, match="cannot hold 9"):
-        plan_matmul(MatmulSpec(m=9, n=64, k=64), H200, MatmulConfig("gemv", 8, 16, 32))
+    with pytest.raises(ValueError, match="holds 8 rows, not 9"):
+        made = MatmulSpec(m=9, n=64, k=64, hooks=Hooks(lhs="a = rk_row"))
+        plan_matmul(made, H200, MatmulConfig("gemv", 8, 16, 32))
+    with pytest.raises(ValueError, match="cuts its steps"):
+        plan_matmul(MatmulSpec(m=64, n=64, k=64), H200, replace(TMA, slices=2))
 
 
 @pytest.mark.parametrize("m", [72, 40])

@@ -82,7 +82,10 @@ CASES: list[tuple[Callable[[], Any], str]] = [
     (lambda: planned("pointer", HOPPER, lhs_dtype="i32", rhs_dtype="i32"), "tensor cores cannot"),
     (lambda: planned("tma", AMPERE), "cannot be read through descriptors on sm_80"),
     (lambda: planned("wgmma", HOPPER), "family must be 'tma', 'pointer' or 'gemv'"),
-    (lambda: planned("gemv", HOPPER, m=64), "a gemv tile of 16 rows cannot hold 64"),
+    (
+        lambda: planned("gemv", HOPPER, m=64, hooks=Hooks(lhs="a = rk_row")),
+        "a gemv that makes its left operand holds 16 rows, not 64",
+    ),
 ]
 
 

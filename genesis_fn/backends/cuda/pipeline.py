@@ -4,9 +4,9 @@
                      -> simplify -> fuse_attention -> laid_convolutions -> rematerialise
                      -> donations
     body by body     products_outside -> row_loops -> joined_iterations       schedule
-                     -> absorb_casts -> vectors_left -> inner_products
-                     -> group_matmuls -> share_sorts -> rotations -> overlays
-                     -> computed_reductions -> row_factors
+                     -> absorb_casts -> shallow_products -> vectors_left
+                     -> inner_products -> group_matmuls -> share_sorts -> rotations
+                     -> overlays -> computed_reductions -> row_factors
                      -> reductions_by_columns -> fuse -> lower
                      -> fuse_horizontally -> overlap_collectives -> pack_arena
     executable       ProgramBinding, IOBuffers, CudaExecutable                compile_jaxpr
@@ -54,6 +54,7 @@ from genesis_fn.compiler.rewrites.computed import computed_reductions
 from genesis_fn.compiler.rewrites.overlays import overlays
 from genesis_fn.compiler.rewrites.rotations import rotations
 from genesis_fn.compiler.rewrites.row_factors import row_factors
+from genesis_fn.compiler.rewrites.shallow import shallow_products
 from genesis_fn.compiler.rewrites.vectors import inner_products, vectors_left
 from genesis_fn.compiler.row_loops.row_loops import row_loops
 from genesis_fn.compiler.scans.products import products_outside
@@ -168,6 +169,9 @@ def schedule(
 
     # Absorb casts into the kernels of fused functions that compute in float32 anyway.
     jaxpr = absorb_casts(jaxpr, table.target)
+
+    # Products of few terms are written out, and fuse.
+    jaxpr = shallow_products(jaxpr)
 
     # Multiply vectors from the left, as the kernels of few rows do.
     jaxpr = vectors_left(jaxpr)

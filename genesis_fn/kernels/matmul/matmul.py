@@ -67,7 +67,7 @@ def plan_matmul(spec: MatmulSpec, target: Target, config: MatmulConfig | None = 
     planes = config.split_k * (2 if spec.gated else 1)
     size = planes * spec.batches * spec.m * spec.n * ITEMSIZE[spec.acc_dtype]
     buffers |= {"partial": BufferArg(inputs + outputs, spec.acc_dtype)}
-    steps = (_launch(text, buffers, target), _reduction(text, buffers))
+    steps = (_launch(text, buffers, target), _reduction(text, buffers, target))
     return Plan(inputs, outputs, steps, (Workspace(size),))
 
 
@@ -237,9 +237,12 @@ def tiles_of(spec: MatmulSpec, config: MatmulConfig) -> int:
     return tiles * spec.batches * config.split_k
 
 
-def _reduction(text: MatmulSource, buffers: dict[str, BufferArg]) -> Launch:
+def _reduction(text: MatmulSource, buffers: dict[str, BufferArg], target: Target) -> Launch:
     spec, config = text.spec, text.config
     rows, columns = min(16, next_power_of_two(spec.m)), 128
+    # A small result is shared by as many programs as have an element for each thread.
+    while rows > 1 and spec.m * spec.n * spec.batches < target.processors * rows * columns:
+        rows //= 2
     if config.split_k > MAX_WRITTEN_OUT:
         # All partial tiles are loaded at once, so that what they share is small.
         elements = max(32, 8192 // next_power_of_two(config.split_k))
@@ -273,8 +276,10 @@ def _check(spec: MatmulSpec, config: MatmulConfig, target: Target) -> None:
         )
     if config.family not in ("tma", "pointer", "gemv"):
         raise ValueError(f"family must be 'tma', 'pointer' or 'gemv', got {config.family!r}")
-    if config.family == "gemv" and spec.m > config.bm:
-        raise ValueError(f"a gemv tile of {config.bm} rows cannot hold {spec.m}")
+    if config.family == "gemv" and spec.hooks.lhs and spec.m > config.bm:
+        raise ValueError(f"a gemv that makes its left operand holds {config.bm} rows, not {spec.m}")
+    if config.slices > 1 and (config.family != "pointer" or config.swap):
+        raise ValueError(f"only family 'pointer' without swap cuts its steps, got {config}")
 
 
 __all__ = ["Hooks", "MatmulConfig", "MatmulSpec", "configs", "plan_matmul"]

@@ -140,6 +140,9 @@ def loop_lines(text: MatmulSource) -> list[str]:
     if config.family == "gemv":
         return gemv_lines(text)
     shape = (config.bn, config.bm) if config.swap else (config.bm, config.bn)
+    sliced = config.slices > 1
+    if sliced:
+        shape = (config.slices, *shape)
     zeros = f"tl.zeros({shape}, {_TL[spec.acc_dtype]})"
     lines = [f"acc = {zeros}"] + [f"acc1 = {zeros}"] * spec.gated
     steps, k0 = steps_text(text), k0_text(text)
@@ -148,8 +151,12 @@ def loop_lines(text: MatmulSource) -> list[str]:
     body = [k0, *segment_lines(text)]
     sides = [("lhs", "lhs", "a"), ("rhs", "rhs", "b")] + [("rhs", "rhs1", "b1")] * spec.gated
     if not tma:
-        body += [f"rk_row = k0 + tl.arange(0, {config.bk})[None, :]"]
-        body += [f"rk_col = k0 + tl.arange(0, {config.bk})[:, None]"]
+        first, part = "k0", config.bk // config.slices
+        if sliced:
+            # Products of many matrices: Triton gives each warp some of them.
+            first = f"k0 + {part} * tl.arange(0, {config.slices})[:, None, None]"
+        body += [f"rk_row = {first} + tl.arange(0, {part})[None, :]"]
+        body += [f"rk_col = {first} + tl.arange(0, {part})[:, None]"]
     for operand, pointer, value in sides:
         if tma:
             body += descriptor_load_lines(text, operand, pointer, value)
@@ -158,6 +165,8 @@ def loop_lines(text: MatmulSource) -> list[str]:
             body += pointer_load_lines(text, operand, pointer, value, exact_k)
     body += dot_lines(text)
     lines += [f"for step in range({steps}):", *indent(body)]
+    if sliced:
+        lines += ["acc = tl.sum(acc, axis=0)"] + ["acc1 = tl.sum(acc1, axis=0)"] * spec.gated
     # Swapped, the few rows are the columns of the product: Hopper's tensor cores take 64 rows.
     if config.swap:
         lines += ["acc = tl.trans(acc)"] + ["acc1 = tl.trans(acc1)"] * spec.gated
@@ -245,11 +254,12 @@ def gemv_lines(text: MatmulSource) -> list[str]:
         body = [*gemv_right_lines(text, deep, ""), *gemv_left_lines(text, shape, own, "")]
         lines += [*setup, f"for step in range({steps_text(text)}):", *indent(body)]
     lines += [f"rm = m0 + tl.arange(0, {config.bm})[:, None]"]
+    here = "rm" if spec.m <= config.bm else "rm - m0"
     for _, acc, _ in names:
         for row in range(rows):
             total = f"tl.sum({acc}_{row}, axis={1 if deep else 0})[None, :]"
             lines += [
-                f"{acc} = tl.where(rm == {row}, {total}, {acc})"
+                f"{acc} = tl.where({here} == {row}, {total}, {acc})"
                 if row
                 else f"{acc} = tl.broadcast_to({total}, ({config.bm}, {config.bn}))"
             ]
@@ -302,12 +312,22 @@ def gemv_left_lines(
             lines += renamed(hook, own, f"_{row}")
             lines += [f"a = cast(a, {_TL[spec.operand_dtype]})"]
         else:
-            at = f"lhs_at + ({index_text(text, 'lhs', str(row), 'rk')})"
+            at = f"lhs_at + ({index_text(text, 'lhs', gemv_row_text(text, row), 'rk')})"
             lines += [f"a = tl.load(tl.broadcast_to({at}, {shape}){mask})"]
         lines += [f"a = cast(a, {wide})"]
         for acc, value in [("acc", "right"), ("acc1", "right1")][: 2 if spec.gated else 1]:
             lines += [f"{acc}_{row} += a * cast({value}{number}, {wide})"]
     return lines
+
+
+def gemv_row_text(text: MatmulSource, row: int) -> str:
+    """Row number `row` of the tile, in the product. Rows past the last repeat it: they are not
+    stored."""
+    if text.spec.m <= text.config.bm:
+        return str(row)
+    here = f"m0 + {row}"
+    exact = text.divides("M", text.config.bm)
+    return f"({here})" if exact else f"tl.minimum({here}, {text.name('M')} - 1)"
 
 
 def assigned_names(source: str) -> set[str]:

@@ -180,7 +180,7 @@ class MatmulSpec:
 class MatmulConfig:
     """The tuning choices of one product: tile [bm, bn], depth bk of a step, warps, stages, family.
 
-    `family`: "tma" (persistent, host descriptors), "pointer", "gemv" (m <= 8, no tensor cores).
+    `family`: "tma" (persistent, host descriptors), "pointer", "gemv" (few rows, no tensor cores).
     `halves` stores a tile in two halves, which frees shared memory for one more stage,
     `epilogue_subtiles` in more, for epilogues that hold several tiles in registers; `swap` computes
     the transposed tile, for few rows; `split_k` > 1 sums partial products in a second
@@ -189,7 +189,9 @@ class MatmulConfig:
     multiprocessor. `prepared` copies float32 operands first,
     with k contiguous, and for "tf32x3" cut into high and low parts. `early`, of a gemv whose right
     operand nothing around it writes: started while the kernel before it ends (if the launch's
-    constant EARLY is set), it loads the right operand before it waits for that one.
+    constant EARLY is set), it loads the right operand before it waits for that one. `slices` > 1,
+    of the "pointer" family: each step's `bk` is cut in so many parts, each the work of some of the
+    warps, whose sums are added in a fixed order when the loop has ended.
     """
 
     family: str
@@ -206,6 +208,7 @@ class MatmulConfig:
     residents: int = 1
     prepared: bool = False
     early: bool = False
+    slices: int = 1
     epilogue_subtiles: int | None = None
 
     @property

@@ -13,6 +13,7 @@ from dataclasses import replace
 
 from genesis_fn.compiler.target import Target
 from genesis_fn.kernels.language.element_types import FLOAT8, ITEMSIZE
+from genesis_fn.kernels.matmul.latency import latency_configs
 from genesis_fn.kernels.matmul.operand_layout import copies, prepared_spec
 from genesis_fn.kernels.matmul.source import MatmulSource, gemv_steps
 from genesis_fn.kernels.matmul.spec import FEW_ROWS, Hooks, MatmulConfig, MatmulSpec
@@ -22,6 +23,7 @@ _EPILOGUE_COLUMNS = 32
 TENSOR_CORE_DTYPES = ("fp64", "fp32", "fp16", "bf16", "fp8e4nv", "fp8e5", "i8")
 _MOST_DEEP = 256  # rows and columns of a product that takes as long as reading both operands
 _NARROW = 64  # columns of a product whose time is that of reading the left operand
+_SMALL = 4  # configurations of small products that are listed
 _LAUNCH_SECONDS = 2.0e-6
 _TILE_SECONDS = 1.2e-6
 _LATENCY_SECONDS = 0.8e-6
@@ -107,6 +109,13 @@ def configs(spec: MatmulSpec, target: Target) -> tuple[MatmulConfig, ...]:
         return (MatmulConfig("pointer", 32, 32, 8, warps=4, stages=2, tensor_cores=False),)
     if deep := _deep_menu(spec, target):
         return tuple(deep)
+    small = latency_configs(spec, _kind(spec), target)[:_SMALL]
+    small = [fitted(spec, config, target) for config in small]
+    return (*small, *_throughput_configs(spec, target))[:10]
+
+
+def _throughput_configs(spec: MatmulSpec, target: Target) -> tuple[MatmulConfig, ...]:
+    """The configurations for which latency does not count, the best first."""
     if spec.m <= FEW_ROWS:
         menu = skinny_configs(spec, target)
         if spec.m <= 8 and spec.operand_dtype not in ("fp64", "i8"):
@@ -240,6 +249,7 @@ def shared_bytes(spec: MatmulSpec, config: MatmulConfig, target: Target) -> int:
     turned = 8 if target.tensor_memory and size == 4 else 0
     if turned and 1 not in _depth_strides(spec):
         turned = 16
+    stages += 4 * area * config.slices if config.slices > 1 else 0
     if config.split_k > 1:
         return stages + area * (4 + turned) + 1024
     read = [spec.residual] if spec.residual else []
