@@ -12,7 +12,7 @@ import triton.language as tl
 
 from genesis_fn.compiler.target import H200, OF_ARCHITECTURE
 from genesis_fn.kernels.attention.backward import BackwardConfig, general_backward_plan
-from genesis_fn.kernels.attention.decode import DecodeConfig, decode_plan, vector_config
+from genesis_fn.kernels.attention.decode import DecodeConfig, decode_plan
 from genesis_fn.kernels.attention.forward import AttentionConfig, general_plan
 from genesis_fn.kernels.attention.scores import tile_and_head
 from genesis_fn.kernels.attention.segments import spans_launch

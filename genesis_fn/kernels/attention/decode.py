@@ -380,8 +380,8 @@ def attention_vector_kernel(
     offsets = rows[:, None] * Q_TIME + heads[:, None] * Q_HEAD + dims[None, :]
     inside = (rows < T)[:, None] & (dims < D)[None, :]
     queries = up(tl.load(q + batch.to(tl.int64) * Q_BATCH + offsets, mask=inside, other=0.0))
-    # Tiles are [lane, depth, query, dimension]: Triton gives neighbouring threads the last axis, and
-    # then the first.
+    # Tiles are [lane, depth, query, dimension]: Triton gives neighbouring threads the last axis,
+    # and then the first.
     queries = tl.reshape(queries, (1, 1, BLOCK_M, BLOCK_D))
     of_queries = tl.reshape(rows, (1, 1, BLOCK_M))
     of_heads = tl.reshape(heads, (1, 1, BLOCK_M))
