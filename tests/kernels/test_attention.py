@@ -340,6 +340,25 @@ def test_decode_matches_the_formula(name, splits, config):
     assert error(lse[live], lse_wanted[live]) < 1e-3
 
 
+@pytest.mark.parametrize("config", ["matrix", "lanes", "depth", "more"])
+def test_what_a_lane_sees_alone_may_be_infinite_or_not_a_number(config):
+    spec = AttentionSpec(1, 2, 2, 1, 40, 16, dtype="fp32")
+    inputs = random_inputs(spec)
+    q, k, v = inputs["q"], inputs["k"], inputs["v"]
+    q[..., 0] = 1.0
+    # The second key's score is minus infinity, which counts for nothing; one of the second head is
+    # not a number.
+    k[:, 1, :, 0] = -float("inf")
+    k[:, 7, 1, 3] = float("nan")
+    out, lse = torch.full((1, 1, 2, 16), 7.0), torch.full((1, 2, 1), 7.0)
+    plan = decode_plan(spec, INTERPRETED, config=DECODE_CONFIGS[config])
+    run_plan(plan, list(inputs.values()), [out, lse])
+    scores = torch.einsum("bqhd,bkhd->bhqk", q, k) / 4.0
+    wanted = torch.einsum("bhqk,bkhd->bqhd", scores.softmax(-1), v)
+    torch.testing.assert_close(out, wanted, rtol=1e-5, atol=1e-5, equal_nan=True)
+    assert bool(wanted[0, 0, 0].isfinite().all()) and bool(wanted[0, 0, 1].isnan().all())
+
+
 @triton.jit
 def order_kernel(places, TILES: tl.constexpr, HEADS: tl.constexpr, HEAD_GROUP: tl.constexpr):
     order = tl.program_id(0)

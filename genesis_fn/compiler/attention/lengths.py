@@ -6,6 +6,7 @@ key beyond a length, but all that a mask hides.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -79,16 +80,17 @@ def _with_lengths(e: Eqn, values: KnownValues, keeps: Callable[[Eqn], bool]) -> 
         made.append(Eqn(prim, ins, params, [out], e.where, e.backward, e.numerics))
         return out
 
-    lengths: Var | None = None
-    for each in limits:
-        x = make(reshape_p, [each.limit], shape=() if each.limit.aval.size == 1 else (batch,))
+    def length(limit: KeyLimit) -> Var:
+        x = make(reshape_p, [limit.limit], shape=() if limit.limit.aval.size == 1 else (batch,))
         # Bounded first: what is near the ends of the dtype must not wrap around.
-        least = each.first - each.inclusive
+        least = limit.first - limit.inclusive
         x = make(ew.min.prim, [make(ew.max.prim, [x, least]), least + keys])
         x = make(ew.sub.prim, [x, least]) if least else x
         x = x if x.aval.dtype == dtypes.I32 else make(ew.convert_p, [x], dtype=dtypes.I32)
-        x = x if x.aval.ndim else make(broadcast_in_dim_p, [x], shape=(batch,), dims=())
-        lengths = x if lengths is None else make(ew.min.prim, [lengths, x])
+        return x if x.aval.ndim else make(broadcast_in_dim_p, [x], shape=(batch,), dims=())
+
+    both = lambda x, y: make(ew.min.prim, [x, y])
+    lengths = functools.reduce(both, [length(limit) for limit in limits])
     has = (bias, False, True, *segments)
     given = tuple(sorted({**static, "has": has}.items()))
     ins = [*e.ins[: 3 + bias], lengths, *e.ins[4 + bias :]]
@@ -128,7 +130,7 @@ def _key_limit(
     for keys, limit, says in ((x, y, prim), (y, x, _SWAPPED[prim])):
         if says not in (ew.le.prim, ew.lt.prim):
             continue
-        if members(keys[1]) != set(of_keys) or not members(limit[1]) <= set(of_batch):
+        if members(keys[1]) != frozenset(of_keys) or not members(limit[1]) <= set(of_batch):
             continue
         first = _first(values.of(keys[0]))
         kind = limit[0].aval.dtype

@@ -44,8 +44,13 @@ from genesis_fn.kernels.language.language import (
 from genesis_fn.kernels.plan import Argument, BufferArg, Launch, Plan, Workspace
 
 MAX_ROWS = 128
-MATRIX_ROWS = 5  # rows of a key head from which on tensor cores are faster
-LONG_CACHE = 1024  # keys; fewer are not split
+# Rows of a key head up to which products are written out, by how operands are multiplied. On an
+# H200, 64 key heads of 256 keys of 64 float32: one row 4.4 us (tensor cores 10.0), eight rows 14.2
+# (7.5; exactly multiplied 26), microseconds between the starts of kernels of one graph.
+VECTOR_ROWS = {"16-bit": 1, "tf32": 4, "ieee": 16}
+# Bytes of keys and values from which on programs share them: a program reads 64 KiB in 0.6 us, and
+# combining takes 0.8 us.
+LONG_CACHE = 256 << 10
 VECTOR_WARPS = 8
 DEPTH = 8  # 16-byte loads of keys that a thread has under way
 ITEMSIZE = {"bf16": 2, "fp16": 2, "fp32": 4}
@@ -546,44 +551,54 @@ def attention_combine_kernel(
 
 @dataclass(frozen=True, slots=True)
 class DecodeConfig:
-    """How few queries are computed: keys of a tile, warps, and the lanes of the kernel that writes
-    its products out (0: the one of tensor cores)."""
+    """How few queries are computed: keys of a tile, warps, the lanes of the kernel that writes its
+    products out (0: the one of tensor cores), and the tiles that the other one loads ahead."""
 
     block_n: int
     num_warps: int
     lanes: int = 0
+    stages: int = 3
 
 
 def decode_config(spec: AttentionSpec) -> DecodeConfig:
-    """The configuration for `spec`: tensor cores from `MATRIX_ROWS` rows on."""
-    if spec.q_len * spec.group < MATRIX_ROWS:
-        return vector_config(spec)
-    return matrix_config(spec)
+    """The configuration for `spec`, by its rows for a key head."""
+    if spec.dtype != "fp32":
+        most = VECTOR_ROWS["16-bit"]
+    else:
+        most = VECTOR_ROWS["ieee" if spec.precision == "ieee" else "tf32"]
+    # A thread holds parts of all queries and results, twice as much of heads wider than 128.
+    held = spec.q_len * spec.group * max(1, padded(max(spec.head_dim, spec.v_dim)) // 128)
+    return vector_config(spec) if held <= most else matrix_config(spec)
 
 
 def matrix_config(spec: AttentionSpec) -> DecodeConfig:
     """Tensor cores."""
-    return DecodeConfig(32 if spec.dtype == "fp32" or spec.v_dim > 128 else 64, 4)
+    wide = max(spec.head_dim, spec.v_dim)
+    if spec.dtype != "fp32":
+        return DecodeConfig(32 if spec.v_dim > 128 else 64, 4)
+    return DecodeConfig(64 if wide <= 64 else 32, 4, stages=1)
 
 
 def vector_config(spec: AttentionSpec) -> DecodeConfig:
-    """Products written out: threads load 16 bytes of each of DEPTH keys, and of their values."""
+    """Products written out. A thread loads 16 bytes of each of `DEPTH` keys at once, and as much of
+    their values."""
+    rows = spec.q_len * spec.group
     wide = padded(max(spec.head_dim, spec.v_dim))
-    loads = wide * ITEMSIZE[spec.dtype] // 16  # for a key
-    deep = DEPTH // max(1, loads // 32)
-    # The products of all queries with a key are in registers at once.
-    deep = max(1, 2 * deep // max(2, spec.q_len * spec.group))
-    lanes = 32 * VECTOR_WARPS // min(32, loads)
-    few = 1 << (spec.kv_len - 1).bit_length()
-    lanes = min(lanes, max(few, 32 // min(32, loads)))
-    deep = max(1, min(deep, few // lanes))
-    return DecodeConfig(lanes * deep, max(1, lanes * min(32, loads) // 32), lanes)
+    loads = wide * ITEMSIZE[spec.dtype] // 16  # of 16 bytes, for a key
+    threads = min(32, loads)
+    # The products of all rows with a key are in registers at once.
+    depth = max(1, 2 * DEPTH // (max(1, loads // 32) * max(2, rows)))
+    # Not many more lanes than keys, but at least a warp of them.
+    keys = 1 << (spec.kv_len - 1).bit_length()
+    lanes = min(32 * VECTOR_WARPS, max(keys * threads, 32)) // threads
+    depth = max(1, min(depth, keys // lanes))
+    return DecodeConfig(lanes * depth, lanes * threads // 32, lanes)
 
 
 def decode_splits(spec: AttentionSpec, target: Target, block_n: int = 64) -> int:
     """The number of programs that share a (batch, key head)'s keys: about one per multiprocessor,
-    and one if the keys are so few that combining takes longer."""
-    if spec.kv_len < LONG_CACHE:
+    and one where combining would take longer than reading all keys."""
+    if spec.kv_len * (spec.head_dim + spec.v_dim) * ITEMSIZE[spec.dtype] < LONG_CACHE:
         return 1
     # By the capacity of the cache: the grid, and with it a captured graph, serves every length.
     tiles = -(-spec.kv_len // block_n)
@@ -634,7 +649,7 @@ def decode_plan(
         "BLOCK_M": block_m,
         "BLOCK_N": block_n,
         "LANES": config.lanes,
-        "STAGES": 3 if spec.dtype != "fp32" else 1,
+        "STAGES": config.stages,
     }
     # The constants of a problem are those of the general kernels; not all are parameters here.
     names = set(kernel.arg_names)
