@@ -38,6 +38,7 @@ from genesis_fn.kernels.language.language import (
     cast,
     dot,
     launch_dependents,
+    rounded_product,
     up,
     wait_for_dependencies,
 )
@@ -45,9 +46,10 @@ from genesis_fn.kernels.plan import Argument, BufferArg, Launch, Plan, Workspace
 
 MAX_ROWS = 128
 # Rows of a key head up to which products are written out, by how operands are multiplied. On an
-# H200, 64 key heads of 256 keys of 64 float32: one row 4.4 us (tensor cores 10.0), eight rows 14.2
-# (7.5; exactly multiplied 26), microseconds between the starts of kernels of one graph.
-VECTOR_ROWS = {"16-bit": 1, "tf32": 4, "ieee": 16}
+# H200, microseconds between the starts of kernels, 64 key heads of 256 keys of 64: one row of
+# bfloat16 3.8 (tensor cores 5.0), two of 2,048 keys of 128 26.9 (21.9); of float32 in TF32 two rows
+# 5.7 (7.6 in one stage), four 8.5 (7.7); exactly multiplied eight 13.2 (26).
+VECTOR_ROWS = {"16-bit": 1, "tf32": 2, "ieee": 16}
 # Bytes of keys and values from which on programs share them: a program reads 64 KiB in 0.6 us, and
 # combining takes 0.8 us.
 LONG_CACHE = 256 << 10
@@ -356,6 +358,7 @@ def attention_vector_kernel(
     SPLITS: tl.constexpr,
     BLOCK_M: tl.constexpr,
     LANES: tl.constexpr,
+    ROUNDED: tl.constexpr,
     BLOCK_N: tl.constexpr,
     PROGRAMMATIC: tl.constexpr,
 ):
@@ -364,7 +367,7 @@ def attention_vector_kernel(
 
     Key `col + LANES * j + w` belongs to lane w. Each lane has a softmax of its own, and they are
     combined once, behind the last key: LANES is such that threads hold whole lanes, so that inside
-    of the loop no warp waits for another.
+    of the loop no warp waits for another. With ROUNDED threads may exchange single products.
     """
     if PROGRAMMATIC and SPLITS > 1:
         launch_dependents()
@@ -426,7 +429,10 @@ def attention_vector_kernel(
             RIGHT,
             True,
         )
-        products = tl.sum(queries * up(keys), 3)
+        if ROUNDED:
+            products = tl.sum(rounded_product(queries, up(keys)), 3)
+        else:
+            products = tl.sum(queries * up(keys), 3)
         scores, _slope = logits(
             products,
             of_queries,
@@ -449,11 +455,15 @@ def attention_vector_kernel(
         decay = tl.exp2(top - new_top)
         total = total * decay + tl.sum(probs, 1)
         top = new_top
-        acc = acc * decay[:, :, None] + tl.sum(probs[:, :, :, None] * up(values), 1)
+        if ROUNDED:
+            added = tl.sum(rounded_product(probs[:, :, :, None], up(values)), 1)
+        else:
+            added = tl.sum(probs[:, :, :, None] * up(values), 1)
+        acc = acc * decay[:, :, None] + added
     highest = tl.max(top, 0)
     weights = tl.exp2(top - highest[None, :])
-    total = tl.sum(total * weights, 0)
-    acc = tl.sum(acc * weights[:, :, None], 0)
+    total = tl.sum(rounded_product(total, weights), 0)
+    acc = tl.sum(rounded_product(acc, weights[:, :, None]), 0)
     top = highest
     store_split(
         top,
@@ -526,13 +536,14 @@ def attention_combine_kernel(
     # Finite, so that a row without keys (-inf in every split) does not subtract inf from inf.
     base = tl.maximum(top, MASKED_BELOW)
     weights = tl.exp2(tops_here - base)
-    total = tl.sum(weights * tl.load(totals + entries, mask=inside, other=0.0), 0)
+    totals_here = tl.load(totals + entries, mask=inside, other=0.0)
+    total = tl.sum(rounded_product(weights, totals_here), 0)
     parts = tl.load(
         partials + entries.to(tl.int64)[:, None] * BLOCK_DV + dims[None, :],
         mask=inside[:, None],
         other=0.0,
     )
-    value = tl.sum(parts * weights[:, None], 0)
+    value = tl.sum(rounded_product(parts, weights[:, None]), 0)
     norm = (top + tl.log2(tl.maximum(total, 1e-37))) * LN2
     if FULLY_MASKED:
         fully_masked = top < MASKED_BELOW
@@ -560,7 +571,7 @@ class DecodeConfig:
     stages: int = 3
 
 
-def decode_config(spec: AttentionSpec) -> DecodeConfig:
+def decode_config(spec: AttentionSpec, target: Target) -> DecodeConfig:
     """The configuration for `spec`, by its rows for a key head."""
     if spec.dtype != "fp32":
         most = VECTOR_ROWS["16-bit"]
@@ -568,15 +579,19 @@ def decode_config(spec: AttentionSpec) -> DecodeConfig:
         most = VECTOR_ROWS["ieee" if spec.precision == "ieee" else "tf32"]
     # A thread holds parts of all queries and results, twice as much of heads wider than 128.
     held = spec.q_len * spec.group * max(1, padded(max(spec.head_dim, spec.v_dim)) // 128)
-    return vector_config(spec) if held <= most else matrix_config(spec)
+    return vector_config(spec) if held <= most else matrix_config(spec, target)
 
 
-def matrix_config(spec: AttentionSpec) -> DecodeConfig:
+def matrix_config(spec: AttentionSpec, target: Target) -> DecodeConfig:
     """Tensor cores."""
-    wide = max(spec.head_dim, spec.v_dim)
     if spec.dtype != "fp32":
         return DecodeConfig(32 if spec.v_dim > 128 else 64, 4)
-    return DecodeConfig(64 if wide <= 64 else 32, 4, stages=1)
+    wide = padded(max(spec.head_dim, spec.v_dim))
+    block_n = 64 if wide <= 64 else 32
+    # Of eight rows for a key head, one stage takes 7.5 us, two 6.7 and three 5.8.
+    tile = 2 * block_n * wide * ITEMSIZE[spec.dtype]
+    stages = max(1, min(3, 4 * target.shared_memory // 5 // tile))
+    return DecodeConfig(block_n, 4, stages=stages)
 
 
 def vector_config(spec: AttentionSpec) -> DecodeConfig:
@@ -623,7 +638,7 @@ def decode_plan(
             f"decode attention: {spec.q_len} queries of {spec.group} heads per key head make "
             f"{rows} rows, at most {MAX_ROWS} fit; use the general plan"
         )
-    config = config or decode_config(spec)
+    config = config or decode_config(spec, target)
     block_n = config.block_n
     splits = splits or decode_splits(spec, target, block_n)
     kernel: Any = attention_vector_kernel if config.lanes else attention_split_kernel
@@ -649,6 +664,7 @@ def decode_plan(
         "BLOCK_M": block_m,
         "BLOCK_N": block_n,
         "LANES": config.lanes,
+        "ROUNDED": (spec.head_dim | spec.v_dim) % 2 == 1 or _padding_differs(spec),
         "STAGES": config.stages,
     }
     # The constants of a problem are those of the general kernels; not all are parameters here.
@@ -676,6 +692,11 @@ def decode_plan(
     lines = spec.batch * spec.kv_heads * splits * block_m
     scratch = (lines, lines, lines * padded(spec.v_dim))
     return Plan(inputs, outputs, (split, combine), tuple(Workspace(4 * size) for size in scratch))
+
+
+def _padding_differs(spec: AttentionSpec) -> bool:
+    """Whether threads that hold lanes of keys do not hold the same lanes of values."""
+    return padded(spec.head_dim) != padded(spec.v_dim)
 
 
 def _combine_launch(
