@@ -109,7 +109,7 @@ def test_a_comparison_with_a_counter_is_a_length(name: str, at: int) -> None:
 def test_entries_of_a_batch_have_lengths_of_their_own(name: str) -> None:
     f = attended(ENTRIES[name], gnp, nn.dot_product_attention)
     for at in ([0, 4, S], [LARGE, SMALL, 1]):
-        args = (*operands(2), np.asarray(at, np.int32))
+        args = (*operands(), np.asarray(at, np.int32))
         assert after_the_pass(f, *args) == [(False, False, True)]
         programs.compare(f, *args)
 

@@ -20,7 +20,7 @@ from genesis_fn.core.jaxpr import Atom, Eqn, Jaxpr, Var
 from genesis_fn.core.primitive import Primitive
 from genesis_fn.primitives import elementwise as ew
 from genesis_fn.primitives.shape import broadcast_in_dim_p, reshape_p
-from genesis_fn.transforms.custom.fused_functions import fused_p
+from genesis_fn.transforms.custom.fused_functions import FUSED, fused_p
 
 # Comparisons by what they say if the operands change sides, and what their opposite says.
 _SWAPPED = {
@@ -58,7 +58,7 @@ def masks_as_lengths(
 
 
 def _has_only_a_mask(e: Eqn) -> bool:
-    if e.prim is not fused_p or e.params["op"].name != "attention":
+    if e.prim is not fused_p or e.params["op"] is not FUSED["attention"]:
         return False
     _, mask, lengths, *_ = dict(e.params["static"])["has"]
     return mask and not lengths
