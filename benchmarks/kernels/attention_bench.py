@@ -36,7 +36,7 @@ import genesis_fn as gf
 from benchmarks.results_file import surroundings
 from genesis_fn import nn
 from genesis_fn.kernels.attention.backward import backward_configs, general_backward_plan
-from genesis_fn.kernels.attention.decode import decode_plan
+from genesis_fn.kernels.attention.decode import DecodeConfig, decode_plan, vector_config
 from genesis_fn.kernels.attention.forward import forward_configs, general_plan
 from genesis_fn.kernels.attention.select import plan_attention, plan_attention_backward
 from genesis_fn.kernels.attention.spec import AttentionSpec
@@ -462,10 +462,11 @@ def decode(spec: AttentionSpec, configurations: bool) -> dict[str, Any]:
     row["torch"] = round(1e6 * graph_time([torch_chain]) / links, 2)
     if configurations:
         tensors = [forward_tensors(spec, inputs) for inputs in rotated]
-        for splits, block_n in itertools.product((None, 4, 8, 16, 32), (32, 64, 128)):
-            plan = decode_plan(spec, TARGET, splits=splits, block_n=block_n)
+        configs = [*[DecodeConfig(n, 4) for n in (32, 64, 128)], vector_config(spec)]
+        for splits, config in itertools.product((None, 4, 8, 16, 32), configs):
+            plan = decode_plan(spec, TARGET, splits=splits, config=config)
             time_ = plan_milliseconds(plan, tensors * 4)
-            row[f"splits {splits} x{block_n}"] = [
+            row[f"splits {splits} {config}"] = [
                 time_ if isinstance(time_, str) else round(1000 * time_, 2),
                 error(tensors[0][-2], wanted),
             ]

@@ -303,6 +303,10 @@ def attention_decode(check: Callable) -> None:
     lengths = np.array([1, 1100], np.int32)
     check(attend(key_value_seq_lengths=lengths), *heads(1, 1200, 16, 8, 128, bfloat16))
     check(attend(key_value_seq_lengths=lengths), *heads(3, 1100, 4, 2, 32, np.float32))
+    check(attend(key_value_seq_lengths=lengths), *heads(2, 1100, 2, 2, 40, np.float32))
+    mask = integers(2, 2, 1, 1, 75) == 1
+    check(attend(mask=mask, bias=array(1, 4, 1, 75)), *heads(1, 75, 4, 4, 20, np.float32))
+    check(attend(), *heads(1, 75, 4, 4, 64, bfloat16))
 
 
 def attention_specialized(check: Callable) -> None:

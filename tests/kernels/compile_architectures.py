@@ -69,6 +69,8 @@ def plans(target: Target) -> dict[str, Plan]:
     cached = AttentionSpec(target.processors, 16, 8, 1, 2048, 128, kv_lengths=True)
     for name, batch in (("one split", cached.batch), ("splits", 1)):
         chosen[f"attention, {name}"] = decode_plan(replace(cached, batch=batch), target)
+    grouped = replace(cached, q_heads=64, return_lse=False)
+    chosen["attention, tensor cores"] = decode_plan(grouped, target)
     chosen["attention backward"] = plan_attention_backward(attention, target)
     packed = replace(attention, segments="shared")
     chosen["attention in segments"] = plan_attention(packed, target)

@@ -12,7 +12,7 @@ import triton.language as tl
 
 from genesis_fn.compiler.target import H200, OF_ARCHITECTURE
 from genesis_fn.kernels.attention.backward import BackwardConfig, general_backward_plan
-from genesis_fn.kernels.attention.decode import decode_plan
+from genesis_fn.kernels.attention.decode import DecodeConfig, decode_plan
 from genesis_fn.kernels.attention.forward import AttentionConfig, general_plan
 from genesis_fn.kernels.attention.scores import tile_and_head
 from genesis_fn.kernels.attention.segments import spans_launch
@@ -303,12 +303,27 @@ DECODE_CASES = {
     "segments": AttentionSpec(3, 4, 2, 3, 70, 24, dtype="fp32", segments="separate"),
     "bf16": AttentionSpec(2, 16, 8, 1, 70, 128, kv_lengths=True),
     "many_heads": AttentionSpec(1, 40, 2, 1, 70, 16, dtype="fp32"),
+    "own_heads": AttentionSpec(2, 3, 3, 1, 45, 20, 33, dtype="fp16", mask=(1, 1, 1, 45)),
+    "mask_of_heads": AttentionSpec(2, 6, 2, 2, 33, 16, dtype="fp32", mask=(1, 6, 1, 33)),
+    "mask_of_queries": AttentionSpec(2, 2, 2, 3, 33, 16, dtype="fp32", mask=(1, 1, 3, 1)),
+    "few_keys": AttentionSpec(2, 2, 2, 2, 3, 16, dtype="fp32", bias=(1, 1, 2, 3), causal=True),
 }
 
 
+# Tensor cores; lanes that read a key each, several keys, and none; the choice for the sizes.
+DECODE_CONFIGS = {
+    "matrix": DecodeConfig(16, 4),
+    "lanes": DecodeConfig(8, 4, 8),
+    "depth": DecodeConfig(32, 4, 4),
+    "more": DecodeConfig(128, 4, 128),
+    "chosen": None,
+}
+
+
+@pytest.mark.parametrize("config", DECODE_CONFIGS)
 @pytest.mark.parametrize("splits", [1, 3, None])
 @pytest.mark.parametrize("name", DECODE_CASES)
-def test_decode_matches_the_formula(name, splits):
+def test_decode_matches_the_formula(name, splits, config):
     spec = DECODE_CASES[name]
     inputs = random_inputs(spec)
     if spec.kv_lengths:
@@ -317,12 +332,31 @@ def test_decode_matches_the_formula(name, splits):
     wanted, lse_wanted = attention_reference(spec, wide)
     out = torch.full((spec.batch, spec.q_len, spec.q_heads, spec.v_dim), 7.0).to(TORCH[spec.dtype])
     lse = torch.full((spec.batch, spec.q_heads, spec.q_len), 7.0)
-    plan = decode_plan(spec, INTERPRETED, splits=splits, block_n=16)
+    plan = decode_plan(spec, INTERPRETED, splits=splits, config=DECODE_CONFIGS[config])
     run_plan(plan, list(inputs.values()), [out, lse])
     assert error(out, wanted) < TOLERANCE[spec.dtype]
     live = lse_wanted > -1e30
     assert torch.equal(live, lse > -1e30)
     assert error(lse[live], lse_wanted[live]) < 1e-3
+
+
+@pytest.mark.parametrize("config", ["matrix", "lanes", "depth", "more"])
+def test_what_a_lane_sees_alone_may_be_infinite_or_not_a_number(config):
+    spec = AttentionSpec(1, 2, 2, 1, 40, 16, dtype="fp32")
+    inputs = random_inputs(spec)
+    q, k, v = inputs["q"], inputs["k"], inputs["v"]
+    q[..., 0] = 1.0
+    # The second key's score is minus infinity, which counts for nothing; one of the second head is
+    # not a number.
+    k[:, 1, :, 0] = -float("inf")
+    k[:, 7, 1, 3] = float("nan")
+    out, lse = torch.full((1, 1, 2, 16), 7.0), torch.full((1, 2, 1), 7.0)
+    plan = decode_plan(spec, INTERPRETED, config=DECODE_CONFIGS[config])
+    run_plan(plan, list(inputs.values()), [out, lse])
+    scores = torch.einsum("bqhd,bkhd->bhqk", q, k) / 4.0
+    wanted = torch.einsum("bhqk,bkhd->bqhd", scores.softmax(-1), v)
+    torch.testing.assert_close(out, wanted, rtol=1e-5, atol=1e-5, equal_nan=True)
+    assert bool(wanted[0, 0, 0].isfinite().all()) and bool(wanted[0, 0, 1].isnan().all())
 
 
 @triton.jit

@@ -77,8 +77,23 @@ def test_few_queries_against_a_long_cache_are_split_among_the_processors(target)
     assert kernels(plan) == ["split", "combine"]
     assert plan.steps[0].grid == (target.processors // 8, 8, 1) and plan.outputs == 1
     assert kernels(plan_attention(replace(cache, return_lse=True), target)) == ["forward"]
-    assert kernels(plan_attention(replace(cache, kv_len=1000), target)) == ["forward"]
+    assert kernels(plan_attention(replace(cache, kv_len=500), target)) == ["split"]
     assert kernels(plan_attention(replace(cache, q_len=9), target)) == ["forward"]
+
+
+def test_products_of_few_queries_are_written_out_where_tensor_cores_would_multiply_padding():
+    cache = AttentionSpec(8, 8, 8, 1, 256, 64, dtype="fp32", return_lse=False)
+
+    def chosen(**changes):
+        return kernels(plan_attention(replace(cache, **changes), H200))
+
+    assert chosen() == chosen(mask=(1, 1, 1, 256)) == chosen(kv_lengths=True) == ["vector"]
+    assert chosen(dtype="bf16") == chosen(bias=(1, 8, 1, 1)) == chosen(causal=True) == ["vector"]
+    assert chosen(q_len=2, precision="tf32") == chosen(q_len=16) == ["vector"]
+    assert chosen(q_heads=24, precision="tf32") == chosen(q_len=2, dtype="bf16") == ["split"]
+    assert chosen(q_len=17) == chosen(return_lse=True) == ["forward"]
+    assert chosen(kv_len=4096) == ["vector", "combine"]
+    assert chosen(kv_len=4096, batch=100) == ["vector"]
 
 
 @pytest.mark.parametrize("target", [*OF_ARCHITECTURE.values(), INTERPRETED], ids=str)
@@ -90,16 +105,22 @@ def test_every_problem_is_served(target):
         assert len(backward.steps) == 1 + spans + backward.outputs - 1
 
 
-def test_a_cache_gives_what_the_general_kernel_gives():
-    cache = AttentionSpec(2, 4, 2, 1, 1100, 32, dtype="fp32", kv_lengths=True, return_lse=False)
+@pytest.mark.parametrize(
+    ("q_heads", "precision", "tolerance"), [(4, "ieee", 2e-6), (12, "tf32", 2e-3)]
+)
+def test_a_cache_gives_what_the_general_kernel_gives(q_heads, precision, tolerance):
+    cache = AttentionSpec(
+        2, q_heads, 2, 1, 1100, 32, dtype="fp32", kv_lengths=True, return_lse=False,
+        precision=precision,
+    )  # fmt: skip
     inputs = random_inputs(cache)
     inputs["kv_lengths"] = torch.tensor([1, 1050], dtype=torch.int32)
     found = []
     for spec in (cache, replace(cache, return_lse=True)):
-        outs = [torch.full((2, 1, 4, 32), 7.0), torch.full((2, 4, 1), 7.0)]
+        outs = [torch.full((2, 1, q_heads, 32), 7.0), torch.full((2, q_heads, 1), 7.0)]
         run_plan(plan_attention(spec, TARGET), list(inputs.values()), outs[: 1 + spec.return_lse])
         found.append(outs[0])
-    assert torch.allclose(*found, atol=2e-6)
+    assert torch.allclose(*found, atol=tolerance)
 
 
 PROGRAM = """

@@ -15,6 +15,7 @@ from typing import Any
 
 from genesis_fn.compiler.attention.axes import AxisTable, LogicalAxis, Run, Split, members
 from genesis_fn.compiler.attention.emit import AttentionDims, Emitter
+from genesis_fn.compiler.attention.lengths import masks_as_lengths
 from genesis_fn.compiler.attention.masks import KnownValues
 from genesis_fn.compiler.attention.polynomials import Symbol
 from genesis_fn.compiler.attention.region import ScoreRegion
@@ -64,6 +65,7 @@ def fuse_attention(jaxpr: Jaxpr, keeps: Callable[[Eqn], bool]) -> Jaxpr:
     found, values = jaxpr, KnownValues()
     for product in list(_candidates(jaxpr)):
         found = _without(found, product, values, keeps) or found
+    found = masks_as_lengths(found, values, keeps) or found
     return found if found is jaxpr else simplify_jaxpr(found, keeps)
 
 

@@ -20,7 +20,6 @@ from genesis_fn.kernels.attention.specialized_dq import (
 from genesis_fn.kernels.plan import Plan
 
 FEW_ROWS = 16  # queries times the heads that share a key head: one tile of tensor cores
-LONG_CACHE = 1024  # keys; fewer are not split
 
 
 def plan_attention(spec: AttentionSpec, target: Target) -> Plan:
@@ -49,5 +48,4 @@ def plan_attention_backward(spec: AttentionSpec, target: Target) -> Plan:
 
 
 def _decodes(spec: AttentionSpec) -> bool:
-    few = spec.q_len * spec.group <= FEW_ROWS
-    return few and spec.kv_len >= LONG_CACHE and not spec.return_lse
+    return spec.q_len * spec.group <= FEW_ROWS and not spec.return_lse

@@ -59,6 +59,7 @@ if INTERPRETED:
         popcount,
         pow,
         round_even,
+        rounded_product,
         rsqrt,
         sin,
         sinh,
@@ -120,6 +121,15 @@ else:
             return tl.dot(a, b, acc, max_num_imprecise_acc=a.shape[1])
         else:
             return tl.dot(a, b, acc, out_dtype=acc.dtype)
+
+    @triton.jit
+    def rounded_product(x, y):
+        """`x * y` of float32, rounded: not a part of a fused multiply-add.
+
+        A sum over threads of products is one: each of two threads that exchange a term adds the
+        other's, rounded, to its own, which is not, so that they go on with different sums.
+        """
+        return libdevice.mul_rn(x, y)
 
     @triton.jit
     def add_into(descriptor, offsets, value):
@@ -212,6 +222,7 @@ __all__ = [
     "popcount",
     "pow",
     "round_even",
+    "rounded_product",
     "rsqrt",
     "sin",
     "sinh",
