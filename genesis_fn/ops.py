@@ -11,13 +11,14 @@ from genesis_fn.core.convert import as_array
 from genesis_fn.core.diagnostics.source_info import where
 from genesis_fn.core.dtypes import DType
 from genesis_fn.core.types.annotations import Array, ArrayLike, Scalar
+from genesis_fn.lax.creation import index_array
 from genesis_fn.lax.promotion import strong
 from genesis_fn.primitives.indexing import scatter as scatters
 
 
 def _segments(ids: ArrayLike, count: int | None) -> tuple[Array, int]:
     """(ids, number of segments)."""
-    ids = as_array(ids)
+    ids = as_array(ids) if count is None else index_array(ids)
     if not dtypes.is_integer(ids.dtype):
         raise errors.DTypeError(
             f"segment ids must be integers, got {ids.aval}\n  at {where(depth=4).describe()}"

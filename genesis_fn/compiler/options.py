@@ -28,6 +28,7 @@ PASSES = {
     "stored_casts": "a cast of a product that must be in memory is what its kernel stores",
     "lookups": "kernels do gathers and dynamic slices where they need the elements",
     "recompute": "values that merged kernels store are computed again where that is faster",
+    "known_indices": "indices that are known make slices of gathers, and gathers of scatters",
     "rotations": "concatenations that rotate an array are read at an index modulo its length",
     "overlap": "collectives run on a stream of their own, beside kernels that need none of them",
     "overlays": "what an update at a known place replaces most of is computed where it is read",

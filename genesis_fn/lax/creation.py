@@ -22,9 +22,11 @@ from genesis_fn.core.types.scalar_types import install_scalar_cast
 from genesis_fn.lax.promotion import broadcast, is_weak, promote_arrays, result_type, strong
 from genesis_fn.primitives.elementwise import convert, neg
 from genesis_fn.primitives.factories import full as full_of
+from genesis_fn.primitives.indexing.constants import MOST_CONSTANTS, constant as constant_of
 from genesis_fn.primitives.shape import concatenate, copy as copy_of, reshape
 from genesis_fn.transforms.keys.key_reuse import on_purpose
 from genesis_fn.transforms.staging.device_placement import move
+from genesis_fn.transforms.staging.stage_trace import is_recorded
 
 
 def shape_of(shape: ShapeLike) -> tuple[int, ...]:
@@ -162,6 +164,18 @@ def asarray(
 
 
 install_scalar_cast(asarray)
+
+
+def index_array(a: ArrayLike | Sequence[Any]) -> Array:
+    """`a` as an array of indices: values that are known, in a program that is being recorded, as
+    part of the program, whose compiler then knows where they point."""
+    if isinstance(a, (Array, Tracer)) or not is_recorded():
+        return asarray(a)
+    x = asarray(a)
+    known = isinstance(a, (np.ndarray, list, tuple)) and type(x) is ArrayImpl and x.ndim
+    if not known or not dtypes.is_integer(x.dtype) or not 0 < x.size <= MOST_CONSTANTS:
+        return x
+    return constant_of(np.asarray(a).astype(x.dtype))
 
 
 def as_device(device: Device | str) -> Device:

@@ -9,6 +9,7 @@ import numpy as np
 
 from genesis_fn.core.array import from_numpy
 from genesis_fn.core.types.annotations import Array, ArrayLike
+from genesis_fn.lax.creation import index_array
 from genesis_fn.lax.operands import array
 from genesis_fn.lax.promotion import broadcast, promote_arrays
 from genesis_fn.primitives import shape as shapes
@@ -136,7 +137,7 @@ def scatter(
     """
     return scatters.scatter(
         array(operand),
-        array(scatter_indices),
+        index_array(scatter_indices),
         array(updates),
         dimension_numbers,
         indices_are_sorted=indices_are_sorted,
@@ -161,7 +162,7 @@ def scatter_add(
     """
     return scatters.scatter_add(
         array(operand),
-        array(scatter_indices),
+        index_array(scatter_indices),
         array(updates),
         dimension_numbers,
         indices_are_sorted=indices_are_sorted,
@@ -186,7 +187,7 @@ def scatter_sub(
     """
     return scatters.scatter_sub(
         array(operand),
-        array(scatter_indices),
+        index_array(scatter_indices),
         array(updates),
         dimension_numbers,
         indices_are_sorted=indices_are_sorted,
@@ -211,7 +212,7 @@ def scatter_mul(
     """
     return scatters.scatter_mul(
         array(operand),
-        array(scatter_indices),
+        index_array(scatter_indices),
         array(updates),
         dimension_numbers,
         indices_are_sorted=indices_are_sorted,
@@ -236,7 +237,7 @@ def scatter_min(
     """
     return scatters.scatter_min(
         array(operand),
-        array(scatter_indices),
+        index_array(scatter_indices),
         array(updates),
         dimension_numbers,
         indices_are_sorted=indices_are_sorted,
@@ -261,7 +262,7 @@ def scatter_max(
     """
     return scatters.scatter_max(
         array(operand),
-        array(scatter_indices),
+        index_array(scatter_indices),
         array(updates),
         dimension_numbers,
         indices_are_sorted=indices_are_sorted,
@@ -287,7 +288,7 @@ def gather(
     """
     return gathers.gather(
         array(operand),
-        array(start_indices),
+        index_array(start_indices),
         dimension_numbers,
         slice_sizes,
         unique_indices=unique_indices,
@@ -314,7 +315,7 @@ def scatter_apply(
     mode: str | GatherScatterMode | None = None,
 ) -> Array:
     """`operand` with `func` applied to the indexed windows, once to each element."""
-    operand, scatter_indices = array(operand), array(scatter_indices)
+    operand, scatter_indices = array(operand), index_array(scatter_indices)
     counts = scatters.scatter_add(
         shapes.broadcast_in_dim(from_numpy(np.zeros((), np.int32)), operand.aval.shape, ()),
         scatter_indices,

@@ -50,6 +50,7 @@ from genesis_fn.lax.fused import attention, cross_entropy, norms, softmax  # noq
 from genesis_fn.nn import expert_rows  # noqa: F401
 from genesis_fn.primitives.conv import ConvDimensionNumbers
 from genesis_fn.primitives.fft import FftType
+from genesis_fn.primitives.indexing.constants import constant_numbers
 from genesis_fn.primitives.indexing.gather_dims import (
     GatherDimensionNumbers,
     ScatterDimensionNumbers,
@@ -215,6 +216,7 @@ def shapes() -> dict[str, list[Case]]:
         "iota": [
             ([], {"dtype": k, "shape": (3, 4), "dimension": d}) for k in REAL[1:] for d in (0, 1)
         ],
+        "constant": [([], {"numbers": constant_numbers(values((3, 4), k))}) for k in REAL[:9]],
         "full": [([], {"value": 3, "shape": (2, 3), "dtype": k}) for k in REAL]
         + [
             ([], {"value": float("nan"), "shape": (4,), "dtype": F32}),

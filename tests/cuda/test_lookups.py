@@ -1,4 +1,4 @@
-"""Gathers, rows of tables and dynamic slices that generated kernels do where they need the element."""
+"""Gathers, rows of tables and dynamic slices that generated kernels do themselves."""
 
 from __future__ import annotations
 
@@ -111,7 +111,8 @@ FORMS: dict[str, tuple[Callable[..., Any], Callable[[], tuple[Any, ...]]]] = {
         lambda np_, x, i: np_.where(x[i], 2.5, -1.0), lambda: (normal(30) > 0, integers(30, 9)),
     ),
     "of halves": (
-        lambda np_, x, i: x[i] * 3, lambda: (normal(30, 4, kind=ml_dtypes.bfloat16), integers(30, 9)),
+        lambda np_, x, i: x[i] * 3,
+        lambda: (normal(30, 4, kind=ml_dtypes.bfloat16), integers(30, 9)),
     ),
     "joined": (
         lambda np_, x, i, j: np_.concatenate([x[i] + 1, x[j] * 2]),
@@ -121,7 +122,8 @@ FORMS: dict[str, tuple[Callable[..., Any], Callable[[], tuple[Any, ...]]]] = {
         lambda np_, x, i: np_.tanh(x[i]).T, lambda: (normal(200, 70), integers(200, 130)),
     ),
     "computed places": (
-        lambda np_, x, y: x[np_.abs(y).astype(np.int32) % 30] * 2, lambda: (normal(30), 9 * normal(50))
+        lambda np_, x, y: x[np_.abs(y).astype(np.int32) % 30] * 2,
+        lambda: (normal(30), 9 * normal(50)),
     ),
     "frames": (
         lambda np_, x: x[:, 4 * np_.arange(9)[:, None] + np_.arange(8)] * np_.arange(8),

@@ -28,6 +28,7 @@ from genesis_fn.primitives import (
     sort,
 )
 from genesis_fn.primitives.indexing import gather, indexing, scatter
+from genesis_fn.primitives.indexing.constants import constant
 from genesis_fn.primitives.indexing.gather_dims import (
     GatherDimensionNumbers,
     ScatterDimensionNumbers,
@@ -219,6 +220,13 @@ row(
     "iota",
     lambda: shapes.iota(dtypes.I32, (2, 3), 1),
     lambda: lax.iota("int32", 3)[None] * jnp.ones((2, 1), "int32"),
+    (),
+    0,
+)
+row(
+    "constant",
+    lambda: constant(np.array([[3, -1], [7, 0]], np.int32)),
+    lambda: jnp.array([[3, -1], [7, 0]], "int32"),
     (),
     0,
 )

@@ -92,6 +92,7 @@ OTHERS: dict[str, tuple[Any, ...]] = {
     "few of a table": (lambda t, i: take_rows(jnp.reshape(t, (128, 8)), i[0, :4]), X, I),
     "rows of a long table": (take_rows, TABLE, ROWS),
     "gradient of rows of a long table": (_squares(lambda t, i: take_rows(t, i), 0), TABLE, ROWS),
+    "take at known indices": (lambda t: t[np.arange(1, 16, 2)] * 2, M),
     "add at": (lambda m, i, v: m.at[i].add(v), M, I, V),
     "set at": (lambda m, i: m.at[i[0]].set(0.0), M, I),
     "max at": (lambda m, i, v: m.at[i].max(v), M, I, V),

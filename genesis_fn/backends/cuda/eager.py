@@ -18,7 +18,14 @@ import numpy as np
 from genesis_fn.backends.cpu.storage import host_tensor, host_view
 from genesis_fn.backends.cuda.driver.driver import PreparedLaunch
 from genesis_fn.backends.cuda.libraries import PreparedRoutine
-from genesis_fn.backends.cuda.lowerings import HostCall, Views, check_error, checks, plan_for
+from genesis_fn.backends.cuda.lowerings import (
+    Contents,
+    HostCall,
+    Views,
+    check_error,
+    checks,
+    plan_for,
+)
 from genesis_fn.backends.cuda.memory.pool import Buffer
 from genesis_fn.backends.cuda.memory.staging import PendingRead
 from genesis_fn.backends.cuda.run.runtime import Runtime
@@ -137,6 +144,8 @@ def _specialised(
         run = _host_function(runtime, lowered, sigs)
     elif type(lowered) is Views:
         run = _view_function(lowered, sigs, arrays)
+    elif type(lowered) is Contents:
+        run = _contents_function(runtime, lowered, sigs)
     else:
         assert type(lowered) is Plan
         shared = _shared_results(prim, params)
@@ -145,6 +154,20 @@ def _specialised(
             return _one_launch(runner, outs[0].nbytes, sigs[0], arrays, len(avals))
         run = _plan_function(runner, sigs, arrays, prim, avals, params, shared)
     return run if prim.multi else lambda *args: run(*args)[0]
+
+
+def _contents_function(
+    runtime: Runtime, lowered: Contents, sigs: Sequence[Signature]
+) -> Callable[..., list[ArrayImpl]]:
+    """Copies known numbers to the device."""
+    values = lowered.numbers.array
+
+    def run() -> list[ArrayImpl]:
+        block = runtime.alloc(values.nbytes)
+        runtime.staging.to_device(block.address, values.ctypes.data, values.nbytes)
+        return [ArrayImpl(block, sigs[0])]
+
+    return run
 
 
 def moving_function(

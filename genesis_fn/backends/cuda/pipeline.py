@@ -3,10 +3,11 @@
     program          physical -> represented -> contiguous_collectives        compile_jaxpr
                      -> simplify -> fuse_attention -> laid_convolutions -> rematerialise
                      -> donations
-    body by body     products_outside -> row_loops -> joined_iterations       schedule
-                     -> absorb_casts -> shallow_products -> vectors_left
-                     -> inner_products -> group_matmuls -> share_sorts -> rotations
-                     -> overlays -> computed_reductions -> row_factors
+    body by body     known_indices -> products_outside -> row_loops           schedule
+                     -> joined_iterations -> absorb_casts -> shallow_products
+                     -> vectors_left -> inner_products -> group_matmuls
+                     -> share_sorts -> rotations -> overlays
+                     -> computed_reductions -> row_factors
                      -> reductions_by_columns -> fuse -> lower
                      -> fuse_horizontally -> overlap_collectives -> pack_arena
     executable       ProgramBinding, IOBuffers, CudaExecutable                compile_jaxpr
@@ -51,6 +52,7 @@ from genesis_fn.compiler.memory.inplace import donations
 from genesis_fn.compiler.memory.rematerialise import rematerialise_jaxpr
 from genesis_fn.compiler.rewrites.by_columns import reductions_by_columns
 from genesis_fn.compiler.rewrites.computed import computed_reductions
+from genesis_fn.compiler.rewrites.known_indices import known_indices
 from genesis_fn.compiler.rewrites.overlays import overlays
 from genesis_fn.compiler.rewrites.rotations import rotations
 from genesis_fn.compiler.rewrites.row_factors import row_factors
@@ -158,6 +160,9 @@ def schedule(
 ) -> Schedule:
     """Schedule one body: the whole program, or the body of a loop or branch. `ProgramLowering`
     describes the arguments, and calls this function for the bodies that it meets."""
+    # What is indexed by constants is a slice, or needs no sort and no atomics.
+    jaxpr = known_indices(jaxpr)
+
     # Multiply the rows of all steps at once, where a step need not.
     jaxpr = products_outside(jaxpr)
 

@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 
 from genesis_fn.compiler.attention.axes import AxisMap, AxisTable, Run, Split, members
-from genesis_fn.compiler.attention.masks import Condition, KnownValues, conjuncts, without_views
+from genesis_fn.compiler.attention.masks import Condition, conjuncts, without_views
+from genesis_fn.compiler.known_values import KnownValues
 from genesis_fn.core import dtypes, tree
 from genesis_fn.core.jaxpr import Atom, Eqn, Jaxpr, Var
 from genesis_fn.core.primitive import Primitive

@@ -6,7 +6,7 @@ a larger mask are computed with NumPy and compared with a band.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,16 +19,11 @@ from genesis_fn.compiler.attention.axes import (
     before_transpose,
     reshaped,
 )
-from genesis_fn.compiler.simplify.rewriter import rounded
 from genesis_fn.core import dtypes
-from genesis_fn.core.backend.lowering import Elementwise
-from genesis_fn.core.jaxpr import Atom, Eqn, Var
+from genesis_fn.core.jaxpr import Eqn, Var
 from genesis_fn.primitives import elementwise as ew
-from genesis_fn.primitives.factories import full_p
-from genesis_fn.primitives.shape import broadcast_in_dim_p, iota_p, reshape_p, slice_p, transpose_p
+from genesis_fn.primitives.shape import broadcast_in_dim_p, reshape_p, transpose_p
 
-# Elements of a mask that are computed while compiling: queries times keys, 8192 of each.
-MOST_ELEMENTS = 1 << 26
 # The logit of a masked key is at most this: its probability is zero beside any score that a model
 # computes. GPT-2's own is -1e4.
 LOWEST_SCORE = -1e4
@@ -109,80 +104,6 @@ def conjuncts(
             yield from conjuncts(i, axes, producers, negated)
         return
     yield Condition(x, axes, negated)
-
-
-class KnownValues:
-    """The values of what depends on no input, computed with NumPy; None for anything else."""
-
-    __slots__ = ("producers", "found", "remembered")
-
-    def __init__(self) -> None:
-        self.producers: Producers = {}
-        self.found: dict[Var, np.ndarray | None] = {}
-        self.remembered: dict[Any, Any] = {}
-
-    def once(self, key: Any, compute: Callable[[], Any]) -> Any:
-        """What was computed of these values before: layers share masks, which are large."""
-        if key not in self.remembered:
-            self.remembered[key] = compute()
-        return self.remembered[key]
-
-    def of(self, x: Var) -> np.ndarray | None:
-        """The value of `x`, or None."""
-        if x not in self.found:
-            self.found[x] = None  # while its operands are computed
-            e = self.producers.get(x)
-            if e is not None and x.aval.size <= MOST_ELEMENTS and len(e.outs) == 1:
-                self.found[x] = self._computed(e, x)
-        return self.found[x]
-
-    def _computed(self, e: Eqn, x: Var) -> np.ndarray | None:
-        kind, shape, params = x.aval.dtype, x.aval.shape, e.params
-        if e.prim is full_p:
-            return np.broadcast_to(np.asarray(params["value"]).astype(kind), shape)
-        if e.prim is iota_p:
-            d = params["dimension"]
-            counted = np.arange(shape[d]).astype(kind)
-            return np.broadcast_to(
-                np.expand_dims(counted, [i for i in range(len(shape)) if i != d]), shape
-            )
-        operands = [self._operand(i, e) for i in e.ins]
-        if not operands or any([o is None for o in operands]):
-            return None
-        xs: list[Any] = operands
-        if e.prim is broadcast_in_dim_p:
-            inner = [1] * len(shape)
-            for d, n in zip(params["dims"], xs[0].shape, strict=True):
-                inner[d] = n
-            return np.broadcast_to(xs[0].reshape(inner), shape)
-        if e.prim is reshape_p:
-            return xs[0].reshape(shape)
-        if e.prim is transpose_p:
-            return xs[0].transpose(params["permutation"])
-        if e.prim is slice_p:
-            bounds = zip(params["start"], params["limit"], params["strides"])
-            return xs[0][tuple([slice(a, b, s) for a, b, s in bounds])]
-        if e.prim is ew.convert_p:
-            lossy = (
-                dtypes.is_inexact(xs[0].dtype) and not dtypes.is_float(kind) and kind != dtypes.BOOL
-            )
-            return None if lossy else xs[0].astype(kind)
-        if e.prim is ew.select_p:
-            return np.where(*xs).astype(kind)
-        lowering = e.prim.lowering
-        if type(lowering) is not Elementwise or lowering.fold is None or params:
-            return None
-        with np.errstate(all="ignore"):
-            return np.asarray(lowering.fold(*xs)).astype(kind)
-
-    def _operand(self, x: Atom, e: Eqn) -> np.ndarray | None:
-        if type(x) is Var:
-            return self.of(x)
-        # A Python number has the dtype of the arrays beside it.
-        kinds = [i.aval.dtype for i in e.ins[e.prim is ew.select_p :] if type(i) is Var]
-        kind = kinds[0] if kinds else e.outs[0].aval.dtype
-        value = rounded(x, kind)
-        return None if value is None else np.asarray(value).astype(kind)
 
 
 def band_of(seen: np.ndarray) -> Band | None:

@@ -16,7 +16,6 @@ from typing import Any
 from genesis_fn.compiler.attention.axes import AxisTable, LogicalAxis, Run, Split, members
 from genesis_fn.compiler.attention.emit import AttentionDims, Emitter
 from genesis_fn.compiler.attention.lengths import masks_as_lengths
-from genesis_fn.compiler.attention.masks import KnownValues
 from genesis_fn.compiler.attention.polynomials import Symbol
 from genesis_fn.compiler.attention.region import ScoreRegion
 from genesis_fn.compiler.attention.scores import ScoreForm, score_form
@@ -26,6 +25,7 @@ from genesis_fn.compiler.attention.values import (
     OutputCotangent,
     ProgramIndex,
 )
+from genesis_fn.compiler.known_values import KnownValues
 from genesis_fn.compiler.options import enabled
 from genesis_fn.compiler.simplify.rewriter import live_equations
 from genesis_fn.compiler.simplify.simplify import simplify_jaxpr

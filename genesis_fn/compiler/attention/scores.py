@@ -9,17 +9,11 @@ import numpy as np
 
 from genesis_fn.compiler.attention import polynomials as poly
 from genesis_fn.compiler.attention.axes import AxisMap, LogicalAxis, Run, members
-from genesis_fn.compiler.attention.masks import (
-    LOWEST_SCORE,
-    Band,
-    Condition,
-    KnownValues,
-    band_of,
-    conjuncts,
-)
+from genesis_fn.compiler.attention.masks import LOWEST_SCORE, Band, Condition, band_of, conjuncts
 from genesis_fn.compiler.attention.polynomials import Polynomial
 from genesis_fn.compiler.attention.region import ScoreRegion
 from genesis_fn.compiler.attention.values import FLOATS
+from genesis_fn.compiler.known_values import KnownValues
 from genesis_fn.compiler.simplify.rewriter import rounded
 from genesis_fn.core.jaxpr import Var
 from genesis_fn.primitives import elementwise as ew

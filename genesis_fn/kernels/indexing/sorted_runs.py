@@ -375,7 +375,9 @@ def add_sorted_runs(
         chunk //= 2
     while True:
         chunks = cdiv(count, chunk)
-        itemsize = max([ITEMSIZE[b.dtype] for b in updates.values()])
+        # Updates that are computed of nothing in memory, as of a number, are as wide as their sums.
+        widths = [ITEMSIZE[b.dtype] for b in updates.values()]
+        itemsize = max(widths, default=ITEMSIZE[runs.accumulator])
         chunk_block, column_block, warps = _tile(runs.columns, itemsize)
         pieces = builder.workspace(2 * chunks * runs.columns, runs.accumulator)
         piece_keys = builder.workspace(2 * chunks, "i32")

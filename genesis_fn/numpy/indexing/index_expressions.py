@@ -18,7 +18,7 @@ from genesis_fn.core.diagnostics.source_info import where as user_line
 from genesis_fn.core.primitive import Tracer, ctx
 from genesis_fn.core.types.annotations import ArrayLike
 from genesis_fn.core.types.extended import KeyType, is_key
-from genesis_fn.lax.creation import asarray
+from genesis_fn.lax.creation import asarray, index_array
 from genesis_fn.lax.promotion import broadcast, broadcast_shapes, scalar_as
 from genesis_fn.numpy.arrays.conversion import arguments, concrete, host
 from genesis_fn.primitives import elementwise as p
@@ -285,7 +285,7 @@ def _listed(entry: Sequence[Any]) -> Array:
     if not len(entry):
         return from_numpy(np.zeros((0,), np.int32))
     try:
-        found = asarray(entry)
+        found = index_array(entry)
     except (TypeError, ValueError):
         found = None
     if found is None or found.aval.dtype == dtypes.BOOL:
@@ -317,7 +317,7 @@ def _array_entry(
     if isinstance(entry, np.ndarray) and entry.dtype == np.bool_:
         return _mask_positions(entry, shape, consumed, after_ellipsis, index, x)
     if isinstance(entry, np.ndarray):
-        entry = asarray(entry)
+        entry = index_array(entry)
     if not isinstance(entry, Array):
         if hasattr(entry, "__genesis_array__"):
             entry = asarray(entry)
@@ -376,7 +376,7 @@ def _mask_positions(
             f"a boolean index of shape {list(mask.shape)} does not fit axes {consumed} to "
             f"{consumed + mask.ndim - 1} of {x.aval}"
         )
-    return [from_numpy(i.astype(np.int32)) for i in np.nonzero(mask)]
+    return [index_array(i.astype(np.int32)) for i in np.nonzero(mask)]
 
 
 def _position(index: tuple[Any, ...], mask: np.ndarray) -> int:

@@ -9,10 +9,10 @@ from typing import Any, cast
 import numpy as np
 
 from genesis_fn.core import dtypes
-from genesis_fn.core.array import Array, from_numpy
+from genesis_fn.core.array import Array
 from genesis_fn.core.primitive import Tracer
 from genesis_fn.core.types.annotations import ArrayLike, DTypeLike, ShapeLike
-from genesis_fn.lax.creation import asarray, shape_of
+from genesis_fn.lax.creation import asarray, index_array, shape_of
 from genesis_fn.lax.promotion import promote_arrays
 from genesis_fn.numpy.arrays.conversion import concrete, host
 from genesis_fn.numpy.indexing.selection import nonzero
@@ -24,7 +24,7 @@ from genesis_fn.primitives.shape import iota
 
 
 def _vectors(found: Sequence[np.ndarray]) -> tuple[Array, ...]:
-    return tuple([from_numpy(i.astype(dtypes.default_int())) for i in found])
+    return tuple([index_array(i.astype(dtypes.default_int())) for i in found])
 
 
 def diag_indices(n: int, ndim: int = 2) -> tuple[Array, ...]:

@@ -13,7 +13,7 @@ from genesis_fn.core.array import from_numpy
 from genesis_fn.core.diagnostics.source_info import where as user_line
 from genesis_fn.core.primitive import Tracer, with_weak
 from genesis_fn.core.types.annotations import Array, ArrayLike
-from genesis_fn.lax.creation import asarray
+from genesis_fn.lax.creation import asarray, index_array
 from genesis_fn.lax.promotion import broadcast, scalar_as, value
 from genesis_fn.numpy.arrays.conversion import concrete, host
 from genesis_fn.numpy.indexing.index_expressions import (
@@ -58,7 +58,7 @@ def take(
     (negative indices become 0), "wrap", "promise_in_bounds".
     """
     a, axis = on_axis("take", a, axis)
-    indices = asarray(indices)
+    indices = index_array(indices)
     if not dtypes.is_integer(indices.dtype):
         if indices.size:
             raise TypeError(f"take: indices must be integers, got {indices.aval}")

@@ -13,11 +13,12 @@ from typing import Any, NamedTuple
 from genesis_fn.core import tree
 from genesis_fn.core.array import ArrayImpl
 from genesis_fn.core.backend.executable import Executable
-from genesis_fn.core.jaxpr import Jaxpr
+from genesis_fn.core.jaxpr import Jaxpr, e_jaxprs
 from genesis_fn.core.primitive import with_weak_types
 from genesis_fn.core.sharding.mesh import Mesh
 from genesis_fn.core.static import Fingerprint, fingerprint_of
 from genesis_fn.core.types.annotations import PyTree
+from genesis_fn.primitives.indexing.constants import constant_p
 from genesis_fn.transforms.custom.custom_call import CustomCall
 from genesis_fn.transforms.jitting.argspec import ProgramKey
 from genesis_fn.transforms.jitting.guards import Guard
@@ -29,7 +30,8 @@ _VARIANTS = 4  # programs per key, for different values of what their guards com
 _CALLS = 16  # generated functions per program, for different forms of calls
 FAST = 32  # generated functions that the fast path of a jitted function tries, newest first
 MOST_SHARED = 4096  # programs kept for functions with equal fingerprints
-_SMALL = 1 << 16  # bytes of captured arrays that may outlive the functions that captured them
+# Bytes of captured arrays, and of constants, that may outlive the functions that captured them.
+_SMALL = 1 << 16
 
 
 @dataclasses.dataclass(slots=True, eq=False)
@@ -136,6 +138,7 @@ def share(known: Fingerprint, program: Program) -> None:
     lent = {id(x): weakref.ref(x, lambda _: _gone.append(name)) for x in known.lent}
     captured: list[Any] = [lent.get(id(x), x) for x in program.captured]
     size = sum(x.nbytes for x in captured if type(x) is not weakref.ref)
+    size += constant_bytes(program.jaxpr)
     if size > _SMALL or (lent and not _holds_no_arrays(program.jaxpr)):
         return
     program = dataclasses.replace(program, captured=[]) if captured else program
@@ -143,6 +146,12 @@ def share(known: Fingerprint, program: Program) -> None:
         SHARED[name] = _Shared(program, captured, list(lent.values()))
         if len(SHARED) > MOST_SHARED:
             SHARED.popitem(last=False)
+
+
+def constant_bytes(jaxpr: Jaxpr) -> int:
+    """The bytes of the constants in a program and in those that it runs."""
+    own = sum([e.outs[0].aval.nbytes for e in jaxpr.eqns if e.prim is constant_p])
+    return own + sum([constant_bytes(j) for e in jaxpr.eqns for j in e_jaxprs(e)])
 
 
 def _holds_no_arrays(jaxpr: Jaxpr) -> bool:

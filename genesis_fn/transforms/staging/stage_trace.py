@@ -172,6 +172,15 @@ class StageTrace(Trace):
         return jaxpr, [x for _, x in captured]
 
 
+def is_recorded() -> bool:
+    """Whether an operation without operands becomes part of a program, and not of a loop's body,
+    where it would be computed in each iteration."""
+    trace = ctx.trace
+    while trace is not None and not isinstance(trace, StageTrace):
+        trace = getattr(trace, "parent", None)
+    return trace is not None and not trace.repeated
+
+
 def scalar_type(x: Scalar) -> DType:
     """The dtype of a Python scalar where no array decides it."""
     return scalar_dtype(type(x))

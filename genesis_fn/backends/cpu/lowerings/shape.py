@@ -13,6 +13,7 @@ from genesis_fn.backends.cpu.storage import (
     SIGNED_STORAGE,
     TORCH_DTYPE,
     full,
+    host_tensor,
     moved,
     scalar,
     through_float32,
@@ -22,6 +23,7 @@ from genesis_fn.core.aval import Aval
 from genesis_fn.core.dtypes import DType
 from genesis_fn.primitives import shape as shapes
 from genesis_fn.primitives.factories import full_p
+from genesis_fn.primitives.indexing.constants import ConstantNumbers, constant_p
 
 
 @lowers(full_p)
@@ -33,6 +35,12 @@ def _full(avals: Any, *, value: Any, shape: tuple[int, ...], dtype: DType) -> Ca
     if dtype in NARROW_FLOATS:
         return lambda: torch.full(shape, value, dtype=torch.float32).to(stored)
     return lambda: torch.full(shape, value, dtype=stored)
+
+
+@lowers(constant_p)
+def _constant(avals: Any, *, numbers: ConstantNumbers) -> Callable[..., Any]:
+    values = host_tensor(numbers.array, numbers.dtype)
+    return values.clone  # what reads it may overwrite it
 
 
 @lowers(shapes.iota_p)

@@ -25,7 +25,15 @@ from genesis_fn.backends.cuda.lower.carries import (
 )
 from genesis_fn.backends.cuda.lower.fused_matmul import plan_few_rows, plan_matmul_epilogue
 from genesis_fn.backends.cuda.lower.fused_sums import plan_fused_sum
-from genesis_fn.backends.cuda.lowerings import Constant, Exchange, HostCall, Views, checks, plan_for
+from genesis_fn.backends.cuda.lowerings import (
+    Constant,
+    Contents,
+    Exchange,
+    HostCall,
+    Views,
+    checks,
+    plan_for,
+)
 from genesis_fn.backends.cuda.run.steps import (
     Collective,
     Copy,
@@ -58,6 +66,7 @@ from genesis_fn.core.errors import BackendError
 from genesis_fn.core.jaxpr import Eqn, Jaxpr, Var, e_jaxprs
 from genesis_fn.core.primitive import Primitive
 from genesis_fn.kernels.plan import BufferArg, Launch, Memset, Plan
+from genesis_fn.primitives.indexing.constants import ConstantNumbers, constant_p
 from genesis_fn.transforms.control_flow.conditionals import cond_p
 from genesis_fn.transforms.control_flow.loops import while_p
 from genesis_fn.transforms.control_flow.scanning import scan_p
@@ -84,9 +93,11 @@ class BufferTable:
 
     * `bytes[b]`: the size of buffer b.
     * `parent[b] = (a, offset)`: b is part of buffer a. Buffers without a parent are bound to
-      addresses by the executable: inputs, outputs, the arena, the error word, pointer tables.
+      addresses by the executable: inputs, outputs, the arena, the error word, pointer tables and
+      `contents`.
     * `sites`: the equations that check something, in the order of their sites in the error word.
     * `pointers`: tables of addresses that multi-tensor kernels read; rows of buffer numbers.
+    * `contents`: what buffers hold before the program runs, and which no step writes.
     * `read_only`: inputs that no step writes, so that kernels may load them before they wait for
       the kernel ahead of them.
     * `generated`: generated kernels by what they compute.
@@ -98,6 +109,7 @@ class BufferTable:
     sites: list[Eqn] = field(default_factory=list)
     error_word: int | None = None
     pointers: dict[int, list[list[int]]] = field(default_factory=dict)
+    contents: dict[int, ConstantNumbers] = field(default_factory=dict)
     summaries: list[StepSummary] = field(default_factory=list)
     read_only: set[int] = field(default_factory=set)
     generated: KernelCache = field(default_factory=dict)
@@ -106,6 +118,15 @@ class BufferTable:
         """A buffer of `size` bytes."""
         self.bytes.append(size)
         return len(self.bytes) - 1
+
+    def held(self, numbers: ConstantNumbers) -> int:
+        """The buffer that holds these numbers: one, however often a program has them."""
+        for b, known in self.contents.items():
+            if known == numbers:
+                return b
+        b = self.new(numbers.array.nbytes)
+        self.contents[b] = numbers
+        return b
 
     def view(self, of: int, offset: int, size: int) -> int:
         """The buffer that is a part of another one."""
@@ -271,6 +292,11 @@ class ProgramLowering:
             return
         if g.kernel is None:
             assert g.eqn is not None
+            if g.eqn.prim is constant_p and g.eqn.outs[0] not in self._results:
+                # Read where it is.
+                b = self.buffers[g.eqn.outs[0]] = self.table.held(g.eqn.params["numbers"])
+                self.fixed.add(b)
+                return
             for v in g.eqn.outs:
                 if v not in self.buffers:
                     self.buffers[v] = self._write_to(v, wanted, None, None)
@@ -486,6 +512,9 @@ class ProgramLowering:
             return self._exchange(e, lowered, reads[0], writes[0])
         if type(lowered) is Constant:
             return ScheduledStep([SetInteger(writes[0], lowered.value)], reads, writes)
+        if type(lowered) is Contents:
+            copy = Copy(writes[0], self.table.held(lowered.numbers), e.outs[0].aval.nbytes)
+            return ScheduledStep([copy], [copy.source], writes)
         if type(lowered) is Views:
             for v, b, (source, offset) in zip(e.outs, writes, lowered.sources):
                 copy = Copy(b, reads[source], v.aval.nbytes, 0, offset)
@@ -584,11 +613,12 @@ def pack_arena(
     """Assign the temporaries of `items` offsets in the arena, buffer `base`, and return its size.
 
     A temporary is alive from the first item that touches it to the last. `fixed` buffers, outputs,
-    pointer tables and the error word are elsewhere.
+    pointer tables, contents and the error word are elsewhere.
     """
     lives: dict[int, tuple[int, int]] = {}
     # The values of a loop's body have the body's arena as their root: one temporary of the loop.
-    outside = {*fixed, *table.pointers, *map(table.root, outputs), table.error_word}
+    known = {*table.pointers, *table.contents, table.error_word}
+    outside = {*fixed, *known, *map(table.root, outputs)}
     for n, item in enumerate(items):
         for b in map(table.root, (*item.reads, *item.writes, *item.scratch)):
             if b not in outside:

@@ -20,6 +20,7 @@ from genesis_fn.backends.cuda.lowerings.call import (
     RULES,
     Call as Call,
     Constant as Constant,
+    Contents as Contents,
     Exchange as Exchange,
     HostCall as HostCall,
     Lowered as Lowered,

@@ -1,4 +1,4 @@
-"""What a lowering rule takes (`Call`) and returns (`Plan`, `Views`, `HostCall` or `Exchange`)."""
+"""What a lowering rule takes (`Call`) and returns (`Plan`, `Views`, `HostCall`, ...)."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from genesis_fn.core.primitive import Primitive
 from genesis_fn.kernels.language.dtypes import MEMORY, NAMES
 from genesis_fn.kernels.plan import BufferArg, Plan
 from genesis_fn.kernels.plan_builder import PlanBuilder
+from genesis_fn.primitives.indexing.constants import ConstantNumbers
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -74,7 +75,14 @@ class Constant:
     value: int
 
 
-Lowered: TypeAlias = Plan | HostCall | Views | Exchange | Constant
+@dataclass(frozen=True)
+class Contents:
+    """The result is in memory that holds it before the program runs, and is never written to."""
+
+    numbers: ConstantNumbers
+
+
+Lowered: TypeAlias = Plan | HostCall | Views | Exchange | Constant | Contents
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ import numpy as np
 
 from genesis_fn.backends.cuda.codegen.kernel_text import add_copy, add_elements, coordinates, offset
 from genesis_fn.backends.cuda.codegen.loops import SITES
-from genesis_fn.backends.cuda.lowerings.call import Call, Lowered, lowers
+from genesis_fn.backends.cuda.lowerings.call import Call, Contents, Lowered, lowers
 from genesis_fn.backends.cuda.lowerings.shape import add_fill
 from genesis_fn.core import dtypes, errors
 from genesis_fn.core.aval import Aval
@@ -35,6 +35,7 @@ from genesis_fn.kernels.indexing.scatter import (
 from genesis_fn.kernels.language.dtypes import NAMES
 from genesis_fn.kernels.plan import BufferArg, Plan
 from genesis_fn.kernels.plan_builder import INT32_MAX, PlanBuilder, dense
+from genesis_fn.primitives.indexing.constants import constant_p
 from genesis_fn.primitives.indexing.gather import fill_value, gather_p, take_rows_p
 from genesis_fn.primitives.indexing.gather_dims import window_sizes
 from genesis_fn.primitives.indexing.indexing import dynamic_slice_p, dynamic_update_slice_p
@@ -47,6 +48,11 @@ def out_of_range(call: Call, component: int, index: int) -> errors.IndexOutOfRan
     array, windows = call.prim.visits(*call.avals, **call.params)
     axis, size = windows[min(component, len(windows) - 1)]
     return errors.IndexOutOfRange.at(index, axis, array, size)
+
+
+@lowers(constant_p)
+def _constant(call: Call) -> Lowered:
+    return Contents(call.params["numbers"])
 
 
 # ---- index components ----

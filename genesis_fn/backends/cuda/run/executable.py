@@ -65,6 +65,7 @@ class ProgramBinding:
         self.bound, self.site, self.programmatic = bound, site, programmatic
         self.word = 0
         self._arena: Block | None = None
+        self._contents: dict[int, Block] = {}
 
     def capture(self, addresses: Sequence[int]) -> CapturedProgram:
         """Capture the program with `bound` at these addresses."""
@@ -87,6 +88,9 @@ class ProgramBinding:
         if table.error_word is not None:
             base[table.error_word] = self.word
         owners: list[Any] = [self._arena]
+        for b, numbers in table.contents.items():
+            owners.append(self._held(b, numbers.array))
+            base[b] = owners[-1].address
         for b in table.pointers:
             owners.append(self.runtime.alloc(table.bytes[b], self.site))
             base[b] = owners[-1].address
@@ -103,6 +107,13 @@ class ProgramBinding:
             values = np.array([[memory[x].address for x in row] for row in rows], np.int64)
             self.runtime.staging.to_device(base[b], values.ctypes.data, values.nbytes)
         return memory, owners
+
+    def _held(self, b: int, values: np.ndarray) -> Block:
+        """The memory of a buffer of the table's `contents`, which is written once."""
+        if b not in self._contents:
+            block = self._contents[b] = self.runtime.alloc(self.table.bytes[b], self.site)
+            self.runtime.staging.to_device(block.address, values.ctypes.data, values.nbytes)
+        return self._contents[b]
 
 
 class CudaExecutable(Executable):

@@ -11,6 +11,7 @@ from genesis_fn.core.primitive import bind, typeof
 from genesis_fn.core.sharding.layout import Layout, part_shape, parts
 from genesis_fn.core.sharding.mesh import Mesh
 from genesis_fn.primitives import elementwise as ops
+from genesis_fn.primitives.indexing.constants import constant_p
 from genesis_fn.primitives.indexing.gather import gather_p, take_rows, take_rows_p
 from genesis_fn.primitives.indexing.indexing import dynamic_slice_p, dynamic_update_slice_p
 from genesis_fn.primitives.indexing.scatter import scatter_p, segment_sum_p
@@ -26,6 +27,15 @@ from genesis_fn.transforms.sharding.rules.letters import (
     layout_of,
     untouched,
 )
+
+# ---- constants ----
+
+
+@partitions(constant_p)
+def _constant(mesh: Mesh, e: Eqn, operands: list[Any]) -> list[Placed]:
+    """Every device has all of it."""
+    return placed(bind(constant_p, **e.params), e, [((),) * e.outs[0].aval.ndim])
+
 
 # ---- slices ----
 
