@@ -137,7 +137,7 @@ def test_counting_indices_are_slices() -> None:
     names = operations(f, x)
     # But for the last one, whose indices are clipped by the program: a step and its kernel.
     assert sum([n in ("gather", "take_rows") for n in names]) <= 2
-    with without("known_indices"):
+    with without("known_indices", "lookups"):
         assert sum([n in ("gather", "take_rows") for n in operations(f, x)]) > 5
 
 

@@ -40,7 +40,8 @@ def test_losses(name: str) -> None:
     found = []
     for device in (cpu(), cuda()):
         with using_device(device):
-            run = gf.jit(gf.value_and_grad(LOSSES[name]))
-            found.append([np.asarray(v) for v in run(*map(jnp.asarray, operands))])
+            with gf.default_matmul_precision("float32"):
+                run = gf.jit(gf.value_and_grad(LOSSES[name]))
+                found.append([np.asarray(v) for v in run(*map(jnp.asarray, operands))])
     for want, got in zip(*found, strict=True):
         np.testing.assert_allclose(got, want, rtol=2e-5, atol=2e-6)

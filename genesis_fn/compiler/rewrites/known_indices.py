@@ -22,6 +22,7 @@ from genesis_fn.compiler.known_values import KnownValues
 from genesis_fn.compiler.options import enabled
 from genesis_fn.compiler.rewrites.window_cells import (
     WindowCells,
+    counts_of,
     placed_windows,
     run_of,
     window_cells,
@@ -40,7 +41,15 @@ from genesis_fn.primitives.indexing.gather_dims import (
     ScatterDimensionNumbers,
 )
 from genesis_fn.primitives.indexing.scatter import scatter_p, segment_sum_p
-from genesis_fn.primitives.shape import broadcast_in_dim_p, reshape_p, rev_p, slice_p, transpose_p
+from genesis_fn.primitives.shape import (
+    broadcast_in_dim_p,
+    concatenate_p,
+    iota_p,
+    reshape_p,
+    rev_p,
+    slice_p,
+    transpose_p,
+)
 
 _FEW = 8  # cells for each update, beyond which a scatter into zeros stays one
 _KEPT = 4  # elements for each one that is written, beyond which an array is updated in place
@@ -154,9 +163,31 @@ def _gather(r: _Rewritten, e: Eqn) -> Var | None:
     if mode == "promise_in_bounds" and known is not None and known.prim is constant_p:
         return None
     kind = _index_type(max(x.aval.shape))
-    held = r.constant((starts[..., 0] if rows else starts).astype(kind), e)
+    held = None if rows else _counted_indices(r, e, starts, kind)
+    if held is None:
+        held = r.constant((starts[..., 0] if rows else starts).astype(kind), e)
     params = {**e.params, "mode": "promise_in_bounds", "fill_value": None}
     return r.make(e.prim, [x, held], e, **params)
+
+
+def _counted_indices(r: _Rewritten, e: Eqn, starts: np.ndarray, kind: Any) -> Var | None:
+    """Index vectors that count as arithmetic, by which kernels read plainly, or None."""
+    batch = starts.shape[:-1]
+    columns: list[Var] = []
+    for k in range(starts.shape[-1]):
+        found = counts_of(starts[..., k])
+        if found is None:
+            return None
+        first, steps = found
+        total = r.make(full_p, [], e, value=first, shape=batch, dtype=kind)
+        for d, step in enumerate(steps):
+            if step:
+                count = r.make(iota_p, [], e, dtype=kind, shape=batch, dimension=d)
+                total = r.make(ew.add.prim, [total, r.make(ew.mul.prim, [count, step], e)], e)
+        columns.append(_reshaped(r, total, (*batch, 1), e))
+    if len(columns) == 1:
+        return columns[0]
+    return r.make(concatenate_p, columns, e, dimension=len(batch)) if columns else None
 
 
 def _as_slice(

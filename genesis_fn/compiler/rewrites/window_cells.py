@@ -115,6 +115,17 @@ def _counted(axis: int, lengths: Sequence[int]) -> np.ndarray:
     return np.arange(lengths[axis]).reshape(shape)
 
 
+def counts_of(values: np.ndarray) -> tuple[int, Sequence[int]] | None:
+    """(first, steps along the axes) of values that count along several axes at once, as those of
+    overlapping frames; None of others."""
+    first, steps = int(values.flat[0]), []
+    for axis, n in enumerate(values.shape):
+        at = tuple([1 if d == axis else 0 for d in range(values.ndim)])
+        steps.append(int(values[at]) - first if n > 1 else 0)
+    expected = first + sum([s * _counted(d, values.shape) for d, s in enumerate(steps) if s])
+    return (first, steps) if (values == expected).all() else None
+
+
 def run_of(values: np.ndarray) -> tuple[int | None, int, int] | None:
     """(axis, first, step) of values that count along one axis, (None, value, 0) of equal ones; None
     of others."""
