@@ -7,6 +7,7 @@ import warnings
 import numpy as np
 import pytest
 
+import genesis_fn.numpy as gnp
 from genesis_fn.compiler.simplify.rules import can_represent
 from genesis_fn.compiler.simplify.simplify import simplify_jaxpr
 from genesis_fn.core import dtypes
@@ -34,7 +35,7 @@ from genesis_fn.primitives.shape import (
 from genesis_fn.transforms.autodiff.checkpointing import checkpoint, checkpoint_name
 from genesis_fn.transforms.autodiff.derivatives import grad
 from genesis_fn.transforms.control_flow.conditionals import cond
-from genesis_fn.transforms.control_flow.loops import while_loop
+from genesis_fn.transforms.control_flow.loops import fori_loop, while_loop
 from genesis_fn.transforms.control_flow.scanning import scan
 from genesis_fn.transforms.jitting import jit
 from genesis_fn.transforms.staging.stage_trace import evaluate, stage
@@ -383,6 +384,48 @@ def test_large_invariants_stay_in_the_loop():
 
     (e,) = scans(simple(f, big, big))
     assert "exp" in names(e.params["jaxpr"])
+
+
+@pytest.mark.parametrize(
+    ("first", "step", "length", "compare", "bound", "decided"),
+    [
+        (0, 1, 8, ops.lt, 0, True),
+        (0, 1, 8, ops.ge, -8, True),
+        (0, 1, 8, ops.lt, 8, True),
+        (0, 1, 8, ops.lt, 7, False),
+        (7, -1, 8, ops.lt, 0, True),
+        (7, -1, 9, ops.lt, 0, False),
+        (5, 3, 4, ops.gt, 14, True),
+        (5, 3, 4, ops.gt, 13, False),
+        (2**31 - 3, 1, 8, ops.lt, 0, False),  # it goes around
+    ],
+)
+def test_comparisons_of_counters_are_decided(first, step, length, compare, bound, decided):
+    def f(x):
+        def body(carry, _):
+            i, total = carry
+            seen = broadcast_in_dim(ops.convert(compare(i, bound), dtypes.F32), (3, 4), ())
+            return (ops.add(i, step), ops.add(total, ops.mul(x, seen))), ops.add(total, 1.0)
+
+        return scan(body, (full((), first, dtypes.I32), x), None, length=length)[0][1]
+
+    jaxpr = simple(f, X)
+    found = {"lt", "gt", "ge"} & {n for e in scans(jaxpr) for n in names(e.params["jaxpr"])}
+    assert bool(found) is not decided
+    x = np.random.default_rng(0).standard_normal((3, 4)).astype(np.float32)
+    counts = np.arange(length, dtype=np.int64) * step + first
+    counts = (counts + 2**31) % 2**32 - 2**31
+    seen = {"lt": np.less, "gt": np.greater, "ge": np.greater_equal}[compare.prim.name]
+    want = x * (1 + np.sum(seen(counts, bound)))
+    np.testing.assert_allclose(values(jaxpr, x)[0], want, rtol=1e-5)
+
+
+def test_a_loop_reads_at_its_counter_without_counting_from_the_end():
+    def f(x):
+        return gnp.sum(x) + fori_loop(0, 3, lambda i, total: total + x[i, 0] * x[i, 1], 0.0)
+
+    jaxpr = simple(f, X)
+    assert "select" not in [n for e in scans(jaxpr) for n in names(e.params["jaxpr"])]
 
 
 def test_invariant_results_are_broadcast():

@@ -402,6 +402,30 @@ def test_random_loops(seed: int) -> None:
 # ---- loops of a graph, several iterations to a node ----
 
 
+@pytest.mark.parametrize("rows", [7, 64, 150])
+def test_long_bodies_of_many_carries(rows: int, loops: list[Any]) -> None:
+    """Their loads and stores are made through pointers that a loop of one turn carries."""
+
+    def run(xp: Any) -> Callable:
+        def step(carry: Any, x: Any) -> Any:
+            for _ in range(9):
+                last = carry[-1]
+                carry = [0.5 * a + 0.25 * xp.np.sin(last * b) for a, b in zip(carry, carry[1:])]
+                carry.append(0.5 * last + x)
+            return carry, carry[0]
+
+        return lambda x, *first: xp.lax.scan(step, list(first), x)
+
+    first = [normal(rows, seed=k) for k in range(6)]
+    x = normal(5, rows, seed=9)
+    got = programs.compare(run(OURS), x, *first, tolerance=1e-5)
+    assert got is not None and loops
+    for ours, theirs in zip(
+        g.tree.leaves(g.jit(run(OURS))(x, *first)), jax.tree.leaves(run(JAX)(x, *first))
+    ):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("steps", [1, 2, 15, 16, 17, 33, 50])
 @pytest.mark.parametrize("reverse", [False, True])
 def test_unrolled_iterations_count_on(steps: int, reverse: bool) -> None:
