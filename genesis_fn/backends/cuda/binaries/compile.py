@@ -172,6 +172,9 @@ def launch_key(launch: Launch, target: Target) -> str:
 def _options(launch: Launch, target: Target) -> dict[str, Any]:
     """The compiler's options for a launch, without programmatic launch where the GPU has none."""
     options = launch.options
+    # Triton writes a check of each sum and product of integers, in 64 bits, and drops it where it
+    # does not debug: a third of the time in which it reads a long kernel.
+    options["sanitize_overflow"] = False
     text = _text(launch.kernel)
     if text is not None:
         # Triton has CUDA's library flush subnormal numbers to zero. Kernels given as text, which
