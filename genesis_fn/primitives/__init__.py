@@ -85,6 +85,7 @@ from genesis_fn.primitives.elementwise import (
 )
 from genesis_fn.primitives.factories import full_p as full_p
 from genesis_fn.primitives.fft import fft_p as fft_p
+from genesis_fn.primitives.indexing.constants import constant_p as constant_p
 from genesis_fn.primitives.indexing.gather import gather_p as gather_p, take_rows_p as take_rows_p
 from genesis_fn.primitives.indexing.indexing import (
     dynamic_slice_p as dynamic_slice_p,

@@ -51,7 +51,7 @@ class Start:
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class LookupWindow:
     """The element of the operand that is an element of a lookup's result: `index` and `starts`
     together, one for each component of an index vector."""
 
@@ -94,7 +94,7 @@ def is_of_rows(e: Eqn) -> bool:
     return rows and after and tuple(e.params["slice_sizes"]) == (1, *x.shape[1:])
 
 
-def window_of(e: Eqn, at: Index) -> Window:
+def window_of(e: Eqn, at: Index) -> LookupWindow:
     """Where element `at` of a lookup's result comes from."""
     return _WINDOWS[e.prim](e, at)
 
@@ -104,14 +104,14 @@ def mode_of(e: Eqn) -> str:
     return e.params.get("mode", "clip")
 
 
-def _row(e: Eqn, at: Index) -> Window:
+def _row(e: Eqn, at: Index) -> LookupWindow:
     table, indices = e.ins
     count = indices.aval.ndim
     start = Start(0, indices, at[:count], table.aval.shape[0])
-    return Window((ix.ZERO, *at[count:]), (start,))
+    return LookupWindow((ix.ZERO, *at[count:]), (start,))
 
 
-def _gathered(e: Eqn, at: Index) -> Window:
+def _gathered(e: Eqn, at: Index) -> LookupWindow:
     operand, indices = e.ins[0].aval, e.ins[1]
     window, collapsed, mapped, batching, index_batching = e.params["dimension_numbers"]
     sizes = e.params["slice_sizes"]
@@ -126,20 +126,20 @@ def _gathered(e: Eqn, at: Index) -> Window:
         Start(d, indices, (*batch, ix.const(k)), operand.shape[d] - sizes[d] + 1)
         for k, d in enumerate(mapped)
     ]
-    return Window(tuple(index), starts)
+    return LookupWindow(tuple(index), starts)
 
 
-def _sliced(e: Eqn, at: Index) -> Window:
+def _sliced(e: Eqn, at: Index) -> LookupWindow:
     operand, sizes = e.ins[0].aval, e.params["slice_sizes"]
     starts = [
         Start(d, s, (), n - size + 1, True, n)
         for d, (s, n, size) in enumerate(zip(e.ins[1:], operand.shape, sizes))
         if n != size
     ]
-    return Window(at, starts)
+    return LookupWindow(at, starts)
 
 
-_WINDOWS: dict[Primitive, Callable[[Eqn, Index], Window]] = {
+_WINDOWS: dict[Primitive, Callable[[Eqn, Index], LookupWindow]] = {
     take_rows_p: _row, gather_p: _gathered, dynamic_slice_p: _sliced,
 }  # fmt: skip
 
