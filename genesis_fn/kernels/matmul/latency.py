@@ -40,6 +40,8 @@ _WARPS = ((1, 2), (1, 4), (2, 2), (4, 4))  # (slices, warps)
 _SPLITS = (1, 2, 4, 8, 16)
 _STAGES = 4
 _SHORTEST_PART = 256  # of k, that a split leaves
+# 17 million, of 2048 x 32 x 256, took 6 us more in such tiles than in larger ones.
+_EXACT_PRODUCTS = 1 << 22  # multiplications of theirs
 _EXACT_DEPTH = 128  # of tiles of full float32 without tensor cores, which are one step
 _MOST_LOADED = 48  # elements of the right operand that a thread of a gemv holds
 _MOST_SUMS = 128  # accumulators of a thread of a gemv
@@ -60,7 +62,8 @@ def latency_configs(spec: MatmulSpec, kind: str, target: Target) -> list[MatmulC
     splits = _splits(spec)
     if kind == "tf32" or (kind == "half" and spec.m > FEW_ROWS):
         timed += [(tile_seconds(spec, c, target), c) for c in _tiles(spec, splits)]
-    if kind == "ieee" and spec.m > 8 and spec.k <= _EXACT_DEPTH:
+    few = spec.batches * spec.m * spec.n * spec.k <= _EXACT_PRODUCTS
+    if kind == "ieee" and spec.m > 8 and spec.k <= _EXACT_DEPTH and few:
         timed += [(exact_seconds(spec, c, target), c) for c in _exact_tiles(spec)]
     rows = {"tf32": 8, "ieee": 8, "half": 2}.get(kind, 0)
     # Of one or two rows also those that memory bounds: 256 columns of 4,096 took 7.9 us in the 16
