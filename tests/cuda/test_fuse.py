@@ -150,6 +150,28 @@ def test_a_chain_with_its_sum_and_gradient_is_one_kernel() -> None:
     assert sorted(x.domain.reduced for x in rows) == [1, 64 * 64]
 
 
+def test_what_a_step_adds_elsewhere_does_not_part_a_loss_from_its_derivatives() -> None:
+    """Two tables' rows are updated: the second update comes behind the first one's scatter, and
+    shares a kernel with the loss all the same."""
+
+    def step(u, v, i, j, ratings):
+        def loss(a, b):
+            error = gnp.sum(a * b, -1) - ratings
+            return gnp.sum(error * error + 0.02 * gnp.sum(a * a + b * b, -1))
+
+        value, (da, db) = g.value_and_grad(loss, argnums=(0, 1))(u[i], v[j])
+        return value, u.at[i].add(-0.1 * da), v.at[j].add(-0.1 * db)
+
+    def inputs(count):
+        i, j = rng.integers(0, 300, (2, count)).astype(np.int32)
+        return normal(500, 64), normal(300, 64), i, j, normal(count)
+
+    jaxpr, _ = programs.traced(step, *inputs(1 << 16))
+    found = fuse_jaxpr(rematerialise_jaxpr(simplify_jaxpr(jaxpr)), H200).groups
+    assert len([x for x in found if x.domain is not None and x.domain.reduced == 64]) == 1
+    programs.compare(step, *inputs(500), tolerance=1e-4)
+
+
 def test_a_loss_shares_a_kernel_with_its_first_derivatives_only() -> None:
     def loss(w, x):
         return gnp.mean(gnp.tanh(gnp.tanh(x @ w) @ w) ** 2)

@@ -397,7 +397,8 @@ class _FusionState:
         """Whether only generated kernels lie between two steps, as between a loss and its first
         derivatives: what is merged there lives no longer than it did."""
         opaque = self._opaque_until
-        return opaque[max(x.hi, y.hi)] == opaque[min(x.lo, y.lo)]
+        first, last = sorted((min(x.hi, y.hi), max(x.lo, y.lo)))
+        return opaque[last] == opaque[first]
 
     def fuse_updates(self, takes_updates: Callable[[Eqn], bool]) -> None:
         """Fuse what only a sum by segment reads into it: the elementwise kernel of its first
