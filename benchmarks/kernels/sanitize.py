@@ -234,6 +234,7 @@ def matmul(check: Callable) -> None:
         few = array(rows, 1024, dtype=bfloat16), array(2048, 1024, dtype=bfloat16)
         check(lambda x, w: x @ w.T, *few)
     check(product, array(130, 136), array(136, 264))
+    check(product, array(260, 520), array(520, 520))  # whose right operand is prepared
     check(pulled(product), array(200, 1160, dtype=bfloat16), array(1160, 8, dtype=bfloat16))
     check(product, array(64, 8192, dtype=bfloat16), array(8192, 64, dtype=bfloat16))
     check(product, array(3, 40, 64, dtype=bfloat16), array(3, 64, 48, dtype=bfloat16))
