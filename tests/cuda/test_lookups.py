@@ -239,6 +239,27 @@ def test_checks(f: Callable[..., Any], bad: int) -> None:
     results(f, x, i)
 
 
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda x, i: x[:1][i] * 2,
+        lambda x, i: x[:1][i].sum(-1),
+        lambda x, i: x[:1].T[:, i].max(0),
+        lambda x, i: gnp.broadcast_to(x[0], (1, 4))[i].sum(-1),
+        lambda x, i: gnp.broadcast_to(x[0], (3, 4))[3 * i].sum(-1),
+        lambda x, i: gnp.broadcast_to(2.0, (2, 4))[2 * i].sum(-1),
+        lambda x, i: gnp.broadcast_to(x[0], (3, 4))[3 * i, i].sum(),
+    ],
+)
+def test_what_does_not_depend_on_its_index_is_checked(f: Callable[..., Any]) -> None:
+    x, i = normal(3, 4), np.zeros(70, np.int32)
+    want = f(gnp.asarray(x), gnp.asarray(i))
+    np.testing.assert_allclose(results(f, x, i)[0], want, rtol=1e-6)
+    i[9] = 1
+    with pytest.raises(IndexError):
+        results(f, x, i)
+
+
 def test_checks_of_equal_kernels_have_sites_of_their_own() -> None:
     x, i = normal(30, 4), integers(30, 2, 8)
 

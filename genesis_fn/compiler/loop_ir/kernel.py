@@ -582,8 +582,9 @@ class KernelIR:
         window, fill = lookups.window_of(e, at), lookups.mode_of(e) == "fill"
         index = list(window.index)
         fits: list[int] = []
+        checked: list[int] = []
         for k, start in enumerate(window.starts):
-            first, n = self._first(e, k, start, guards)
+            first, n = self._first(e, k, start, guards, checked)
             index[start.d] = ix.add(index[start.d], first)
             if fill and n is not None:
                 limit = Literal(start.count)
@@ -591,6 +592,8 @@ class KernelIR:
                 if start.count <= dtypes.iinfo(self.instrs[n].dtype).max:
                     fits.append(self._map(lt.prim, n, limit, dtype=dtypes.BOOL))
         value = self.at(e.ins[0], tuple(index), guards)
+        if checked:
+            value = self._depending(value, checked)
         if not fits:
             return value
         condition = fits[0]
@@ -599,9 +602,25 @@ class KernelIR:
         other = Literal(fill_value(e.params["fill_value"], v.aval.dtype))
         return self._map(select_p, condition, value, other, dtype=v.aval.dtype)
 
-    def _first(self, e: Eqn, k: int, start: Start, guards: Guards) -> tuple[Expr, int | None]:
+    def _depending(self, value: int, starts: Sequence[int]) -> int:
+        """`value` as what depends on starts: an element of a broadcast array may not, and a kernel
+        computes, and checks, what its results depend on."""
+        below, todo = set[int](), [value]
+        while todo:
+            n = todo.pop()
+            if n not in below:
+                below.add(n)
+                todo += self.instrs[n].operands()
+        for n in sorted({*starts} - below):
+            here = self._map(ge.prim, n, Literal(0), dtype=dtypes.BOOL)
+            value = self._map(select_p, here, value, value, dtype=self.instrs[value].dtype)
+        return value
+
+    def _first(
+        self, e: Eqn, k: int, start: Start, guards: Guards, checked: list[int]
+    ) -> tuple[Expr, int | None]:
         """(where component k of a lookup's window begins, the instruction that has computed it if
-        that may be out of bounds)."""
+        that may be out of bounds). Starts that are to be checked are added to `checked`."""
         if type(start.value) is int:
             n = start.value
             n += start.length if start.wraps and n < 0 else 0
@@ -632,6 +651,8 @@ class KernelIR:
             kind = dtypes.I64 if wide else dtypes.I32
             self._memo[key] = self._emit("start", (n,), (name, *meta), kind, names)
             self.starts[name] = self._memo[key]
+        if check:
+            checked.append(self._memo[key])
         name = self.instrs[self._memo[key]].meta[0]
         return ix.var(name, start.count), n
 
