@@ -103,7 +103,7 @@ def test_values_that_are_not_finite_reach_their_rows_and_columns_only(m, n, k, p
 
 
 def test_sums_are_the_same_from_run_to_run():
-    for m, n, k in ((8, 64, 4096), (64, 64, 512), (8, 512, 512)):
+    for m, n, k in ((8, 64, 1024), (64, 64, 512)):
         spec = MatmulSpec(m, n, k, **FLOAT32, precision="ieee" if n == 64 == m * 8 else "default")
         given = operands(spec)
         first, _, _ = result(spec, None, *given)
