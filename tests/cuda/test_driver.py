@@ -18,7 +18,7 @@ import torch
 
 from genesis_fn import cuda
 from genesis_fn.backends.cuda.binaries.compile import compile_launches
-from genesis_fn.backends.cuda.driver import condition_kernels, drivers
+from genesis_fn.backends.cuda.driver import condition_kernels, copy_kernel, drivers
 from genesis_fn.backends.cuda.driver.errors import CudaError, DeviceMemoryExhausted
 from genesis_fn.backends.cuda.driver.interpret import InterpretDriver
 from genesis_fn.backends.cuda.driver.parameters import (
@@ -260,6 +260,33 @@ def test_condition_kernels_assemble(tmp_path):
         for mode in ("flag", "index", "count"):
             assert condition_kernels.entry(mode).encode() in binary
             assert condition_kernels.entry(mode) in condition_kernels.cuda_source()
+
+
+def test_the_copy_kernel_assembles(tmp_path):
+    import subprocess
+    from pathlib import Path
+
+    import triton
+
+    ptxas = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "ptxas"
+    (tmp_path / "c.ptx").write_text(copy_kernel.PTX)
+    for architecture in ("sm_80", "sm_90"):
+        subprocess.run(
+            [ptxas, f"-arch={architecture}", tmp_path / "c.ptx", "-o", tmp_path / "c.cubin"],
+            check=True,
+        )
+        assert copy_kernel.ENTRY in (tmp_path / "c.cubin").read_bytes()
+
+
+def test_several_copies(device, pool):
+    rng = np.random.default_rng(8)
+    values = [rng.integers(0, 256, n, dtype=np.uint8) for n in (1, 16, 4097, 0, 70000)]
+    blocks = [put(pool, x) for x in values]
+    made = [pool.alloc(x.nbytes + 1) for x in values]
+    copies = [(m.address + 1, b.address, x.nbytes) for m, b, x in zip(made, blocks, values)]
+    device.copy_several(copies, device.compute)
+    for m, x in zip(made, values):
+        np.testing.assert_array_equal(fetch(m, np.uint8, x.nbytes + 1)[1:], x)
 
 
 # Host copies.

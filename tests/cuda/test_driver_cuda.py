@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import struct
 
 os.environ.setdefault("TRITON_INTERPRET", "1")
 
@@ -397,6 +398,24 @@ def test_condition_kernels_fall_back_to_nvrtc(driver, fake, monkeypatch):
     driver.set_condition(driver.compute, cu.CUgraphConditionalHandle(1), 64, "index", 3)
     assert images == [b"cubin"]
     assert fake.calls[-1] == "cuLaunchKernel"
+
+
+def test_small_copies_share_a_launch(driver, monkeypatch):
+    launched, copied = [], []
+
+    def launch(fake, function, x, y, z, *rest):
+        table = ctypes.c_void_p.from_address(rest[5]).value
+        launched.append((x, y, struct.unpack("<6Q", ctypes.string_at(table, 48))))
+        return ()
+
+    monkeypatch.setattr(FakeCuda, "_cuLaunchKernel", launch, raising=False)
+    monkeypatch.setattr(driver, "copy", lambda *copy: copied.append(copy[:3]))
+    driver.copy_several([(64, 128, 5), (256, 512, 40000), (1024, 2048, 0)], driver.compute)
+    assert launched == [(3, 2, (64, 128, 5, 256, 512, 40000))] and not copied
+    driver.copy_several([(64, 128, 2 * MIB), (256, 512, 8)], driver.compute)
+    assert copied == [(64, 128, 2 * MIB), (256, 512, 8)] and len(launched) == 1
+    driver.copy_several([(64 * n, 1, 16) for n in range(100)], driver.compute)
+    assert [y for _, y, _ in launched[1:]] == [64, 36]
 
 
 def test_streams_events_and_transfers(driver, fake):

@@ -200,6 +200,21 @@ def test_results_survive_later_calls(place) -> None:
         np.testing.assert_allclose(float(s), x.sum(), rtol=1e-3, atol=0.1)
 
 
+def test_small_results_of_every_size_survive_later_calls(place) -> None:
+    """They are copied out of fixed memory by one launch, the largest by themselves."""
+    draw = np.random.default_rng(21)
+    sizes = [1, 3, 16, 255, 4096, 4097, 70001, 300001, *range(30, 95)]
+    given = [draw.integers(-100, 100, n).astype(np.int8 if n % 2 else np.int32) for n in sizes]
+    run = g.jit(lambda xs, a: [x * a for x in xs])
+    held = []
+    for a in range(1, 5):
+        # New inputs each time: they are copied to fixed memory in the same way.
+        held.append(run([g.device_put(a + x, place) for x in given], np.int8(a)))
+    for a, results in enumerate(held, 1):
+        for x, y in zip(given, results, strict=True):
+            np.testing.assert_array_equal(np.asarray(y), (x + a) * np.int8(a))
+
+
 def test_moving_inputs_do_not_capture_forever(place) -> None:
     f = g.jit(lambda w, x: w + x)
     w = gnp.array(normal(64))

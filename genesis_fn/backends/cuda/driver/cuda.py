@@ -14,7 +14,7 @@ from typing import Any
 from cuda.bindings import driver as cu  # pyright: ignore[reportAttributeAccessIssue]
 
 from genesis_fn.backends.cuda.binaries.compile import CompiledKernel, compile_launches
-from genesis_fn.backends.cuda.driver import condition_kernels, nccl
+from genesis_fn.backends.cuda.driver import condition_kernels, copy_kernel, nccl
 from genesis_fn.backends.cuda.driver.communication import Communication, memory_of
 from genesis_fn.backends.cuda.driver.driver import (
     CommunicatorHandle,
@@ -224,6 +224,7 @@ class CudaDriver:
         # By key of the binary. Weak: a module is unloaded when its last launch is gone.
         self._modules: weakref.WeakValueDictionary[str, _Module] = weakref.WeakValueDictionary()
         self._setters: dict[str, Any] = {}
+        self._copy_function: Any = None
         self._lock = threading.Lock()
 
     def activate(self) -> None:
@@ -320,6 +321,37 @@ class CudaDriver:
         if size:
             self.activate()
             _check(cu.cuMemcpyAsync(destination, source, size, stream))
+
+    def copy_several(self, copies: Sequence[tuple[int, int, int]], stream: StreamHandle) -> None:
+        small = [c for c in copies if 0 < c[2] <= copy_kernel.MOST_BYTES]
+        if len(small) < 2:
+            small = []
+        for copy in copies:
+            if not small or copy[2] > copy_kernel.MOST_BYTES:
+                self.copy(*copy, stream)
+        if not small:
+            return
+        self.activate()
+        for first in range(0, len(small), copy_kernel.MOST_COPIES):
+            some = small[first : first + copy_kernel.MOST_COPIES]
+            table = copy_kernel.table_of(some)
+            parameters = (ctypes.c_char_p * 1)(table)
+            blocks, threads = copy_kernel.blocks_of(some), copy_kernel.THREADS
+            at = ctypes.addressof(parameters)
+            grid = blocks, len(some), 1
+            (code,) = cu.cuLaunchKernel(self._copier(), *grid, threads, 1, 1, 0, stream, at, 0)
+            if code != _SUCCESS:
+                _fail(code)
+
+    def _copier(self) -> Any:
+        with self._lock:
+            if self._copy_function is None:
+                module = _check(cu.cuModuleLoadData(copy_kernel.PTX.encode() + b"\0"))
+                function = _check(cu.cuModuleGetFunction(module, copy_kernel.ENTRY))
+                if hasattr(cu, "cuFuncLoad"):
+                    _check(cu.cuFuncLoad(function))
+                self._copy_function = function
+            return self._copy_function
 
     def copy_peer(
         self, destination: int, source: int, size: int, peer: CudaDriver, stream: StreamHandle

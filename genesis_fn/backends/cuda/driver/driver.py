@@ -132,6 +132,10 @@ class Driver(Protocol):
         """Copies between any two of device, pinned and host memory."""
         ...
 
+    def copy_several(self, copies: Sequence[tuple[int, int, int]], stream: StreamHandle) -> None:
+        """Copies within device memory: (destination, source, bytes) of each, in no order."""
+        ...
+
     def copy_peer(
         self, destination: int, source: int, size: int, peer: Self, stream: StreamHandle
     ) -> None:

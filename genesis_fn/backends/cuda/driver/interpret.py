@@ -292,6 +292,10 @@ class InterpretDriver:
 
         stream.enqueue(run)
 
+    def copy_several(self, copies: Sequence[tuple[int, int, int]], stream: _Stream) -> None:
+        for destination, source, size in copies:
+            self.copy(destination, source, size, stream)
+
     def copy_peer(
         self, destination: int, source: int, size: int, peer: InterpretDriver, stream: _Stream
     ) -> None:

@@ -47,8 +47,9 @@ class OutputBuffer:
         if self.block is None:
             self.block = device.alloc(max(self.bytes, 1), site)
 
-    def hand_out(self, device: Runtime, site: str) -> Block:
-        """A block with the result, for the caller to own."""
+    def hand_out(self, device: Runtime, site: str, copies: list[tuple[int, int, int]]) -> Block:
+        """A block with the result, for the caller to own; the copy that makes it so, if it takes
+        one, is added to `copies`: (destination, source, bytes)."""
         block = self.block
         assert block is not None
         if not self.copied:
@@ -56,8 +57,7 @@ class OutputBuffer:
             return block
         copy = device.alloc(max(self.bytes, 1), site)
         if self.bytes:
-            driver = device.driver
-            driver.copy(copy.address, block.address, self.bytes, driver.compute)
+            copies.append((copy.address, block.address, self.bytes))
         return copy
 
 
@@ -209,12 +209,15 @@ class GraphReplay:
         """The buffers of the results; None if these inputs need another graph. `addresses` of
         inputs with slots become those of the slots."""
         io = self._io
-        driver = io.runtime.driver
-        for i, slot in io.slots.items():
-            n = self._number[i]
-            # In stream order: the last launch, which reads the slot, is ahead of this copy.
-            driver.copy(slot.address, addresses[n], buffers[n].bytes, driver.compute)
-            addresses[n] = slot.address
+        if io.slots:
+            copies: list[tuple[int, int, int]] = []
+            for i, slot in io.slots.items():
+                n = self._number[i]
+                copies.append((slot.address, addresses[n], buffers[n].bytes))
+                addresses[n] = slot.address
+            # In stream order: the last launch, which reads the slots, is ahead of these copies.
+            driver = io.runtime.driver
+            driver.copy_several(copies, driver.compute)
         # An output that the caller still holds has another address now: the key differs, and
         # `rebind` captures or finds another graph.
         addresses += io.allocate_outputs()
@@ -229,10 +232,14 @@ class GraphReplay:
         assert io.graph is not None
         io.graph.launch()
         results = self._returned(buffers)
+        copies: list[tuple[int, int, int]] = []
         for ks, out in self._made:
-            data = out.hand_out(io.runtime, io.site)
+            data = out.hand_out(io.runtime, io.site, copies)
             for k in ks:
                 results[k] = data
+        if copies:
+            driver = io.runtime.driver
+            driver.copy_several(copies, driver.compute)
         return results
 
 
