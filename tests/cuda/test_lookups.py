@@ -303,3 +303,55 @@ def test_a_table_that_is_dear_is_computed_once(bodies: list[KernelIR]) -> None:
     x, i = normal(64), integers(64, 1 << 16)
     results(lambda x, i: gnp.exp(gnp.sin(gnp.tanh(x)))[i] * 2, x, i)
     assert len(bodies) == 2
+
+
+def ratings(np_: Any, grad: Callable[..., Any]) -> Callable[..., Any]:
+    """The error of a factorisation, and its derivatives by the rows: each reads them twice."""
+
+    def loss(u: Any, v: Any, r: Any) -> Any:
+        error = np_.sum(u * v, -1) - r
+        return np_.sum(error * error + 0.1 * np_.sum(u * u + v * v, -1))
+
+    def f(x: Any, i: Any, y: Any, j: Any, r: Any) -> Any:
+        return grad(loss, argnums=(0, 1))(x[i], y[j], r)
+
+    return f
+
+
+def rated() -> tuple[Any, ...]:
+    return (
+        normal(3000, 64), integers(3000, 20000), normal(500, 64), integers(500, 20000, low=-500),
+        normal(20000),
+    )  # fmt: skip
+
+
+def test_rows_that_one_merged_kernel_reads_are_not_stored() -> None:
+    given = rated()
+    got = results(ratings(gnp, gf.value_and_grad), *given)
+    want = jax.tree.leaves(ratings(jnp, jax.value_and_grad)(*given))
+    np.testing.assert_allclose(got[0], want[0], rtol=1e-4)
+    for a, b in zip(got[1:], want[1:], strict=True):
+        np.testing.assert_allclose(a, b, rtol=2e-4, atol=1e-4)
+    names = launched(ratings(gnp, gf.value_and_grad), *given)
+    with without("recompute"):
+        assert len(names) == len(launched(ratings(gnp, gf.value_and_grad), *given)) - 2
+
+
+def test_rows_of_a_merged_kernel_are_checked() -> None:
+    given = rated()
+    given[3][777] = 500
+    with pytest.raises(IndexError, match="500"):
+        results(ratings(gnp, gf.value_and_grad), *given)
+
+
+def test_rows_that_several_kernels_read_are_stored() -> None:
+    x, i, w = normal(3000, 64), integers(3000, 20000), normal(64, 64)
+
+    def f(x: Any, i: Any, w: Any) -> Any:
+        rows = x[i]
+        scaled = rows / gnp.sqrt(gnp.mean(rows * rows, -1, keepdims=True) + 1e-6)
+        return rows + gnp.tanh(scaled @ w)
+
+    names = launched(f, x, i, w)
+    with without("lookups"):
+        assert names == launched(f, x, i, w)

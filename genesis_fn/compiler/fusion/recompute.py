@@ -29,6 +29,8 @@ class Merged(Protocol):
     owner: dict[Var, int]
     readers: dict[Var, set[int]]
     rank: dict[int, int]
+    before: dict[int, set[int]]
+    after: dict[int, set[int]]
 
     def build(
         self,
@@ -105,12 +107,16 @@ def _may_save(state: Merged, v: Var) -> bool:
 def _is_optional(state: Merged, v: Var) -> bool:
     """Whether a value is stored for other generated kernels only, and can be computed by them."""
     graph, n = state.graph, state.owner[v]
-    if v in graph.required or v in state.slice_stores or state.groups[n].kernel is None:
-        return False
-    if graph.kind[id(graph.producer[v])] not in ("map", "view"):
+    if v in graph.required or v in state.slice_stores:
         return False
     readers = state.readers.get(v, set()) - {n}
-    return bool(readers) and all([state.groups[r].kernel is not None for r in readers])
+    if not readers or any([state.groups[r].kernel is None for r in readers]):
+        return False
+    if state.groups[n].kernel is None:
+        # Of several kernels each would have rows to look up, and be no part of a product.
+        alone = n not in state.before and n not in state.after and len(readers) == 1
+        return alone and state.groups[n].eqn in graph.gathers
+    return graph.kind[id(graph.producer[v])] in ("map", "view")
 
 
 def _without(state: Merged, v: Var) -> dict[int, FusionGroup | None] | None:
@@ -162,7 +168,9 @@ def _is_faster(state: Merged, v: Var, groups: dict[int, FusionGroup | None]) -> 
 
 def _seconds(state: Merged, g: FusionGroup, stored: Collection[Var]) -> float:
     traffic = sum(g.reads.values()) + sum([u.aval.nbytes for u in stored])
-    assert g.kernel is not None
+    if g.kernel is None:  # a gather of rows, which it reads and writes, at its own launch
+        rows = sum([u.aval.nbytes for u in g.roots])
+        return (2 * rows + state.target.launch_bytes) / state.target.bandwidth
     return max(traffic / state.target.bandwidth, work(g.kernel) / state.target.additions)
 
 

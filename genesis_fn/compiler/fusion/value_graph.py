@@ -116,8 +116,9 @@ def _lacking(e: Eqn, target: Target) -> bool:
 
 def lookups_in_kernels(
     jaxpr: Jaxpr, kinds: Sequence[str], takes_updates: Callable[[Eqn], bool]
-) -> list[int]:
-    """The equations that look elements up in generated kernels.
+) -> tuple[list[int], list[int]]:
+    """The equations that look elements up in generated kernels, and those that one kernel may do if
+    nothing else reads their rows in the end (`recompute`).
 
     Rows that something else reads, or several computations, are gathered by the kernel of rows: as
     a part of a norm and of a sum, those of an embedding would keep both from being parts of matrix
@@ -126,11 +127,12 @@ def lookups_in_kernels(
     reads.
     """
     if not enabled("lookups"):
-        return []
+        return [], []
     # From the last equation on: what reads each value, through views and elementwise operations.
     opaque, partly, added = set(jaxpr.outs), set[Var](), set[Var]()
     uses = Counter([i for e in jaxpr.eqns for i in {*e.ins} if type(i) is Var])
     found: list[int] = []
+    merging: list[int] = []
     for n in reversed(range(len(jaxpr.eqns))):
         e, kind = jaxpr.eqns[n], kinds[n]
         operands = [i for i in e.ins if type(i) is Var]
@@ -139,10 +141,13 @@ def lookups_in_kernels(
             rows = is_of_rows(e) and (o in opaque or uses[o] > 1)
             summed = e.prim is take_rows_p and o in added
             partial = o in partly
-            if not rows and not summed and not (partial and mode_of(e) == "check"):
+            fits = not summed and not (partial and mode_of(e) == "check")
+            if fits and not rows:
                 found.append(n)
                 partly.update(operands if partial else operands[:1])
                 continue
+            if fits and o not in opaque:
+                merging.append(n)
         if kind == "opaque":
             opaque.update(operands)
             if takes_updates(e):
@@ -154,7 +159,7 @@ def lookups_in_kernels(
                 partly.update(operands)
             if not added.isdisjoint(e.outs):
                 added.update(operands)
-    return found
+    return found, merging
 
 
 def build_value_graph(
@@ -162,10 +167,12 @@ def build_value_graph(
 ) -> ValueGraph:
     """The value graph of a program that runs on `target`; `takes_updates` as of `fuse_jaxpr`."""
     kinds = ["opaque" if _lacking(e, target) else kind_of(e) for e in jaxpr.eqns]
-    for n in lookups_in_kernels(jaxpr, kinds, takes_updates):
+    found, merging = lookups_in_kernels(jaxpr, kinds, takes_updates)
+    for n in found:
         if not _lacking(jaxpr.eqns[n], target):
             kinds[n] = "map"
     graph = ValueGraph(jaxpr, kinds)
+    graph.gathers.update([jaxpr.eqns[n] for n in merging if not _lacking(jaxpr.eqns[n], target)])
     for v in jaxpr.outs:
         graph.require(v, whole=True)
     for e, kind in zip(jaxpr.eqns, graph.kinds):
@@ -186,7 +193,7 @@ class ValueGraph:
     `alias[v] = (u, offset)` says that v is u's memory from byte `offset` on. `materialized` are the
     values in memory, `required` those that something outside of generated kernels reads; `leaves`
     has what a value that is materialized by choice is computed from. `kinds` are the results of
-    `kind_of`, by equation.
+    `kind_of`, by equation; `gathers` the steps that a generated kernel could do.
     """
 
     def __init__(self, jaxpr: Jaxpr, kinds: Sequence[str]) -> None:
@@ -198,6 +205,7 @@ class ValueGraph:
         self.materialized: set[Var] = set(jaxpr.invars)
         self.required: set[Var] = set()
         self.leaves: dict[Var, set[Var]] = {}
+        self.gathers: set[Eqn] = set()
         for n, e in enumerate(jaxpr.eqns):
             for o in e.outs:
                 self.producer[o] = e
