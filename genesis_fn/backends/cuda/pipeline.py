@@ -6,7 +6,7 @@
     body by body     known_indices -> products_outside -> row_loops           schedule
                      -> joined_iterations -> absorb_casts -> shallow_products
                      -> vectors_left -> inner_products -> group_matmuls
-                     -> share_sorts -> rotations -> overlays
+                     -> row_sums -> share_sorts -> rotations -> overlays
                      -> computed_reductions -> row_factors
                      -> reductions_by_columns -> fuse -> lower
                      -> fuse_horizontally -> overlap_collectives -> pack_arena
@@ -56,6 +56,7 @@ from genesis_fn.compiler.rewrites.known_indices import known_indices
 from genesis_fn.compiler.rewrites.overlays import overlays
 from genesis_fn.compiler.rewrites.rotations import rotations
 from genesis_fn.compiler.rewrites.row_factors import row_factors
+from genesis_fn.compiler.rewrites.row_sums import row_sums
 from genesis_fn.compiler.rewrites.shallow import shallow_products
 from genesis_fn.compiler.rewrites.vectors import inner_products, vectors_left
 from genesis_fn.compiler.row_loops.row_loops import row_loops
@@ -186,6 +187,9 @@ def schedule(
 
     # Group matrix products that are too small to fill the GPU alone, or whose results are summed.
     jaxpr = group_matmuls(jaxpr, table.target)
+
+    # What adds whole rows to zeros is a sum by segment.
+    jaxpr = row_sums(jaxpr)
 
     # Sort the ids of sums by segment once for all that have the same.
     jaxpr = share_sorts(jaxpr)
