@@ -4,10 +4,12 @@
 
 Shapes of ResNet-50, of U-Nets and of networks of audio, most with channels last. A row has the
 microseconds of what the library chooses (`ours_us`), with `--always` of cuDNN wherever it has the
-routine, which is what choices are made by; of kernels alone (`kernel_us`: without cuDNN, and
-without products in place of convolutions of one tap); and of torch, which calls cuDNN by its
-heuristics on tensors of the same layout. `ratio` is that of torch's time to ours. Every result is
-compared with torch's in float64.
+routine, which is what choices are made by; of that with `deterministic=False` (`unordered_us`, of
+gradients), as torch's default is: cuDNN's engines that add by atomics are used then; of kernels
+alone (`kernel_us`: without cuDNN, and without products in place of convolutions of one tap); and of
+torch, which calls cuDNN by its heuristics on tensors of the same layout. `ratio` is that of torch's
+time to ours, `unordered_ratio` that to `unordered_us`. Every result is compared with torch's in
+float64.
 """
 
 from __future__ import annotations
@@ -200,6 +202,8 @@ def check(name: str, what: str, whole: bool) -> tuple[float, float]:
     want = case.laid(what, case.torchs(what, *[x.double() for x in case.views(*inputs)]))
     errors = [difference(results(lambda *xs: function(*xs), inputs), [want])]
     our_time(lambda *xs: function(*xs), [inputs])
+    with gf.deterministic(False):
+        our_time(lambda *xs: function(*xs), [inputs])
     with without(*KERNELS_ALONE):
         errors.append(difference(results(lambda *xs: function(*xs), inputs), [want]))
         our_time(lambda *xs: function(*xs), [inputs])
@@ -212,6 +216,9 @@ def measure(case: Case, what: str) -> dict[str, Any]:
     sets, function = sets_of(case.inputs, 8), case.ours(what)
     row: dict[str, Any] = {"name": case.name, "what": what, "flops": case.flops}
     row["ours_us"] = 1e6 * our_time(lambda *xs: function(*xs), sets)
+    if what != "forward":
+        with gf.deterministic(False):
+            row["unordered_us"] = 1e6 * our_time(lambda *xs: function(*xs), sets)
     with without(*KERNELS_ALONE):
         row["kernel_us"] = 1e6 * our_time(lambda *xs: function(*xs), sets)
     torch.backends.cudnn.allow_tf32 = case.precision == "tf32"
@@ -219,6 +226,8 @@ def measure(case: Case, what: str) -> dict[str, Any]:
         lambda *xs: case.torchs(what, *xs), [case.views(*xs) for xs in sets]
     )
     row["ratio"] = row["torch_us"] / row["ours_us"]
+    if "unordered_us" in row:
+        row["unordered_ratio"] = row["torch_us"] / row["unordered_us"]
     row["tflops"] = case.flops / row["ours_us"] / 1e6
     return row
 
@@ -227,10 +236,11 @@ def line(row: dict[str, Any]) -> str:
     """A row of the printed table."""
     if "failed" in row:
         return f"{row['name']:44s} {row['what']:8s} FAILED {row['failed'][-200:]}"
-    times = [f"{row[k]:8.1f}" for k in ("ours_us", "kernel_us", "torch_us")]
+    columns = ("ours_us", "unordered_us", "kernel_us", "torch_us")
+    times = [f"{row[k]:8.1f}" if k in row else " " * 8 for k in columns]
     errors = " ".join([f"{e:.0e}" for e in row["errors"]])
     return (
-        f"{row['name']:44s} {row['what']:8s} {' '.join(times)} {row['ratio']:5.2f} "
+        f"{row['name']:44s} {row['what']:8s} {' '.join(times)} {row['ratio']:5.2f} {row.get('unordered_ratio', row['ratio']):5.2f} "
         f"{row['tflops']:5.0f} {errors} {'ok' if row['ok'] else 'WRONG'}"
     )
 
