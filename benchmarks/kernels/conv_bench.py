@@ -239,8 +239,9 @@ def line(row: dict[str, Any]) -> str:
     columns = ("ours_us", "unordered_us", "kernel_us", "torch_us")
     times = [f"{row[k]:8.1f}" if k in row else " " * 8 for k in columns]
     errors = " ".join([f"{e:.0e}" for e in row["errors"]])
+    ratios = f"{row['ratio']:5.2f} {row.get('unordered_ratio', row['ratio']):5.2f}"
     return (
-        f"{row['name']:44s} {row['what']:8s} {' '.join(times)} {row['ratio']:5.2f} {row.get('unordered_ratio', row['ratio']):5.2f} "
+        f"{row['name']:44s} {row['what']:8s} {' '.join(times)} {ratios} "
         f"{row['tflops']:5.0f} {errors} {'ok' if row['ok'] else 'WRONG'}"
     )
 
