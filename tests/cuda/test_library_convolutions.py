@@ -17,8 +17,8 @@ import pytest
 import torch
 
 import genesis_fn as gf
-from genesis_fn import lax
-from genesis_fn.backends.cuda import libraries
+from genesis_fn import lax, numpy as gnp
+from genesis_fn.backends.cuda import libraries, pipeline
 from genesis_fn.backends.cuda.libraries import on_host
 from genesis_fn.backends.cuda.lowerings import plan_for
 from genesis_fn.compiler.options import without
@@ -109,6 +109,48 @@ def test_convolutions_and_gradients(always, case, layouts):
     for got, bound in ((compiled, TF32), (ours(*arrays), 5e-2)):
         for mine, want in zip(got, theirs(x, w), strict=True):
             np.testing.assert_allclose(np.asarray(mine), np.asarray(want), rtol=bound, atol=bound)
+
+
+@pytest.mark.parametrize("layouts", [LAST, OUT_FIRST], ids=lambda x: "-".join(x[:2]))
+@pytest.mark.parametrize("choice", ["library", "filter"])
+@pytest.mark.parametrize("case", ["steps", "line", "volume", "groups"])
+def test_kernels_read_what_is_laid_for_others(monkeypatch, choice, case, layouts):
+    """What is laid for a library that has no engine in the end, and filters as kernels want them:
+    these are too small for either."""
+    monkeypatch.setattr(pipeline, "convolution_layout", lambda target, e: choice)
+    sizes, taps, c, o, groups, strides, padding, lhs_gaps, rhs_gaps, _ = CASES[case]
+    layouts, axes = layouts_of(layouts, len(sizes)), "DHW"[-len(sizes) :]
+    rng = np.random.default_rng(len(case))
+    of_x = dict(zip(axes if len(sizes) > 1 else "W", sizes)) | {"N": 2, "C": c}
+    of_w = dict(zip(axes if len(sizes) > 1 else "W", taps)) | {"O": o, "I": c // groups}
+    x = rng.standard_normal([of_x[a] for a in layouts[0]], np.float32)
+    w = rng.standard_normal([of_w[a] for a in layouts[1]], np.float32)
+    options = {
+        "window_strides": strides, "padding": padding, "lhs_dilation": lhs_gaps,
+        "rhs_dilation": rhs_gaps, "dimension_numbers": layouts, "feature_group_count": groups,
+    }  # fmt: skip
+    f = lambda library, lax: with_gradients(
+        library, lambda x, w: lax.conv_general_dilated(x, w, precision="highest", **options)
+    )
+    arrays = [gf.device_put(v, gf.cuda(0)) for v in (x, w)]
+    for mine, want in zip(gf.jit(f(gf, lax))(*arrays), f(jax, jax.lax)(x, w), strict=True):
+        np.testing.assert_allclose(np.asarray(mine), np.asarray(want), rtol=1e-4, atol=1e-4)
+
+
+def test_a_filter_that_lies_right_is_not_copied_for_the_gradient_of_an_image(always):
+    rng = np.random.default_rng(4)
+    dy, w = rng.standard_normal((2, 4, 4, 8), np.float32), rng.standard_normal((8, 3, 3, 8))
+
+    def f(dy, w):
+        conv = lambda x: lax.conv_general_dilated(
+            x, w, (2, 2), "SAME", dimension_numbers=OUT_FIRST, precision="tf32"
+        )
+        return gf.vjp(conv, gnp.zeros((2, 8, 8, 8), np.float32))[1](dy)[0]
+
+    arrays = [gf.device_put(v.astype(np.float32), gf.cuda(0)) for v in (dy, w)]
+    made = gf.jit(f).lower(*arrays).compile()
+    assert "image" in always
+    assert "turned_conv" in made.as_text() and "tiles" not in made.as_text()
 
 
 @pytest.mark.parametrize("kind, bound", [("bfloat16", 2e-2), ("float16", 3e-3)])

@@ -15,7 +15,7 @@ import operator
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
-from genesis_fn.compiler.convolution_form import form_of
+from genesis_fn.compiler.convolution_form import form_of, turned_conv_p
 from genesis_fn.compiler.options import enabled
 from genesis_fn.compiler.simplify.simplify import simplify_jaxpr
 from genesis_fn.core import dtypes
@@ -23,7 +23,7 @@ from genesis_fn.core.jaxpr import Atom, Eqn, Jaxpr, Var, jaxprs_in
 from genesis_fn.core.primitive import Primitive
 from genesis_fn.primitives.conv import ConvDimensionNumbers, conv_p
 from genesis_fn.primitives.dot_general import dot_general_p
-from genesis_fn.primitives.shape import reshape_p, transpose_p
+from genesis_fn.primitives.shape import reshape_p, rev_p, transpose_p
 from genesis_fn.transforms.custom.fused_functions import fused_p
 
 Layout = Literal["library", "filter", "as it is"]
@@ -44,16 +44,19 @@ def laid_convolutions(jaxpr: Jaxpr, choose: Choose, keeps: Callable[[Eqn], bool]
 def _rewritten(jaxpr: Jaxpr, choose: Choose) -> Jaxpr:
     env: dict[Var, Atom] = {}
     eqns: list[Eqn] = []
+    turned: dict[Var, Eqn] = {}
     for e in jaxpr.eqns:
         ins = [env.get(i, i) if type(i) is Var else i for i in e.ins]
         if any(map(operator.is_not, ins, e.ins)):
             e = e.replace(ins=ins)
         if e.prim is conv_p:
-            writer = _Writer(e, eqns)
+            writer = _Writer(e, eqns, turned)
             found = _laid(writer, e, choose)
             if found is not None:
                 env[e.outs[0]] = found
                 continue
+        elif e.prim is rev_p:
+            turned[e.outs[0]] = e
         eqns.append(_inside(e, choose))
     if all(map(operator.is_, eqns, jaxpr.eqns)) and len(eqns) == len(jaxpr.eqns):
         return jaxpr
@@ -77,10 +80,10 @@ def _inside(e: Eqn, choose: Choose) -> Eqn:
 
 
 class _Writer:
-    """Appends the equations that replace one."""
+    """Appends the equations that replace one; `turned` has those that reverse an array."""
 
-    def __init__(self, of: Eqn, eqns: list[Eqn]) -> None:
-        self._of, self._eqns = of, eqns
+    def __init__(self, of: Eqn, eqns: list[Eqn], turned: dict[Var, Eqn]) -> None:
+        self._of, self._eqns, self._turned = of, eqns, turned
 
     def apply(self, prim: Primitive, ins: list[Any], params: dict[str, Any]) -> Var:
         """The result of an equation."""
@@ -100,6 +103,13 @@ class _Writer:
             return x
         return self.apply(transpose_p, [x], {"permutation": order})
 
+    def reversed(self, x: Any, dimensions: Sequence[int]) -> Any:
+        """An array with its elements in reversed order along these dimensions."""
+        before = self._turned.get(x) if type(x) is Var else None
+        if before is not None and sorted(before.params["dimensions"]) == sorted(dimensions):
+            return before.ins[0]
+        return self.apply(rev_p, [x], {"dimensions": tuple(dimensions)})
+
 
 def _laid(writer: _Writer, e: Eqn, choose: Choose) -> Var | None:
     """The convolution with its arrays laid for what computes it; None to leave it as it is."""
@@ -111,8 +121,7 @@ def _laid(writer: _Writer, e: Eqn, choose: Choose) -> Var | None:
     last, first = (lambda s: (s[0], *s[2:], s[1])), (lambda s: (s[1], *s[2:], s[0]))
     orders = {
         "output": (last(lhs), last(rhs), last(to)),
-        # Its filter is turned when it is called, since that reverses the taps as well.
-        "image": (last(lhs), tuple(range(len(rhs))), last(to)),
+        "image": (last(lhs), first(rhs), last(to)),
         "filter": (first(lhs), first(rhs), first(to)),
     }[form]
     # Where each dimension of an array is in its new order.
@@ -125,13 +134,18 @@ def _laid(writer: _Writer, e: Eqn, choose: Choose) -> Var | None:
     if choice != "library":
         # A kernel reads images as they are, and its operand that is none as it wants it.
         product = _as_product(writer, e)
-        filtered = choice == "filter" and form == "output" and orders[0] == tuple(range(len(lhs)))
+        filtered = choice == "filter" and form != "filter" and orders[0] == tuple(range(len(lhs)))
         if product is not None or not filtered:
             return product
-        orders = orders[0], orders[1], orders[0]
-        params["dimension_numbers"] = ConvDimensionNumbers(numbers[0], numbers[1], to)
+        orders = orders[0], last(rhs), orders[0]
+        at_w = tuple(map(orders[1].index, rhs))
+        params["dimension_numbers"] = ConvDimensionNumbers(numbers[0], at_w, to)
+        form = "output"
+    prim = turned_conv_p if form == "image" else conv_p
+    if prim is turned_conv_p:  # the library reads the filter as the convolution itself does
+        w = writer.reversed(w, rhs[2:])
     operands = [writer.transposed(v, o) for v, o in zip((x, w), orders)]
-    made = writer.apply(conv_p, operands, params)
+    made = writer.apply(prim, operands, params)
     return writer.transposed(made, tuple([orders[2].index(d) for d in range(len(to))]))
 
 

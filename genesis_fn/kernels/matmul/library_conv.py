@@ -68,10 +68,10 @@ class LibraryConvolution:
         least = 64 if max(routine.steps) == 1 else 128
         return spec.dtype != "fp32" or channels >= least
 
-    def filter_view(self) -> tuple[tuple[int, ...], tuple[int, ...], int]:
+    def filter_view(self, turned: bool = False) -> tuple[tuple[int, ...], tuple[int, ...], int]:
         """(shape, strides, first element) by which the routine's filter, [outputs, taps, inputs],
         is the convolution's right operand, or, of a gradient, its result. The taps of the gradient
-        of an image are in reversed order."""
+        of an image are in reversed order, unless they are `turned` in memory."""
         spec, form = self.spec, self.routine.form
         if form == "output":
             groups, outputs, inputs, *taps = spec.rhs_strides
@@ -79,6 +79,8 @@ class LibraryConvolution:
         elif form == "image":
             groups, inputs, outputs, *taps = spec.rhs_strides
             sizes = (spec.groups, spec.in_channels, *spec.rhs_spatial, spec.out_channels)
+            if turned:
+                return sizes, (groups, outputs, *taps, inputs), 0
             first = sum([(n - 1) * s for n, s in zip(spec.rhs_spatial, taps)])
             return sizes, (groups, outputs, *[-s for s in taps], inputs), first
         else:

@@ -11,6 +11,7 @@ from genesis_fn.backends.cuda.codegen.kernel_text import add_copy, collapsed
 from genesis_fn.backends.cuda.lowerings.call import Call, Lowered, lowers
 from genesis_fn.backends.cuda.lowerings.elementwise import add_convert, converted
 from genesis_fn.backends.cuda.lowerings.shape import add_fill
+from genesis_fn.compiler.convolution_form import turned_conv_p
 from genesis_fn.compiler.options import enabled
 from genesis_fn.compiler.simplify.convolutions import Layout
 from genesis_fn.compiler.target import Target
@@ -30,6 +31,16 @@ PRECISION = {"default": "default", "tf32": "tf32", "tf32x3": "tf32x3", "highest"
 
 @lowers(conv_p)
 def _convolution(call: Call) -> Lowered:
+    return _planned(call, turned=False)
+
+
+@lowers(turned_conv_p)
+def _turned_convolution(call: Call) -> Lowered:
+    return _planned(call, turned=True)
+
+
+def _planned(call: Call, turned: bool) -> Lowered:
+    """The plan of a convolution; `turned`: of a filter whose taps are in reversed order."""
     x, w = call.operands
     builder = PlanBuilder(2, 1)
     if 0 in (call.out.size, x.size, w.size):
@@ -46,23 +57,32 @@ def _convolution(call: Call) -> Lowered:
     spec = _spec(call, number, NAMES[made], precision)
     if narrow:
         held = builder.workspace(call.out.size, "fp32")
-        _add(builder, spec, [lhs, rhs, held], call.target)
+        _add(builder, spec, [lhs, rhs, held], call, turned)
         add_convert(builder, held, call.out.update(dtype=made), call.write(), out_kind)
     else:
-        _add(builder, spec, [lhs, rhs, call.write()], call.target)
+        _add(builder, spec, [lhs, rhs, call.write()], call, turned)
     return builder.build()
 
 
 def _add(
-    builder: PlanBuilder, spec: Convolution, buffers: Sequence[BufferArg], target: Target
+    builder: PlanBuilder, spec: Convolution, buffers: Sequence[BufferArg], call: Call, turned: bool
 ) -> None:
     """Append a convolution of these operands and result, by whatever is fastest."""
+    target = call.target
     chosen = _by_library(spec, target)
-    if chosen is None:
-        builder.include(plan_convolution(spec, target), buffers)
-        return
     lhs, rhs, out = buffers
-    routine, (shape, strides, first) = chosen.routine, chosen.filter_view()
+    if chosen is None:
+        if turned:
+            shape, steps = call.operands[1].shape, dense(call.operands[1].shape)
+            taps = call.params["dimension_numbers"][1][2:]
+            first = sum([(shape[d] - 1) * steps[d] for d in taps])
+            steps = [-s if d in taps else s for d, s in enumerate(steps)]
+            held = builder.workspace(math.prod(shape), rhs.dtype)
+            add_copy(builder, rhs, held, shape, steps, None, first)
+            rhs = held
+        builder.include(plan_convolution(spec, target), [lhs, rhs, out])
+        return
+    routine, (shape, strides, first) = chosen.routine, chosen.filter_view(turned)
     scratch, written = libraries.scratch(routine, target), out
     if collapsed(shape, strides)[1] not in ([[1]], [[]]):
         held = builder.workspace(math.prod(shape), (out if routine.form == "filter" else rhs).dtype)
