@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from genesis_fn.backends.cuda.run.error_word import decode
-from genesis_fn.kernels.indexing import sorted_runs
+from genesis_fn.kernels.indexing import scatter, sorted_runs
 from genesis_fn.kernels.indexing.scatter import (
     GatherRows,
     ScatterRows,
@@ -372,3 +372,57 @@ def test_exact_sums_of_infinities_and_zeros():
     got = exact_sums(values, index, 1050, {"mode": "clip"})[:, 0]
     assert got[0] == np.inf and got[1] == -np.inf and np.isnan(got[2:4]).all()
     assert not got[4:].any() and not np.signbit(got[4])
+
+
+# ---- updates of which one counts ----
+
+
+@pytest.mark.parametrize("base", ["zeros", "operand", "output"])
+@pytest.mark.parametrize("mode", ["drop", "clip"])
+@pytest.mark.parametrize(
+    ("operation", "dtype"),
+    [("set", "fp32"), ("set", "u8"), ("min", "fp32"), ("max", "bf16"), ("max", "fp64")],
+)
+def test_one_update_counts(operation, dtype, mode, base, monkeypatch):
+    monkeypatch.setattr(block_sort, "BLOCK", 64)
+    monkeypatch.setattr(scatter, "ATOMIC_ROWS", 8)
+    for rows, columns, count in ((9, 5, 200), (30, 1, 70), (12, 1100, 65)):
+        spec = ScatterRows(rows, columns, count, dtype, operation, base, mode=mode)
+        kernels = [
+            s.kernel.__name__
+            for s in plan_scatter_rows(spec, TARGET).steps
+            if isinstance(s, Launch)
+        ]
+        assert not {"radix_move_kernel", "walk_runs_kernel"} & {*kernels}
+        check(spec, torch.randint(-4, rows + 4, (count,), dtype=torch.int32))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("operation", ["min", "max"])
+def test_extremes_of_values_that_are_not_finite(operation, dtype, monkeypatch):
+    monkeypatch.setattr(block_sort, "BLOCK", 64)
+    monkeypatch.setattr(scatter, "ATOMIC_ROWS", 8)
+    name = next(k for k, v in TORCH.items() if v is dtype)
+    ends = [math.inf, -math.inf, math.nan, -math.nan, 0.0, -0.0, 1e-39, -1e-39, 3.0, -3.0]
+    updates = torch.tensor(ends * 7, dtype=dtype)[torch.randperm(70)][:, None]
+    index = torch.randint(0, 20, (70,), dtype=torch.int32)
+    base = torch.tensor(ends * 2, dtype=dtype)[:, None]
+    out = torch.ones_like(base)
+    spec = ScatterRows(20, 1, 70, name, operation, "operand")
+    run_plan(plan_scatter_rows(spec, TARGET), [base, index, updates], [out])
+    want = base.clone()
+    for i, x in zip(index.tolist(), updates, strict=True):
+        want[i] = COMBINE[operation](want[i], x)
+    torch.testing.assert_close(out, want, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("operation", ["set", "max"])
+def test_one_update_counts_and_its_index_is_checked(operation, monkeypatch):
+    monkeypatch.setattr(block_sort, "BLOCK", 64)
+    monkeypatch.setattr(scatter, "ATOMIC_ROWS", 8)
+    index = torch.randint(0, 20, (90,), dtype=torch.int32)
+    index[41] = 20
+    out, error = torch.zeros(20, 2), torch.zeros(1, dtype=torch.int64)
+    spec = ScatterRows(20, 2, 90, "fp32", operation, site=5)
+    run_plan(plan_scatter_rows(spec, TARGET), [index, torch.randn(90, 2)], [out, error])
+    assert decode(error.item()) == (5, 20)

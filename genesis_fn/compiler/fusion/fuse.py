@@ -423,7 +423,7 @@ class _FusionState:
                 n = self._absorb(y, n)
             else:
                 continue
-            fused = FusedSum(g.eqn, kernel, {}, [])
+            fused = FusedSum.of(g.eqn, kernel)
             for u in kernel.loads:
                 n = self._fuse_gather(fused, u, n)
             if fused.gathers or kernel is x.kernel:

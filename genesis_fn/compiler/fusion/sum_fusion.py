@@ -28,13 +28,18 @@ _MAX_READS = 6
 @dataclass(slots=True)
 class FusedSum:
     """`eqn`, a sum whose first operand is what `updates` computes; of the values that those load,
-    `gathers` are rows of tables, which it reads there. Of those that nothing else makes, `checks`
-    are the ones whose indices are to be checked."""
+    `gathers` are rows of tables, which it reads there. `checks` are those whose indices are to be
+    checked: the sum, and the gathers that nothing else makes."""
 
     eqn: Eqn
     updates: KernelIR
     gathers: dict[Var, Eqn]
     checks: list[Eqn]
+
+    @classmethod
+    def of(cls, e: Eqn, updates: KernelIR) -> FusedSum:
+        """A sum of these updates, which gathers nothing yet."""
+        return cls(e, updates, {}, [e] if e.params.get("mode") == "check" else [])
 
 
 def is_row_gather(e: Eqn | None) -> bool:

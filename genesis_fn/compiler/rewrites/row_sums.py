@@ -47,10 +47,10 @@ def row_sums(jaxpr: Jaxpr) -> Jaxpr:
         in_order = e.params["indices_are_sorted"] and len(mapped) == 1
         params = {
             "num_segments": math.prod(lengths),
-            "indices_are_sorted": in_order and mode != "fill",
+            "indices_are_sorted": in_order,
             "unique_indices": e.params["unique_indices"],
             "deterministic": e.params["deterministic"],
-            "mode": "fill" if mode == "fill" else "clip",
+            "mode": mode if mode in ("fill", "check") else "clip",
         }
         total = _appended(eqns, e, segment_sum_p, updates, numbers[key], **params)
         shaped = {"shape": x.aval.shape}
@@ -65,18 +65,19 @@ def _is_zero(value: Any) -> bool:
 def _adds_rows(e: Eqn, zeros: set[Var]) -> bool:
     """Whether a scatter adds whole rows to zeros, each at an index vector of its own."""
     x, indices, updates = e.ins
-    if e.params["kind"] != "add" or x not in zeros or e.params["mode"] == "check":
+    if e.params["kind"] != "add" or x not in zeros:
         return False
     if type(indices) is not Var or type(updates) is not Var or indices.aval.ndim < 2:
         return False
     kind, shape = x.aval.dtype, x.aval.shape
-    # A sum of one term keeps the sign of a zero, which 0 + -0 does not: of a derivative it may.
-    if kind == dtypes.BOOL or (dtypes.is_inexact(kind) and not e.backward):
+    if kind == dtypes.BOOL:
         return False
     if dtypes.is_unsigned(indices.aval.dtype) or 0 in (x.aval.size, updates.aval.size):
         return False
     window, inserted, mapped, batching, _ = e.params["dimension_numbers"]
     moving, batch = len(mapped), indices.aval.ndim - 1
+    if e.params["mode"] == "check" and moving > 1:  # each of its indices has bounds of its own
+        return False
     if batching or tuple(sorted(mapped)) != tuple(range(moving)) or moving == 0:
         return False
     if tuple(inserted) != tuple(range(moving)) or math.prod(shape[:moving]) > _MOST_ROWS:
@@ -109,7 +110,7 @@ def _row_numbers(
             at = make(ew.convert_p, at, dtype=kind)
         if mode == "clip":
             at = make(ew.min.prim, make(ew.max.prim, at, 0), lengths[d] - 1)
-        elif mode == "fill":
+        elif mode == "fill" and len(mapped) > 1:
             fits = make(
                 ew.bitwise_and.prim, make(ew.ge.prim, at, 0), make(ew.lt.prim, at, lengths[d])
             )

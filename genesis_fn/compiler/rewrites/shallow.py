@@ -58,7 +58,7 @@ def _written_out(e: Eqn) -> list[Eqn]:
 
     def made(prim: Primitive, ins: Sequence[Any], kind: Aval, **params: Any) -> Var:
         result = Var(kind)
-        eqns.append(Eqn(prim, [*ins], params, (result,), e.where))
+        eqns.append(Eqn(prim, [*ins], params, (result,), e.where, e.backward, e.numerics))
         return result
 
     pairs, shape = len(batch[0]), out.aval.shape
@@ -89,5 +89,5 @@ def _written_out(e: Eqn) -> list[Eqn]:
         total = made(add.prim, [total, product], product.aval)
     if out.aval.dtype != kind:
         total = made(convert_p, [total], out.aval, dtype=out.aval.dtype)
-    eqns.append(Eqn(reshape_p, [total], {"shape": shape}, (out,), e.where))
+    eqns.append(Eqn(reshape_p, [total], {"shape": shape}, (out,), e.where, e.backward, e.numerics))
     return eqns

@@ -52,7 +52,7 @@ def _turned(e: Eqn) -> list[Eqn]:
     turned = Var(out.aval.update((1,) * ones + shape[: len(shape) - ones]))
     return [
         e.replace(ins=[rhs, lhs], params=params, outs=(turned,)),
-        Eqn(reshape_p, [turned], {"shape": shape}, (out,), e.where),
+        Eqn(reshape_p, [turned], {"shape": shape}, (out,), e.where, e.backward, e.numerics),
     ]
 
 
@@ -89,7 +89,7 @@ def _summed(e: Eqn) -> list[Eqn]:
 
     def made(prim: Primitive, ins: list[Any], params: dict[str, Any], kind: Aval) -> Var:
         result = Var(kind)
-        eqns.append(Eqn(prim, ins, params, (result,), e.where))
+        eqns.append(Eqn(prim, ins, params, (result,), e.where, e.backward, e.numerics))
         return result
 
     factors = []
@@ -108,5 +108,7 @@ def _summed(e: Eqn) -> list[Eqn]:
     total = made(reduce_sum_p, [product], {"axes": (*range(pairs, rank),)}, aval(shape, kind))
     if kind != out.aval.dtype:
         total = made(convert_p, [total], {"dtype": out.aval.dtype}, aval(shape, out.aval.dtype))
-    eqns.append(Eqn(reshape_p, [total], {"shape": out.aval.shape}, (out,), e.where))
+    eqns.append(
+        Eqn(reshape_p, [total], {"shape": out.aval.shape}, (out,), e.where, e.backward, e.numerics)
+    )
     return eqns

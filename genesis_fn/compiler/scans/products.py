@@ -110,7 +110,9 @@ def _ahead(body: ScanBody, changes: ScanChanges, e: Eqn) -> None:
     else:
         row = Var(made.aval.update(made.aval.shape[1:]))
         changes.xs.append((made, row))
-        changes.prelude.append(Eqn(transpose_p, [row], {"permutation": axes}, (out,), e.where))
+        changes.prelude.append(
+            Eqn(transpose_p, [row], {"permutation": axes}, (out,), e.where, e.backward, e.numerics)
+        )
     changes.gone.add(e)
     changes.changed = True
 
@@ -156,7 +158,9 @@ def _behind(body: ScanBody, changes: ScanChanges, e: Eqn, whole: Var) -> bool:
         changes.behind[-1].outs = (whole,)
     else:
         order = {"permutation": (0, *[i + 1 for i in axes])}
-        changes.behind.append(Eqn(transpose_p, [made], order, (whole,), e.where))
+        changes.behind.append(
+            Eqn(transpose_p, [made], order, (whole,), e.where, e.backward, e.numerics)
+        )
     changes.changed = True
     return True
 
@@ -191,7 +195,9 @@ def _sum_behind(body: ScanBody, changes: ScanChanges, e: Eqn, kind: DType) -> Va
     stack = changes.stacked(body, e.ins[0])
     if stack.aval.dtype != kind:
         cast = Var(stack.aval.update(dtype=kind))
-        changes.behind.append(Eqn(convert_p, [stack], {"dtype": kind}, (cast,), e.where))
+        changes.behind.append(
+            Eqn(convert_p, [stack], {"dtype": kind}, (cast,), e.where, e.backward, e.numerics)
+        )
         stack = cast
     made = Var(e.outs[0].aval.update(dtype=kind))
     changes.behind.append(e.replace(ins=[stack], params={**e.params, "axes": axes}, outs=(made,)))

@@ -17,17 +17,18 @@ import triton
 import triton.language as tl
 
 from genesis_fn.compiler.target import Target
+from genesis_fn.kernels.indexing.by_atomics import EXTREMES, add_extremes, add_winners
 from genesis_fn.kernels.indexing.computed_updates import ComputedUpdates, kernel_of
 from genesis_fn.kernels.indexing.exact_sums import add_exact_sums, sums_exactly
 from genesis_fn.kernels.indexing.sorted_runs import (
     Runs,
     add_sorted_runs,
+    in_range,
     merge,
-    nearest_row,
+    row_of,
     stored_update,
 )
 from genesis_fn.kernels.language.element_types import FLOATING, ITEMSIZE
-from genesis_fn.kernels.language.error_word import flag_error
 from genesis_fn.kernels.language.language import cast, up
 from genesis_fn.kernels.plan import BufferArg, Plan
 from genesis_fn.kernels.plan_builder import (
@@ -54,6 +55,9 @@ ATOMIC_INTEGERS = ("i32", "u32", "i64", "u64")
 ATOMIC_FLOATS = ("fp32", "fp64")
 NARROW_FLOATS = ("bf16", "fp16")  # added by atomics in float32, and rounded in the end
 ATOMIC_ROWS = 1024  # into fewer rows, atomics would wait for each other
+# Bytes of numbers of updates, one for each row, that are cleared in the time of a sort: its
+# launches, and what it moves for each update.
+MOST_WINNERS, SORTED_BYTES = 1 << 26, 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,14 +152,6 @@ class SortRows:
 
 
 @triton.jit
-def in_range(index, valid, error, ROWS: tl.constexpr, SITE: tl.constexpr):
-    """Whether each index is in range; reports those that are not to the error word."""
-    good = (index >= 0) & (index < ROWS)
-    flag_error(error, valid & (good == 0), index, SITE)
-    return good
-
-
-@triton.jit
 def gather_rows_kernel(
     x,
     index,
@@ -180,13 +176,6 @@ def gather_rows_kernel(
     readable = mask & good[:, None] if FILL else mask
     v = tl.load(x + (i.to(tl.int64) * COLUMNS)[:, None] + column, readable, other=0)
     tl.store(y + (row.to(tl.int64) * COLUMNS)[:, None] + column, v, mask)
-
-
-@triton.jit
-def row_of(index, inside, error, ROWS: tl.constexpr, CLIP: tl.constexpr, SITE: tl.constexpr):
-    """`nearest_row`; reports indices that are out of range to the error word."""
-    in_range(index.to(tl.int64), inside, error, ROWS, SITE)
-    return nearest_row(index, ROWS, CLIP)
 
 
 @triton.jit
@@ -383,9 +372,19 @@ def _uses_atomics(spec: ScatterRows) -> bool:
     return spec.dtype in ATOMIC_FLOATS or (spec.dtype in NARROW_FLOATS and spec.count >= spec.rows)
 
 
+def _one_counts(spec: ScatterRows) -> bool:
+    """Whether one update of each element counts, and atomics find it in less time than a sort."""
+    if spec.rows < ATOMIC_ROWS or spec.count <= block_sort.BLOCK or spec.updates is not None:
+        return False
+    if spec.operation == "set":
+        return 4 * spec.rows <= max(MOST_WINNERS, SORTED_BYTES * spec.count)
+    return spec.operation in ("min", "max") and spec.dtype in EXTREMES
+
+
 def _method(spec: ScatterRows) -> str:
-    """How updates are combined: "unordered" where each has a row of its own, "atomics", "exact", or
-    in the order of a list of "entries" or, where indices ascend, of "rows"."""
+    """How updates are combined: "unordered" where each has a row of its own, "atomics", "exact",
+    "winners" or "extremes" where one of them counts, or in the order of a list of "entries" or,
+    where indices ascend, of "rows"."""
     if spec.entries:
         return "entries"
     if spec.unique:
@@ -395,6 +394,8 @@ def _method(spec: ScatterRows) -> str:
     # Indices that are checked are read by a kernel of its own.
     if spec.sorted and not spec.site:
         return "rows"
+    if _one_counts(spec):
+        return "winners" if spec.operation == "set" else "extremes"
     exact = spec.operation == "add" and spec.rows >= ATOMIC_ROWS and not spec.sorted
     return "exact" if exact and sums_exactly(spec) else "entries"
 
@@ -436,7 +437,7 @@ def plan_scatter_rows(spec: ScatterRows, target: Target) -> Plan:
         builder.clear(sums)
     else:
         sums = out
-        if method != "exact":
+        if method not in ("exact", "extremes"):
             _add_base(builder, spec, out)
     if 0 in (spec.count, spec.columns):
         return builder.build()
@@ -456,6 +457,15 @@ def plan_scatter_rows(spec: ScatterRows, target: Target) -> Plan:
         return builder.build()
     if method == "exact":
         add_exact_sums(builder, spec, index, updates, out, error)
+        return builder.build()
+    if method in ("winners", "extremes"):
+        clip, given = spec.mode == "clip", {"index": index, **updates, "out": out, "error": error}
+        sizes = spec.rows, spec.columns, spec.count, clip, spec.site
+        if method == "winners":
+            add_winners(builder, *sizes, given)
+        else:
+            base = {"zeros": None, "operand": BufferArg(0, out.dtype), "output": out}[spec.base]
+            add_extremes(builder, *sizes, spec.operation, base, given)
         return builder.build()
     carried = False
     entries, kind = index, "rows" if method == "rows" else "entries"

@@ -18,6 +18,7 @@ import triton.language as tl
 
 from genesis_fn.kernels.indexing.computed_updates import ComputedUpdates, kernel_of
 from genesis_fn.kernels.language.element_types import ITEMSIZE
+from genesis_fn.kernels.language.error_word import flag_error
 from genesis_fn.kernels.language.language import cast, up
 from genesis_fn.kernels.plan import BufferArg
 from genesis_fn.kernels.plan_builder import PlanBuilder, cdiv, next_power_of_two
@@ -54,6 +55,21 @@ def nearest_row(index, ROWS: tl.constexpr, CLIP: tl.constexpr):
     least: tl.constexpr = 0 if CLIP else -1
     most: tl.constexpr = ROWS - 1 if CLIP else ROWS
     return tl.minimum(tl.maximum(index, least), most).to(tl.int32)
+
+
+@triton.jit
+def in_range(index, valid, error, ROWS: tl.constexpr, SITE: tl.constexpr):
+    """Whether each index is in range; reports those that are not to the error word."""
+    good = (index >= 0) & (index < ROWS)
+    flag_error(error, valid & (good == 0), index, SITE)
+    return good
+
+
+@triton.jit
+def row_of(index, inside, error, ROWS: tl.constexpr, CLIP: tl.constexpr, SITE: tl.constexpr):
+    """`nearest_row`; reports indices that are out of range to the error word."""
+    in_range(index.to(tl.int64), inside, error, ROWS, SITE)
+    return nearest_row(index, ROWS, CLIP)
 
 
 @triton.jit

@@ -40,7 +40,7 @@ def takes_updates(e: Eqn) -> bool:
     if e.prim not in (segment_sum_p, ordered_sum_p):
         return False
     data, ids = e.ins
-    if type(data) is not Var or type(ids) is not Var or e.params.get("mode") == "check":
+    if type(data) is not Var or type(ids) is not Var:
         return False
     if 0 in (data.aval.size, ids.aval.size, e.outs[0].aval.size):
         return False
@@ -70,10 +70,11 @@ def plan_fused_sum(fused: FusedSum, sites: Sequence[int], target: Target) -> tup
     checks = fused.checks
     builder = PlanBuilder(len(operands), 1 + bool(checks))
     out = BufferArg(len(operands), NAMES[e.outs[0].aval.dtype])
-    for gather, site in zip(checks, sites, strict=True):
-        table, indices = gather.ins
-        position = next(n for n, v in enumerate(operands) if n and v is indices)
-        bad = f"inside & ((v < 0) | (v >= {table.aval.shape[0]}))"
+    for check, site in zip(checks, sites, strict=True):
+        indices = check.ins[1]
+        position = 0 if check is e else next(n for n, v in enumerate(operands) if v is indices)
+        rows = e.params["num_segments"] if check is e else check.ins[0].aval.shape[0]
+        bad = f"inside & ((v < 0) | (v >= {rows}))"
         add_elements(
             builder,
             "check_rows",
