@@ -355,3 +355,27 @@ def test_rows_that_several_kernels_read_are_stored() -> None:
     names = launched(f, x, i, w)
     with without("lookups"):
         assert names == launched(f, x, i, w)
+
+
+def test_attention_along_the_edges_of_a_graph() -> None:
+    """Rows that sums read, and others, in both directions; extremes and sums by row."""
+    n, m = 1100, 1500
+    x, w, a = normal(n, 16), normal(16, 8), normal(2, 8)
+    s, d = integers(n, m), np.random.default_rng(8).integers(0, n, m).astype(np.int32)
+
+    def f(np_: Any, lax_: Any, w: Any, a: Any) -> Any:
+        h = np_.tanh(x @ w * 0.1)
+        e = (h @ a[0])[s] + (h @ a[1])[d]
+        e = np_.where(e > 0, e, 0.2 * e)
+        most = np_.full((n,), -1e9, np.float32).at[d].max(lax_.stop_gradient(e))
+        z = np_.exp(e - most[d])
+        total = np_.zeros((n,), np.float32).at[d].add(z)
+        out = np_.zeros((n, 8), np.float32).at[d].add(h[s] * (z / total[d])[:, None])
+        return np_.sum(out * out)
+
+    got = results(gf.value_and_grad(lambda w, a: f(gnp, lax, w, a), argnums=(0, 1)), w, a)
+    want = jax.tree.leaves(
+        jax.value_and_grad(lambda w, a: f(jnp, jax.lax, w, a), argnums=(0, 1))(w, a)
+    )
+    for one, other in zip(got, want, strict=True):
+        np.testing.assert_allclose(one, other, rtol=5e-3, atol=5e-3 * np.abs(other).max())

@@ -122,9 +122,9 @@ def lookups_in_kernels(
 
     Rows that something else reads, or several computations, are gathered by the kernel of rows: as
     a part of a norm and of a sum, those of an embedding would keep both from being parts of matrix
-    products. Those that a sum by segment reads are gathered by that (`takes_updates`). A lookup
-    that checks its starts stays a step where a view of it drops elements: a kernel checks what it
-    reads.
+    products. (Rows shorter than a sector of memory are none of an embedding.) Those that a sum by
+    segment reads are gathered by that (`takes_updates`). A lookup that checks its starts stays a
+    step where a view of it drops elements: a kernel checks what it reads.
     """
     if not enabled("lookups"):
         return [], []
@@ -138,11 +138,11 @@ def lookups_in_kernels(
         operands = [i for i in e.ins if type(i) is Var]
         if kind == "opaque" and is_lookup(e):
             (o,) = e.outs
-            rows = is_of_rows(e) and (o in opaque or uses[o] > 1)
+            rows = is_of_rows(e) and (o in opaque or (uses[o] > 1 and _sectors(e) == 1))
             summed = e.prim is take_rows_p and o in added
             partial = o in partly
-            fits = not summed and not (partial and mode_of(e) == "check")
-            if fits and not rows:
+            fits = not (partial and mode_of(e) == "check")
+            if fits and not rows and not summed:
                 found.append(n)
                 partly.update(operands if partial else operands[:1])
                 continue

@@ -87,8 +87,10 @@ def ordered_key(x, LARGEST: tl.constexpr):
 def float_of_key(key):
     """The float that `ordered_key` has made an integer of."""
     if key.dtype == tl.int64:
-        return (key ^ ((key >> 63) & 0x7FFFFFFFFFFFFFFF)).to(tl.float64, bitcast=True)
-    return (key ^ ((key >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
+        value = (key ^ ((key >> 63) & 0x7FFFFFFFFFFFFFFF)).to(tl.float64, bitcast=True)
+    else:
+        value = (key ^ ((key >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
+    return value
 
 
 @triton.jit
