@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from genesis_fn.compiler.loop_ir import lookups
+from genesis_fn.compiler.loop_ir.intervals import interval_of, only_case
 from genesis_fn.compiler.loop_ir.lookups import Start
 from genesis_fn.compiler.options import enabled
 from genesis_fn.compiler.target import Target
@@ -546,6 +547,8 @@ class KernelIR:
         if lowering is None:
             return self._looked_up(v, e, at, guards)
         args = tuple([self.at(i, at, guards) if type(i) is Var else Literal(i) for i in e.ins])
+        if e.prim is select_p and type(only := only_case(self.instrs, args)) is int:
+            return only
         # Division and the like differ by how exactly they are computed: they are no common
         # subexpression then.
         meta = (e.prim, tuple(e.params.items()), e.numerics.precise)
@@ -638,8 +641,9 @@ class KernelIR:
         known = lookups.known_index(self.instrs, n)
         if known is not None and 0 <= known.lo and known.hi < start.count:
             return known, None
-        check = None
-        if lookups.mode_of(e) == "check":
+        check, limits = None, interval_of(self.instrs, n)
+        fits = limits is not None and 0 <= limits[0] and limits[1] < start.count
+        if lookups.mode_of(e) == "check" and not fits:
             if e not in self.checks:
                 self.checks.append(e)
             check = self.checks.index(e), k
@@ -654,7 +658,7 @@ class KernelIR:
         if check:
             checked.append(self._memo[key])
         name = self.instrs[self._memo[key]].meta[0]
-        return ix.var(name, start.count), n
+        return ix.var(name, start.count), None if fits else n
 
     def _map(self, prim: Primitive, *args: int | Literal, dtype: DType) -> int:
         return self._emit("map", args, (prim, (), False), dtype)

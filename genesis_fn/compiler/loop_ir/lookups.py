@@ -12,22 +12,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from genesis_fn.compiler.loop_ir.intervals import only_case
 from genesis_fn.core import dtypes
 from genesis_fn.core.backend import index as ix
 from genesis_fn.core.backend.index import Expr, Index
 from genesis_fn.core.jaxpr import Eqn, Var
 from genesis_fn.core.primitive import Primitive
-from genesis_fn.primitives.elementwise import (
-    add,
-    bitwise_and,
-    convert_p,
-    ge,
-    lt,
-    mul,
-    neg,
-    select_p,
-    sub,
-)
+from genesis_fn.primitives.elementwise import add, convert_p, mul, neg, select_p, sub
 from genesis_fn.primitives.indexing.gather import gather_p, take_rows_p
 from genesis_fn.primitives.indexing.indexing import dynamic_slice_p
 
@@ -202,24 +193,8 @@ def _same(instrs: Sequence[Instr], args: Sequence[Any]) -> Expr | None:
 
 def _chosen(instrs: Sequence[Instr], args: Sequence[Any]) -> Expr | None:
     """The case that bounds decide for, as where a negative index would count from the end."""
-    decided = _decided(instrs, args[0])
-    return None if decided is None else _operand(instrs, args[1 if decided else 2])
-
-
-def _decided(instrs: Sequence[Instr], a: Any) -> bool | None:
-    """Whether a condition holds everywhere, or nowhere."""
-    i = instrs[a] if type(a) is int else None
-    if i is None or i.op != "map":
-        return None
-    if i.meta[0] is bitwise_and.prim:
-        both = [_decided(instrs, x) for x in i.args]
-        return False if False in both else True if both == [True, True] else None
-    if i.meta[0] not in (lt.prim, ge.prim):
-        return None
-    x, y = [_operand(instrs, b) for b in i.args]
-    if x is None or y is None or x.lo < y.hi and x.hi >= y.lo:
-        return None
-    return (x.hi < y.lo) is (i.meta[0] is lt.prim)
+    only = only_case(instrs, args)
+    return None if only is None else _operand(instrs, only)
 
 
 _ARITHMETIC: dict[Primitive, Callable[[Sequence[Any], Sequence[Any]], Expr | None]] = {
