@@ -342,6 +342,10 @@ def scatter(check: Callable) -> None:
             with gf.deterministic(deterministic):
                 given = (array(1500, 9, dtype=dtype), array(3000, 9, dtype=dtype))
                 check(lambda x, y: x.at[many].add(y), *given)
+    for dtype in (np.float32, bfloat16, np.float64):
+        given = (array(1500, 9, dtype=dtype), array(6000, 9, dtype=dtype))
+        check(lambda x, y: x.at[integers(1500, 6000)].set(y), *given)
+        check(lambda x, y: x.at[integers(1500, 6000)].max(y), *given)
     check(lambda x: ops.segment_sum(x, many, 1500), array(3000))
     check(
         lambda x, w: ops.segment_sum(x[many] * w[:, None], many, 1500), array(1500, 9), array(3000)

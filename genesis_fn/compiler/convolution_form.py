@@ -1,14 +1,10 @@
-"""The three forms of a convolution, by which libraries have routines, and one that has its filter
-as the routine for the gradient of an image reads it."""
+"""The three forms of a convolution, by which libraries have routines."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from typing import Literal, TypeAlias
-
-from genesis_fn.core.primitive import Primitive
-from genesis_fn.primitives.conv import conv_p
 
 Form: TypeAlias = Literal["output", "image", "filter"]
 
@@ -19,8 +15,3 @@ def form_of(gaps: Sequence[int], taps: Sequence[int], positions: Sequence[int]) 
     if max(gaps, default=1) > 1:
         return "image"
     return "filter" if math.prod(taps) > math.prod(positions) else "output"
-
-
-turned_conv_p = Primitive("turned_conv", conv_p.shape, flops=conv_p.flops, listed=False)
-"""A convolution whose taps are in reversed order in memory: the gradient of an image, whose filter
-a library reads as the convolution itself does, so that nothing turns it twice."""

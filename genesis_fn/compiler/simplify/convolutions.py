@@ -15,7 +15,7 @@ import operator
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
-from genesis_fn.compiler.convolution_form import form_of, turned_conv_p
+from genesis_fn.compiler.convolution_form import form_of
 from genesis_fn.compiler.options import enabled
 from genesis_fn.compiler.simplify.simplify import simplify_jaxpr
 from genesis_fn.core import dtypes
@@ -30,6 +30,9 @@ Layout = Literal["library", "filter", "as it is"]
 """What computes a convolution with the layouts of its equation: a library; a kernel that wants its
 filter so; a kernel, in any layout."""
 Choose = Callable[[Eqn], Layout]
+turned_conv_p = Primitive("turned_conv", conv_p.shape, flops=conv_p.flops, listed=False)
+"""A convolution whose taps are in reversed order in memory: the gradient of an image, whose filter
+a library reads as the convolution itself does, so that nothing turns it twice."""
 _KINDS = (dtypes.F16, dtypes.BF16, dtypes.F32, dtypes.F64)
 
 

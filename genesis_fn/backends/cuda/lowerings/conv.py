@@ -11,9 +11,8 @@ from genesis_fn.backends.cuda.codegen.kernel_text import add_copy, collapsed
 from genesis_fn.backends.cuda.lowerings.call import Call, Lowered, lowers
 from genesis_fn.backends.cuda.lowerings.elementwise import add_convert, converted
 from genesis_fn.backends.cuda.lowerings.shape import add_fill
-from genesis_fn.compiler.convolution_form import turned_conv_p
 from genesis_fn.compiler.options import enabled
-from genesis_fn.compiler.simplify.convolutions import Layout
+from genesis_fn.compiler.simplify.convolutions import Layout, turned_conv_p
 from genesis_fn.compiler.target import Target
 from genesis_fn.core import dtypes
 from genesis_fn.core.configuration import config
