@@ -26,7 +26,7 @@ pitched_p = Primitive(
     listed=False,
 )
 """x with `pitch` elements from each row to the next: a primitive of the compiler's own programs.
-Nothing writes the elements that it has more than x, and nothing may read them."""
+The elements that it has more than x are any numbers, on which nothing may depend."""
 
 
 def _product_shape(*avals: Aval, shapes: Any, pitch: int, **params: Any) -> Aval:

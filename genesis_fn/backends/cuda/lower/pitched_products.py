@@ -1,14 +1,15 @@
 """Large products of matrices with rows that no descriptor can describe, on rows that lie apart.
 
 A descriptor wants every row to begin at a multiple of 16 bytes. The gradient of logits over a
-vocabulary of 50,257 words has no such rows, and both products that read it took a quarter of the
-speed of others. Its kernel stores it with rows of 50,264 elements instead, of which the products
-read 50,257: the others are never written nor read, so that nothing needs to be zero.
+vocabulary of 50,257 words has no such rows, and both products that read it took four times as long
+as others. Its kernel stores it with rows of 50,264 elements instead, of which the products read
+50,257: nothing depends on the others, so that they need not be zero.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,15 +22,21 @@ from genesis_fn.compiler.target import Target
 from genesis_fn.core import dtypes
 from genesis_fn.core.aval import Aval
 from genesis_fn.core.jaxpr import Eqn, Jaxpr, Var
-from genesis_fn.kernels.matmul.tuning import takes_descriptors
+from genesis_fn.kernels.matmul.operand_layout import prepared_spec
+from genesis_fn.kernels.matmul.spec import MatmulSpec
+from genesis_fn.kernels.matmul.tuning import prepares, takes_descriptors
 from genesis_fn.primitives.dot_general import dot_general_p
 from genesis_fn.primitives.shape import slice_p
 
 _ROW = 16  # bytes: rows begin at multiples of these
-# The rate of products without descriptors, as a share of that of others: 170 and 650 TFLOP/s of
-# bfloat16 on an H200.
-_WITHOUT_DESCRIPTORS = 0.26
-_LARGE = 64 << 20  # bytes of a result whose loads and stores of single elements count
+# The rate of products without descriptors, as a share of that of others. On an H200, in TFLOP/s, of
+# bfloat16: 141 to 198 with rows that begin at multiples of 2 bytes, 430 to 449 of 4 or 8, 750 of
+# 16; in TF32: 149 of 4, 217 of 8, 368 of 16.
+_ELEMENT_BY_ELEMENT, _COPIED = 0.25, 0.6
+_LEAST_COPIED = 4  # bytes that are copied to shared memory without passing through registers
+# Bytes of a result that is worth a pitch: 8192 x 50257 in bfloat16 took 1034 us to multiply and
+# store, with a pitch 915, and what reads it then loads whole vectors.
+_LARGE = 64 << 20
 _MARGIN = 2.0  # a gain is worth so many times what it costs
 
 
@@ -37,17 +44,26 @@ def pitched_products(jaxpr: Jaxpr, target: Target) -> Jaxpr:
     """`jaxpr` with products on rows that lie apart where that is faster."""
     if not target.descriptors or not enabled("pitched"):
         return jaxpr
-    if not any([_is_half(e) for e in jaxpr.eqns]):
+    if not any([_is_product(e) for e in jaxpr.eqns]):
         return jaxpr
     apart = _RowsApart(jaxpr, target)
     return apart.program() if apart.chosen or apart.results else jaxpr
 
 
-def _is_half(e: Eqn) -> bool:
-    """Whether an equation is a product of two arrays of 16-bit floats."""
+def _is_product(e: Eqn) -> bool:
+    """Whether an equation is a product of two arrays of one type of floats."""
     if e.prim is not dot_general_p or not all([type(i) is Var for i in e.ins]):
         return False
-    return e.ins[0].aval.dtype == e.ins[1].aval.dtype in (dtypes.BF16, dtypes.F16)
+    return e.ins[0].aval.dtype == e.ins[1].aval.dtype in (dtypes.BF16, dtypes.F16, dtypes.F32)
+
+
+def _reads_descriptors(spec: MatmulSpec, target: Target) -> bool:
+    """Whether the kernel of a product reads both operands, or copies of them, through
+    descriptors."""
+    if spec.operand_dtype == "fp32" and spec.precision not in ("default", "tf32"):
+        return False
+    ready = prepared_spec(spec) if prepares(spec, target) else spec
+    return takes_descriptors(ready, target)
 
 
 def _pitch(x: Aval) -> int:
@@ -74,7 +90,7 @@ class _RowsApart:
         self.results: set[Var] = set()
         self.chosen: dict[Eqn, tuple[int, ...]] = {}
         for e in jaxpr.eqns:
-            if _is_half(e):
+            if _is_product(e):
                 self._choose(e)
 
     def _choose(self, e: Eqn) -> None:
@@ -84,7 +100,7 @@ class _RowsApart:
             self._hold(out)
         wanted = self._wanted(e)
         new = {e.ins[i] for i in wanted} - self.arrays.keys()
-        if wanted and self._gain(e) > _MARGIN * sum([self._cost(x) for x in new]):
+        if wanted and self._gain(e, wanted) > _MARGIN * sum([self._cost(x) for x in new]):
             self.chosen[e] = wanted
             for x in new:
                 self._hold(x)
@@ -104,7 +120,7 @@ class _RowsApart:
             for some in itertools.combinations(wide, count):
                 call = self._call(e, some)
                 spec, copies = matmul_spec(call)
-                if not any(copies) and takes_descriptors(spec, self.target):
+                if not any(copies) and _reads_descriptors(spec, self.target):
                     return some
         return ()
 
@@ -119,11 +135,15 @@ class _RowsApart:
     def _params(self, e: Eqn, pitch: int) -> dict[str, Any]:
         return {**e.params, "shapes": tuple([i.aval.shape for i in e.ins]), "pitch": pitch}
 
-    def _gain(self, e: Eqn) -> float:
-        """The seconds that descriptors save a product."""
+    def _gain(self, e: Eqn, wanted: Sequence[int]) -> float:
+        """The seconds that descriptors save a product which cannot describe these operands."""
         assert dot_general_p.flops is not None
-        flops = dot_general_p.flops([i.aval for i in e.ins], [e.outs[0].aval], **e.params)
-        return flops / self.target.operations * (1 / _WITHOUT_DESCRIPTORS - 1)
+        kinds = [i.aval for i in e.ins]
+        flops = dot_general_p.flops(kinds, [e.outs[0].aval], **e.params)
+        size = kinds[0].dtype.itemsize
+        begin = math.gcd(_ROW, *[kinds[i].shape[-1] * size for i in wanted])
+        share = _ELEMENT_BY_ELEMENT if begin < _LEAST_COPIED else _COPIED
+        return flops / self.target.matrix_rate(size) * (1 / share - 1)
 
     def _cost(self, x: Var) -> float:
         """The seconds that a copy of `x` takes; one that a kernel computes anyway takes none."""
