@@ -203,7 +203,7 @@ class _FusionState:
         return (
             iteration_domain(e.ins[0].aval.shape, reduced_axes(e))
             if is_reduction(e)
-            else iteration_domain(points(e))
+            else iteration_domain(points(e, v))
         )
 
     def _kernel_of(self, v: Var, e: Eqn, domain: IterationDomain) -> KernelIR:

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from genesis_fn.compiler.loop_ir import lookups
-from genesis_fn.compiler.loop_ir.layouts import element_offsets, point_count
+from genesis_fn.compiler.loop_ir.layouts import element_offsets, points
 from genesis_fn.compiler.loop_ir.lookups import Start
 from genesis_fn.compiler.options import enabled
 from genesis_fn.compiler.target import Target
@@ -305,7 +305,7 @@ class KernelIR:
     def _elements(self, v: Var) -> list[Expr]:
         """The offsets in its buffer of the elements that root `v` has at a point: one, but for
         interleaved values."""
-        return element_offsets(self.producer[v], self.root_offsets[v])
+        return element_offsets(self.producer[v], v, self.root_offsets[v])
 
     def shape(self) -> tuple[list[Var], Any]:
         """(the materialized values that it refers to, everything else of it as a key): kernels of
@@ -365,7 +365,7 @@ class KernelIR:
         """The position of root `v`'s point (p, r) among those at which it has elements. Raises
         Infeasible."""
         e, domain = self.producer[v], self.domain
-        size = point_count(e, v.aval.size)
+        size = math.prod(points(e, v))
         if v in self.columns:
             if is_reduction(e):
                 if (

@@ -7,7 +7,6 @@ so, `pitched_product_p` that of a product that reads and writes such arrays.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,7 +14,7 @@ from genesis_fn.core.aval import Aval
 from genesis_fn.core.backend import index as ix
 from genesis_fn.core.backend.index import Expr
 from genesis_fn.core.backend.lowering import View
-from genesis_fn.core.jaxpr import Eqn
+from genesis_fn.core.jaxpr import Eqn, Var
 from genesis_fn.core.primitive import Primitive
 from genesis_fn.primitives.dot_general import dot_general_p
 
@@ -55,22 +54,16 @@ def interleaved(e: Eqn) -> int:
     return len(e.ins) if type(view) is View and view.interleaves else 1
 
 
-def points(e: Eqn) -> tuple[int, ...]:
-    """The shape of the points at which an equation that is no reduction makes its result."""
+def points(e: Eqn, v: Var) -> tuple[int, ...]:
+    """The shape of the points at which an equation that is no reduction makes its result `v`."""
     if e.prim is pitched_p:
         return e.ins[0].aval.shape
-    shape = e.outs[0].aval.shape
-    return shape if interleaved(e) == 1 else shape[:-1]
+    return v.aval.shape if interleaved(e) == 1 else v.aval.shape[:-1]
 
 
-def point_count(e: Eqn, size: int) -> int:
-    """The number of points of an equation with a result of so many elements."""
-    return math.prod(points(e)) if e.prim is pitched_p else size // interleaved(e)
-
-
-def element_offsets(e: Eqn, point: Expr) -> list[Expr]:
-    """The offsets in its buffer of the elements that an equation's result has at a point."""
+def element_offsets(e: Eqn, v: Var, point: Expr) -> list[Expr]:
+    """The offsets in its buffer of the elements that an equation's result `v` has at a point."""
     if e.prim is pitched_p:
-        return [ix.ravel(ix.unravel(point, points(e)), e.outs[0].aval.shape)]
+        return [ix.ravel(ix.unravel(point, points(e, v)), v.aval.shape)]
     n = interleaved(e)
     return [ix.shift(ix.scale(point, n), k) for k in range(n)]

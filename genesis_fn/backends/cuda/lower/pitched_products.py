@@ -32,8 +32,8 @@ _ROW = 16  # bytes: rows begin at multiples of these
 # The rate of products without descriptors, as a share of that of others. On an H200, in TFLOP/s, of
 # bfloat16: 141 to 198 with rows that begin at multiples of 2 bytes, 430 to 449 of 4 or 8, 750 of
 # 16; in TF32: 149 of 4, 217 of 8, 368 of 16.
-_ELEMENT_BY_ELEMENT, _COPIED = 0.25, 0.6
-_LEAST_COPIED = 4  # bytes that are copied to shared memory without passing through registers
+_SHARES = {(2, 2): 0.25, (2, 4): 0.6, (2, 8): 0.6, (4, 4): 0.4, (4, 8): 0.6}
+"""By the bytes of an element, and those of which rows begin at multiples."""
 # Bytes of a result that is worth a pitch: 8192 x 50257 in bfloat16 took 1034 us to multiply and
 # store, with a pitch 915, and what reads it then loads whole vectors.
 _LARGE = 64 << 20
@@ -142,8 +142,7 @@ class _RowsApart:
         flops = dot_general_p.flops(kinds, [e.outs[0].aval], **e.params)
         size = kinds[0].dtype.itemsize
         begin = math.gcd(_ROW, *[kinds[i].shape[-1] * size for i in wanted])
-        share = _ELEMENT_BY_ELEMENT if begin < _LEAST_COPIED else _COPIED
-        return flops / self.target.matrix_rate(size) * (1 / share - 1)
+        return flops / self.target.matrix_rate(size) * (1 / _SHARES[size, begin] - 1)
 
     def _cost(self, x: Var) -> float:
         """The seconds that a copy of `x` takes; one that a kernel computes anyway takes none."""
