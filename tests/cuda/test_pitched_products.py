@@ -178,6 +178,36 @@ def test_an_epilogue_stays_one(always):
     )
 
 
+def test_results_that_kernels_reduce_have_rows_apart(always):
+    x, y, z = drawn(130, 64), drawn(64, 67), drawn(64, 5, 9)
+
+    def f(x, y, z):
+        a, b = x @ y, gnp.tensordot(x, z, 1)
+        return gnp.max(a, -1), gnp.sum(gnp.exp(a / 8), 0), gnp.sum(b, -1), gnp.max(b, (0, 1))
+
+    avals = half(130, 64), half(64, 67), half(64, 5, 9)
+    # Of the second one, columns are two axes, whose rows cannot both lie apart.
+    assert rewritten(lambda x, y, z: f(x, y, z)[:2], *avals).count(pitched_product_p.name) == 1
+    assert pitched_product_p.name not in rewritten(lambda x, y, z: f(x, y, z)[2:], *avals)
+    got = made(f, x, y, z)
+    a = (x.astype(np.float32) @ y.astype(np.float32)).astype(BF16).astype(np.float64)
+    b = np.tensordot(x.astype(np.float32), z.astype(np.float32), 1).astype(BF16)
+    b = b.astype(np.float64)
+    want = a.max(-1), np.exp(a / 8).sum(0), b.sum(-1), b.max((0, 1))
+    for v, w in zip(got, want, strict=True):
+        np.testing.assert_allclose(v.astype(np.float64), w, rtol=3e-2, atol=0.3)
+
+
+def test_a_result_that_is_not_reduced_keeps_its_epilogue(always):
+    def gate(x, w):
+        z = x @ w.T
+        return gnp.tanh(z) * z
+
+    avals = half(8192, 768), half(4097, 768)
+    assert pitched_product_p.name not in rewritten(gate, *avals)
+    assert [k[:6] for k in planned(gate, *avals)] == ["matmul"]
+
+
 def test_products_that_stay_as_they_are():
     matmul = lambda x, y: gnp.matmul(x, y)
     assert pitched_product_p.name in rewritten(matmul, half(8192, 50257), half(50257, 768))

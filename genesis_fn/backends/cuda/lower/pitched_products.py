@@ -25,7 +25,7 @@ from genesis_fn.core.jaxpr import Eqn, Jaxpr, Var
 from genesis_fn.kernels.matmul.operand_layout import prepared_spec
 from genesis_fn.kernels.matmul.spec import MatmulSpec
 from genesis_fn.kernels.matmul.tuning import prepares, takes_descriptors
-from genesis_fn.primitives.dot_general import dot_general_p
+from genesis_fn.primitives.dot_general import dot_general_p, free_dims
 from genesis_fn.primitives.shape import slice_p
 
 _ROW = 16  # bytes: rows begin at multiples of these
@@ -81,7 +81,6 @@ class _RowsApart:
 
     def __init__(self, jaxpr: Jaxpr, target: Target) -> None:
         self.jaxpr, self.target = jaxpr, target
-        self.producer = {o: e for e in jaxpr.eqns for o in e.outs}
         self.readers: dict[Var, list[Eqn]] = {}
         for e in jaxpr.eqns:
             for i in {i for i in e.ins if type(i) is Var}:
@@ -89,13 +88,15 @@ class _RowsApart:
         self.arrays: dict[Var, Var] = {}
         self.results: set[Var] = set()
         self.chosen: dict[Eqn, tuple[int, ...]] = {}
+        self._eqns: list[Eqn] = []
+        self._read: dict[Var, Var] = {}  # by kernels, in place of an array that is not stored
         for e in jaxpr.eqns:
             if _is_product(e):
                 self._choose(e)
 
     def _choose(self, e: Eqn) -> None:
         (out,) = e.outs
-        if self._is_worth_a_pitch(out):
+        if self._is_worth_a_pitch(e, out):
             self.results.add(out)
             self._hold(out)
         wanted = self._wanted(e)
@@ -124,15 +125,16 @@ class _RowsApart:
                     return some
         return ()
 
-    def _call(self, e: Eqn, some: Sequence[int], pitch: int = 0) -> Call:
+    def _call(self, e: Eqn, some: Sequence[int]) -> Call:
         """Product `e` as one of which the rows of some operands lie apart."""
         kinds = [i.aval for i in e.ins]
         for i in some:
             kinds[i] = kinds[i].update((*kinds[i].shape[:-1], _pitch(kinds[i])))
-        params = self._params(e, pitch)
+        params = self._params(e, 0)
         return Call(pitched_product_p, tuple(kinds), params, self.target, numerics=e.numerics)
 
     def _params(self, e: Eqn, pitch: int) -> dict[str, Any]:
+        """The parameters of product `e` as one of operands with rows apart."""
         return {**e.params, "shapes": tuple([i.aval.shape for i in e.ins]), "pitch": pitch}
 
     def _gain(self, e: Eqn, wanted: Sequence[int]) -> float:
@@ -148,12 +150,17 @@ class _RowsApart:
         """The seconds that a copy of `x` takes; one that a kernel computes anyway takes none."""
         return (2 * x.aval.nbytes + self.target.launch_bytes) / self.target.bandwidth
 
-    def _is_worth_a_pitch(self, out: Var) -> bool:
-        """Whether a product's result is stored with rows that lie apart: kernels alone read it, and
-        not one of them alone that could be the product's epilogue."""
-        if not out.aval.ndim or _pitch(out.aval) == out.aval.shape[-1]:
+    def _is_worth_a_pitch(self, e: Eqn, out: Var) -> bool:
+        """Whether a product's result is stored with rows that lie apart: one axis of the right
+        operand has its columns, and kernels alone read it, which reduce it. Others could be the
+        product's epilogue."""
+        (_, contracted), (_, batch) = e.params["dimension_numbers"]
+        y = e.ins[1].aval
+        columns = [y.shape[d] for d in free_dims(y.ndim, (*contracted, *batch))]
+        if columns[-1:] != [math.prod(columns)] or _pitch(out.aval) == out.aval.shape[-1]:
             return False
-        return out.aval.nbytes >= _LARGE and self._is_read_in_kernels(out) and self._is_reread(out)
+        large = out.aval.nbytes >= _LARGE
+        return large and self._is_read_in_kernels(out) and self._is_reduced(out)
 
     def _is_read_in_kernels(self, x: Var) -> bool:
         """Whether nothing but generated kernels reads `x` and its views."""
@@ -165,20 +172,21 @@ class _RowsApart:
                 return False
         return True
 
-    def _is_reread(self, x: Var) -> bool:
-        """Whether `x` is reduced, or read by several equations, when it is computed with alone."""
-        while True:
-            readers = self.readers.get(x, [])
-            if len(readers) != 1 or kind_of(readers[0]) == "reduce":
-                return bool(readers)
-            (x,) = readers[0].outs[:1]
-            if kind_of(readers[0]) == "opaque" or x in self.jaxpr.outs:
-                return False
+    def _is_reduced(self, x: Var) -> bool:
+        """Whether generated kernels reduce what they compute of `x`."""
+        todo, seen = [x], {x}
+        while todo:
+            for e in self.readers.get(todo.pop(), ()):
+                kind = kind_of(e)
+                if kind == "reduce":
+                    return True
+                if kind != "opaque":
+                    todo += [o for o in e.outs if o not in seen]
+                    seen.update(e.outs)
+        return False
 
     def program(self) -> Jaxpr:
         """The program with these arrays."""
-        self._eqns: list[Eqn] = []
-        self._read: dict[Var, Var] = {}  # by kernels, in place of an array that is not stored
         held = {x for x in self.arrays if x in self.results}
         for e in self.jaxpr.eqns:
             for i in self.chosen.get(e, ()):
