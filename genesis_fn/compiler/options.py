@@ -42,6 +42,7 @@ PASSES = {
     "choices": "a choice between elements of one array is a load at a chosen offset",
     "pointwise_convolutions": "convolutions with a single tap are matrix products",
     "library_convolutions": "convolutions that a library computes faster are calls of it",
+    "pitched": "large products read matrices with rows that lie apart, at multiples of 16 bytes",
     "grouped": "matrix products with too few tiles to fill the GPU share launches",
 }
 

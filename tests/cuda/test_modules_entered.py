@@ -40,7 +40,7 @@ BODY = {
     "row_loops": pipeline.row_loops, "joined_iterations": pipeline.joined_iterations,
     "absorb_casts": pipeline.absorb_casts, "shallow_products": pipeline.shallow_products,
     "vectors_left": pipeline.vectors_left, "inner_products": pipeline.inner_products,
-    "group_matmuls": pipeline.group_matmuls,
+    "pitched_products": pipeline.pitched_products, "group_matmuls": pipeline.group_matmuls,
     "row_sums": pipeline.row_sums,
     "share_sorts": pipeline.share_sorts, "rotations": pipeline.rotations,
     "overlays": pipeline.overlays,

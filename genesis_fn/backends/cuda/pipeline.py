@@ -5,8 +5,8 @@
                      -> donations
     body by body     known_indices -> products_outside -> row_loops           schedule
                      -> joined_iterations -> absorb_casts -> shallow_products
-                     -> vectors_left -> inner_products -> group_matmuls
-                     -> row_sums -> share_sorts -> rotations -> overlays
+                     -> vectors_left -> inner_products -> pitched_products
+                     -> group_matmuls -> row_sums -> share_sorts -> rotations -> overlays
                      -> computed_reductions -> row_factors
                      -> reductions_by_columns -> fuse -> lower
                      -> fuse_horizontally -> overlap_collectives -> pack_arena
@@ -28,6 +28,7 @@ from genesis_fn.backends.cuda.lower.fused_casts import absorb_casts
 from genesis_fn.backends.cuda.lower.fused_sums import takes_updates
 from genesis_fn.backends.cuda.lower.horizontal_fusion import fuse_horizontally
 from genesis_fn.backends.cuda.lower.overlap import overlap_collectives
+from genesis_fn.backends.cuda.lower.pitched_products import pitched_products
 from genesis_fn.backends.cuda.lower.shared_sorts import share_sorts
 from genesis_fn.backends.cuda.lower.steps import (
     BufferTable,
@@ -184,6 +185,9 @@ def schedule(
 
     # Products of two vectors are sums, which fuse.
     jaxpr = inner_products(jaxpr)
+
+    # Rows of large products lie apart where descriptors can describe such alone.
+    jaxpr = pitched_products(jaxpr, table.target)
 
     # Group matrix products that are too small to fill the GPU alone, or whose results are summed.
     jaxpr = group_matmuls(jaxpr, table.target)

@@ -46,12 +46,12 @@ from genesis_fn.compiler.loop_ir.kernel import (
     SliceStore,
     build_kernel,
     common_domain,
-    interleaved,
     is_reduction,
     iteration_domain,
     peak_live,
     reduced_axes,
 )
+from genesis_fn.compiler.loop_ir.layouts import points
 from genesis_fn.compiler.memory.inplace import updated_operand
 from genesis_fn.compiler.options import enabled
 from genesis_fn.compiler.simplify.rewriter import has_effect
@@ -203,7 +203,7 @@ class _FusionState:
         return (
             iteration_domain(e.ins[0].aval.shape, reduced_axes(e))
             if is_reduction(e)
-            else iteration_domain(v.aval.shape if interleaved(e) == 1 else v.aval.shape[:-1])
+            else iteration_domain(points(e, v))
         )
 
     def _kernel_of(self, v: Var, e: Eqn, domain: IterationDomain) -> KernelIR:

@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from genesis_fn.compiler.loop_ir.kernel import IterationDomain, KernelIR
+from genesis_fn.compiler.loop_ir.layouts import pitched_product_p
 from genesis_fn.compiler.simplify.rewriter import FEW_ROWS
 from genesis_fn.core import dtypes
 from genesis_fn.core.jaxpr import Eqn, Var
@@ -112,7 +113,9 @@ def fits_epilogue(
 def is_tiled_matmul(e: Eqn) -> bool:
     """Whether an equation is a product of 16-bit operands, the right one a matrix, with enough rows
     to be computed in tiles on tensor cores."""
-    if e.prim is not dot_general_p or e.params["dimension_numbers"][1] != ((), ()):
+    if e.prim is not dot_general_p and (e.prim is not pitched_product_p or e.params["pitch"]):
+        return False
+    if e.params["dimension_numbers"][1] != ((), ()):
         return False
     x, y = e.ins
     if type(x) is not Var or type(y) is not Var or y.aval.ndim != 2 or not x.aval.ndim:

@@ -20,6 +20,7 @@ from typing import Any
 
 from genesis_fn.compiler.loop_ir import lookups
 from genesis_fn.compiler.loop_ir.intervals import interval_of, only_case
+from genesis_fn.compiler.loop_ir.layouts import element_offsets, points
 from genesis_fn.compiler.loop_ir.lookups import Start
 from genesis_fn.compiler.options import enabled
 from genesis_fn.compiler.target import Target
@@ -305,8 +306,7 @@ class KernelIR:
     def _elements(self, v: Var) -> list[Expr]:
         """The offsets in its buffer of the elements that root `v` has at a point: one, but for
         interleaved values."""
-        n, first = interleaved(self.producer[v]), self.root_offsets[v]
-        return [ix.shift(ix.scale(first, n), k) for k in range(n)]
+        return element_offsets(self.producer[v], v, self.root_offsets[v])
 
     def shape(self) -> tuple[list[Var], Any]:
         """(the materialized values that it refers to, everything else of it as a key): kernels of
@@ -363,10 +363,10 @@ class KernelIR:
         return read
 
     def root_offset(self, v: Var) -> Expr:
-        """The offset in its buffer at which root `v` has the point (p, r), counted in groups of
-        interleaved elements. Raises Infeasible."""
+        """The position of root `v`'s point (p, r) among those at which it has elements. Raises
+        Infeasible."""
         e, domain = self.producer[v], self.domain
-        size = v.aval.size // interleaved(e)
+        size = math.prod(points(e, v))
         if v in self.columns:
             if is_reduction(e):
                 if (
@@ -773,13 +773,6 @@ def peak_live(instrs: Sequence[Instr], stores: Sequence[tuple[Any, Expr, int]]) 
             most = max(most, live)
         live -= ends.pop(n, 0)
     return most
-
-
-def interleaved(e: Eqn) -> int:
-    """How many elements of its result an equation makes at a point: one for each operand that it
-    interleaves, else one."""
-    view = e.prim.lowering
-    return len(e.ins) if type(view) is View and view.interleaves else 1
 
 
 def is_reduction(e: Eqn) -> bool:

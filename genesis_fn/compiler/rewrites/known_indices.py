@@ -20,6 +20,7 @@ import numpy as np
 
 from genesis_fn.compiler.known_values import KnownValues
 from genesis_fn.compiler.options import enabled
+from genesis_fn.compiler.rewrites.one_per_row import one_per_row
 from genesis_fn.compiler.rewrites.window_cells import (
     WindowCells,
     counts_of,
@@ -33,7 +34,7 @@ from genesis_fn.core.dtypes import BOOL, I32, I64
 from genesis_fn.core.jaxpr import Eqn, Jaxpr, Var
 from genesis_fn.core.primitive import Primitive
 from genesis_fn.primitives import elementwise as ew
-from genesis_fn.primitives.factories import full_p
+from genesis_fn.primitives.factories import full_p, zero
 from genesis_fn.primitives.indexing.constants import MOST_CONSTANTS, constant_numbers, constant_p
 from genesis_fn.primitives.indexing.gather import gather_p, take_rows_p
 from genesis_fn.primitives.indexing.gather_dims import (
@@ -244,12 +245,14 @@ def _as_slice(
 
 def _scatter(r: _Rewritten, e: Eqn) -> Var | None:
     x, indices, updates = e.ins
-    values = r.indices(indices)
-    if values is None or type(x) is not Var or type(updates) is not Var:
+    if type(x) is not Var or type(indices) is not Var or type(updates) is not Var:
         return None
-    numbers, mode = e.params["dimension_numbers"], e.params["mode"]
     if not updates.aval.size or not x.aval.size:
         return None
+    values = r.indices(indices)
+    if values is None:
+        return _as_comparison(r, e, x, updates)
+    numbers, mode = e.params["dimension_numbers"], e.params["mode"]
     cells = window_cells(x.aval, values, updates.aval, numbers, mode, MOST_CONSTANTS)
     if cells is None or not cells.grid:
         return None
@@ -263,6 +266,42 @@ def _scatter(r: _Rewritten, e: Eqn) -> Var | None:
     if found is not None or not unique or e.params["unique_indices"]:
         return found
     return r.make(e.prim, e.ins, e, **{**e.params, "unique_indices": True})
+
+
+def _as_comparison(r: _Rewritten, e: Eqn, x: Var, updates: Var) -> Var | None:
+    """A scatter of one element to each row of an array that is filled with a number, as a choice
+    between the two: it fuses, so that the array is never stored where a kernel reads it."""
+    kind, filled, out = e.params["kind"], r.filling(x), e.outs[0].aval
+    into_zeros = kind == "add" and _is_zero(filled)
+    if not into_zeros and (kind != "set" or filled is None) or updates.aval.size == 1:
+        return None
+    if out.dtype == BOOL and kind != "set":
+        return None
+    found = one_per_row(e, r.producer, r.indices)
+    if found is None:
+        return None
+    others = [d for d in range(out.ndim) if d != found.along]
+    axes = [a for a in found.axes if a is not None]
+    dims = tuple([d for d, a in zip(others, found.axes) if a is not None])
+
+    def spread(v: Var) -> Var:
+        """An array of one number for each row, along the rows."""
+        shape = updates.aval.shape
+        kept = sorted(axes)
+        v = _reshaped(r, v, [shape[a] for a in kept], e)
+        v = _transposed(r, v, [kept.index(a) for a in axes], e)
+        return r.make(broadcast_in_dim_p, [v], e, shape=out.shape, dims=dims)
+
+    at, length = found.at, out.shape[found.along]
+    if length - 1 > dtypes.iinfo(at.aval.dtype).max:
+        at = r.make(ew.convert_p, [at], e, dtype=_index_type(length))
+    here = r.make(iota_p, [], e, dtype=at.aval.dtype, shape=out.shape, dimension=found.along)
+    chosen = r.make(ew.eq.prim, [here, spread(at)], e)
+    number = zero(out.dtype) if into_zeros else filled
+    read = r.make(ew.select_p, [chosen, spread(updates), number], e)
+    if into_zeros and not e.backward and dtypes.is_float(out.dtype):
+        return r.make(ew.add.prim, [read, 0.0], e)  # 0 + -0 is 0
+    return read
 
 
 def _segment_sum(r: _Rewritten, e: Eqn) -> Var | None:

@@ -25,6 +25,7 @@ from genesis_fn.compiler.options import enabled
 from genesis_fn.core import dtypes
 from genesis_fn.core.backend import index as ix
 from genesis_fn.core.backend.index import Atom, Expr, IndexGuard
+from genesis_fn.core.jaxpr import Var
 from genesis_fn.kernels.language.dtypes import NAMES
 from genesis_fn.kernels.language.expressions import literal, loaded, register, rounded, stored
 
@@ -42,6 +43,7 @@ class Parameter:
         return NAMES[dtype_of(self.target)]
 
 
+_VECTOR = 16  # bytes that a thread moves at once
 _LEAST_REPEATS = 4  # of an element, that are worth a tile of its own
 
 
@@ -50,6 +52,7 @@ class KernelWriter:
 
     * `value[n]`: the text of instruction n: a literal, or a name that a line has defined.
     * `masks`: the conditions under which loop variables are in bounds; none where all values are.
+    * `sizes`: how many values the variables that have had masks have in bounds.
     * `tiled`: the expression of `p` in `i` and `j`, in a kernel that works on tiles.
     * `pairs`: the accesses of two neighbours.
     * `inlined`: it stands in another kernel, which has tiles and values of its own.
@@ -67,6 +70,7 @@ class KernelWriter:
         self.parameters: dict[str, Parameter] = {}
         self.value: dict[int, str] = {}
         self.masks: dict[str, str] = {}
+        self.sizes: dict[str, int] = {}
         self.tiled: Expr | None = None
         self.pairs = find_pairs(loops, tiling)
         self.chosen: Mapping[int, ChosenLoad] = {}
@@ -85,6 +89,7 @@ class KernelWriter:
         them."""
         if not exact:
             self.masks[name] = f"{name}_in"
+            self.sizes[name] = size
             self.line(f"{name}_in = {name} < {size}")
 
     def pointer(self, target: Pointee, written: bool) -> str:
@@ -198,7 +203,8 @@ class KernelWriter:
         elif names.isdisjoint("p" if self.tiling.kind == "flat" else "pr"):
             address += " + p * 0"
             names = names | {"p"}
-        self.put(pointer, address, stored(self.value[n], dtype_of(target)), self.mask(names))
+        mask = self._access_mask(target, offset, names)
+        self.put(pointer, address, stored(self.value[n], dtype_of(target)), mask)
 
     def put(self, pointer: str, address: str, value: str, mask: str = "") -> None:
         """Write a store of `value` at an address."""
@@ -209,7 +215,8 @@ class KernelWriter:
         self, target: Pointee, offset: Expr, names: Collection[str], guards: Collection[IndexGuard]
     ) -> str:
         """The text of a load, in the dtype of memory, whose shape has the axes of all `names`."""
-        pointer, mask = self.pointer(target, False), self.mask(names, guards)
+        pointer = self.pointer(target, False)
+        mask = self._access_mask(target, offset, names, guards)
         # Without `other`, masked elements would be undefined.
         condition = f", {mask}, other={_zero(target)}" if mask else ""
         return f"tl.load({pointer} + ({self.address(offset, names)}){condition})"
@@ -248,6 +255,40 @@ class KernelWriter:
         parts = [self.masks[x] for x in self._variables(names) if x in self.masks]
         parts += sorted([self.condition(g) for g in guards])
         return " & ".join(parts)
+
+    def _access_mask(
+        self,
+        target: Pointee,
+        offset: Expr,
+        names: Collection[str],
+        guards: Collection[IndexGuard] = (),
+    ) -> str:
+        """The mask of an access, which may reach into the gaps between rows."""
+        before, self.masks = self.masks, self.masks | self._into_gaps(target, offset)
+        text = self.mask(names, guards)
+        self.masks = before
+        return text
+
+    def _into_gaps(self, target: Pointee, offset: Expr) -> dict[str, str]:
+        """The bound, by its variable, of an access of rows that end within 16 bytes but begin at
+        multiples of them, as those of `pitched_p` do: whole vectors, the last of which reaches into
+        the gap behind the row. A bound within it would have each element be an access of its own.
+
+        What is read there is not used. It is written by no other store: kernels write all elements
+        of an array but those of such gaps.
+        """
+        lanes = max(1, _VECTOR // dtype_of(target).itemsize)
+        for name, size in self.sizes.items() if self.tiled is None else ():
+            extra = -size % lanes
+            own = [(a, k) for a, k in offset.terms.items() if name in a.names]
+            if not extra or name not in self.masks or type(target) is not Var or len(own) != 1:
+                continue
+            ((atom, k),) = own
+            rest = [n for a, n in offset.terms.items() if a is not atom] + [offset.const]
+            if atom.key[0] == "var" and k == 1 and not any([n % lanes for n in rest]):
+                if offset.hi + extra < target.aval.size and len(rest) > 1:
+                    return {name: f"({name} < {size + extra})"}
+        return {}
 
     def condition(self, g: IndexGuard) -> str:
         """The text of a guard."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from genesis_fn.backends.cuda.codegen.kernel_text import add_copy, collapsed
@@ -13,6 +13,7 @@ from genesis_fn.backends.cuda.lowerings.conv import PRECISION
 from genesis_fn.backends.cuda.lowerings.elementwise import converted
 from genesis_fn.backends.cuda.lowerings.shape import add_fill
 from genesis_fn.compiler.fusion.matmul_grouping import grouped_matmul_p
+from genesis_fn.compiler.loop_ir.layouts import pitched_product_p
 from genesis_fn.core.aval import Aval
 from genesis_fn.kernels.language.dtypes import NAMES, as_number, float_operands
 from genesis_fn.kernels.matmul.grouped import plan_grouped_matmul
@@ -26,15 +27,29 @@ Strides: TypeAlias = tuple[int, ...]
 Axes: TypeAlias = tuple[list[int], list[int], list[int]]
 
 
+@dataclass(frozen=True, slots=True)
+class ProductOperand:
+    """An operand of a product: its shape, and its strides in memory, where rows may lie apart."""
+
+    shape: tuple[int, ...]
+    steps: Strides
+
+
+def product_operands(call: Call) -> list[ProductOperand]:
+    """The operands of a product as it sees them."""
+    held = [x.shape for x in call.operands]
+    shapes = call.params.get("shapes", held)
+    return [ProductOperand(tuple(s), tuple(dense(x))) for s, x in zip(shapes, held, strict=True)]
+
+
 def operand_strides(
-    kind: Aval, batch: Sequence[int], rows: Sequence[int], columns: Sequence[int]
+    x: ProductOperand, batch: Sequence[int], rows: Sequence[int], columns: Sequence[int]
 ) -> Strides | None:
     """The strides (batch axes, rows, columns) of an operand seen as matrices, or None where its
     rows or columns are several axes that do not lie at one stride."""
-    steps = dense(kind.shape)
-    found = [steps[d] for d in batch]
+    found = [x.steps[d] for d in batch]
     for axes in (rows, columns):
-        _, (strides,) = collapsed([kind.shape[d] for d in axes], [steps[d] for d in axes])
+        _, (strides,) = collapsed([x.shape[d] for d in axes], [x.steps[d] for d in axes])
         if len(strides) > 1:
             return None
         found.append(strides[0] if strides else 1)
@@ -43,21 +58,21 @@ def operand_strides(
 
 def matrix_axes(call: Call) -> tuple[Axes, Axes]:
     """The axes of each operand that are batch, rows and columns."""
-    x, y = call.operands
+    x, y = product_operands(call)
     (xc, yc), (xb, yb) = call.params["dimension_numbers"]
     # The contraction runs in the order in which one of the operands has it in memory.
     pairs = sorted(zip(xc, yc))
     if operand_strides(y, yb, [j for _, j in pairs], []) is None:
         pairs = sorted(zip(xc, yc), key=lambda pair: pair[1])
     xc, yc = [i for i, _ in pairs], [j for _, j in pairs]
-    xf = [d for d in range(x.ndim) if d not in (*xc, *xb)]
-    yf = [d for d in range(y.ndim) if d not in (*yc, *yb)]
+    xf = [d for d in range(len(x.shape)) if d not in (*xc, *xb)]
+    yf = [d for d in range(len(y.shape)) if d not in (*yc, *yb)]
     return ([*xb], xf, xc), ([*yb], yc, yf)
 
 
 def matmul_spec(call: Call) -> tuple[MatmulSpec, tuple[bool, bool]]:
     """(the product, which operands must first be copied to [batch, rows, columns])."""
-    x, y = call.operands
+    x, y = product_operands(call)
     (xb, xf, xc), (yb, yc, yf) = matrix_axes(call)
     m = math.prod([x.shape[d] for d in xf])
     n = math.prod([y.shape[d] for d in yf])
@@ -66,7 +81,7 @@ def matmul_spec(call: Call) -> tuple[MatmulSpec, tuple[bool, bool]]:
     left, right = operand_strides(x, xb, xf, xc), operand_strides(y, yb, yc, yf)
     copies = left is None, right is None
     # Batch axes that lie alike everywhere are one axis; those of length 1 are none.
-    out = dense((*batch, m, n))
+    out = dense((*batch, m, call.params.get("pitch") or n))
     a = left or dense((*batch, m, k))
     b = right or dense((*batch, k, n))
     count = len(batch)
@@ -76,9 +91,8 @@ def matmul_spec(call: Call) -> tuple[MatmulSpec, tuple[bool, bool]]:
         n,
         k,
         tuple(sizes),
-        NAMES[as_number(x.dtype)],
-        NAMES[as_number(y.dtype)],
-        NAMES[call.out.dtype],
+        *[NAMES[as_number(kind.dtype)] for kind in call.operands],
+        out_dtype=NAMES[call.out.dtype],
         lhs_strides=(*sa, *a[count:]),
         rhs_strides=(*sb, *b[count:]),
         out_strides=(*so, *out[count:]),
@@ -87,7 +101,7 @@ def matmul_spec(call: Call) -> tuple[MatmulSpec, tuple[bool, bool]]:
     return spec, copies
 
 
-@lowers(dot_general_p)
+@lowers(dot_general_p, pitched_product_p)
 def _dot_general(call: Call) -> Lowered:
     x, y = call.operands
     builder = PlanBuilder(2, 1)
@@ -154,17 +168,18 @@ def _matrices(
 ) -> list[BufferArg]:
     """The operands of a product; copies of them, [batch, rows, columns], where `copies` says so."""
     return [
-        _packed(builder, kind, source, [*batch, *rows, *columns]) if copied else source
-        for kind, (batch, rows, columns), source, copied in zip(
-            call.operands, matrix_axes(call), sources, copies
+        _packed(builder, kind, x, source, [*batch, *rows, *columns]) if copied else source
+        for kind, x, (batch, rows, columns), source, copied in zip(
+            call.operands, product_operands(call), matrix_axes(call), sources, copies
         )
     ]
 
 
-def _packed(builder: PlanBuilder, kind: Aval, source: BufferArg, order: Sequence[int]) -> BufferArg:
+def _packed(
+    builder: PlanBuilder, kind: Aval, x: ProductOperand, source: BufferArg, order: Sequence[int]
+) -> BufferArg:
     raw = f"i{8 * kind.dtype.itemsize}"
-    held = builder.workspace(kind.size, raw)
-    steps = dense(kind.shape)
-    shape = [kind.shape[d] for d in order]
-    add_copy(builder, replace(source, dtype=raw), held, shape, [steps[d] for d in order])
+    held = builder.workspace(math.prod(x.shape), raw)
+    shape = [x.shape[d] for d in order]
+    add_copy(builder, replace(source, dtype=raw), held, shape, [x.steps[d] for d in order])
     return replace(held, dtype=source.dtype)
