@@ -13,7 +13,7 @@ from genesis_fn.compiler.convolution_form import form_of
 from genesis_fn.compiler.target import Target
 from genesis_fn.kernels.language.element_types import ITEMSIZE
 from genesis_fn.kernels.matmul.conv import LARGE, Convolution
-from genesis_fn.kernels.plan_builder import INT32_MAX, dense
+from genesis_fn.kernels.plan_builder import INT32_MAX, cdiv, dense
 from genesis_fn.kernels.routines import ConvolutionRoutine, Laid
 
 KINDS = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
@@ -45,8 +45,9 @@ class LibraryConvolution:
 
             filter's gradient    45 and 71 in 16 bits, 447 and 1748 in TF32, and so for all shapes;
                                  of 3 channels 296 and 509 in 16 bits, but 74 and 21 in TF32
-            image's gradient     43 and 152 with steps of 2 x 2, of which the kernel multiplies the
-                                 gaps, 42 and 29 with steps of 2 along one axis
+            image's gradient     37 and 148 with steps of 2 x 2, of which the kernel multiplies the
+                                 gaps; with steps of 2 along one axis 38 and 29, but 18 and 28 of
+                                 half as many tiles, which are fewer than processors
             output               107 and 169 in 16 bits, 200 and 249 in TF32;
                                  of 64 channels 39 and 46, with steps of 2 slower (29 and 16, 80
                                  channels), of 3 channels 446 and 125, with gaps 81 and 45
@@ -64,7 +65,8 @@ class LibraryConvolution:
         if not all(wide) or max(routine.dilation) > 1:
             return False
         if routine.form == "image":
-            return math.prod(routine.steps) > 2
+            tiles = cdiv(spec.rows, 128) * cdiv(spec.out_channels, 128) * spec.groups
+            return math.prod(routine.steps) > 2 or tiles < target.processors
         least = 64 if max(routine.steps) == 1 else 128
         return spec.dtype != "fp32" or channels >= least
 
