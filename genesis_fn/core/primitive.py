@@ -281,12 +281,6 @@ class Primitive:
             elif "fill_value" in params:
                 key.append(repr(params["fill_value"]))
             key = tuple(key)
-        elif len(args) == 2:  # most operations; half the cost of what follows
-            x, y = args
-            key = (
-                x.sig if type(x) is ArrayImpl else type(x),
-                y.sig if type(y) is ArrayImpl else type(y),
-            )
         else:
             key = tuple([a.sig if type(a) is ArrayImpl else type(a) for a in args])
         run = self.eager_cache.get(key)
@@ -378,6 +372,17 @@ def bind(prim: Primitive, *args: Any, **params: Any) -> Any:
             args = given
         return trace.process(prim, args, params)
     try:
+        # `eager`, inlined for operations of two operands: most of what is called without jit.
+        if not params and len(args) == 2:
+            x, y = args
+            run = prim.eager_cache.get(
+                (
+                    x.sig if type(x) is ArrayImpl else type(x),
+                    y.sig if type(y) is ArrayImpl else type(y),
+                )
+            )
+            if run is not None:
+                return run(x, y)
         return prim.eager(args, params)
     except Exception as error:
         raise explain(error, args) from None

@@ -104,14 +104,21 @@ def eager_function(
     kernel, whose reference program must be compiled."""
     avals = tuple(avals)
     # Launches contain scalars: a function with scalar operands keeps one set of launches for each
-    # combination of values, by `repr`, since 0.0 and -0.0 are equal.
+    # combination of values.
     if not any(type(a) in SCALARS for a in avals):
         return _specialised(runtime, device, prim, avals, params)
-    made: OrderedDict[str, Callable[..., Any]] = OrderedDict()
+    made: OrderedDict[Any, Callable[..., Any]] = OrderedDict()
     numbers = [i for i, a in enumerate(avals) if type(a) in SCALARS]
+    only = numbers[0] if len(numbers) == 1 and type(avals[numbers[0]]) is not complex else -1
 
     def run(*args: Any) -> Any:
-        key = repr([args[i] for i in numbers])
+        if only >= 0:
+            # A number is its own key, as its type is known, but for NaN, which equals nothing, and
+            # the two zeros, which are equal.
+            x = args[only]
+            key = x if x and x == x else repr(x)
+        else:
+            key = repr([args[i] for i in numbers])
         function = made.get(key)
         if function is None:
             given = tuple([args[i] if i in numbers else a for i, a in enumerate(avals)])
@@ -309,9 +316,15 @@ def _one_launch(
     runtime, lock, stream = runner.runtime, runner.lock, runner.runtime.driver.compute
     alloc, bind, launch = runtime.pool.alloc, step.bind, step.launch
     every = len(arrays) == count
+    first = arrays[0] if len(arrays) == 1 else -1
 
     def run(*args: Any) -> ArrayImpl:
-        addresses = [x.data.address for x in (args if every else [args[i] for i in arrays])]
+        if first >= 0:
+            addresses = [args[first].data.address]
+        elif every:
+            addresses = [x.data.address for x in args]
+        else:
+            addresses = [args[i].data.address for i in arrays]
         block = alloc(size, where())
         addresses.append(block.address)
         with lock:

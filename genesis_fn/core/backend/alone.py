@@ -21,12 +21,18 @@ def as_set(prim: Primitive, build: Callable[[], Callable[..., Any]]) -> Callable
     if type(prim.lowering) is not Elementwise:
         return build()
     made: dict[config.Numerics, Callable[..., Any]] = {}
+    last: tuple[Any, Any] = None, None  # replaced as one: other threads may have other settings
+    current = config.current
 
     def run(*args: Any) -> Any:
-        numerics = config.current().numerics
-        function = made.get(numerics)
-        if function is None:
-            function = made[numerics] = build()
+        nonlocal last
+        set_now, function = last
+        numerics = current().numerics
+        if numerics is not set_now:  # numerics exist once each
+            function = made.get(numerics)
+            if function is None:
+                function = made[numerics] = build()
+            last = numerics, function
         return function(*args)
 
     return run

@@ -60,26 +60,42 @@ class SourceLocation(NamedTuple):
         return f"{self}  {text}" if text else str(self)
 
 
+class _UserCode:
+    """What is known of a code object outside of the library: the lines that it was seen at, by
+    instruction."""
+
+    __slots__ = ("lines",)
+
+    def __init__(self) -> None:
+        self.lines: dict[int, SourceLocation] = {}
+
+
 # By identity, since hashing a code object reads all of it; `_known` keeps the objects alive, so
-# that no other gets their address.
-_internal: dict[int, bool] = {}
+# that no other gets their address. True: internal; False: the library's, but shown, where the line
+# depends on the caller too. Every allocation asks where it is: lines are made once.
+_kinds: dict[int, bool | _UserCode] = {}
 _known: list[CodeType] = []
 
 
 def is_internal(code: CodeType) -> bool:
     """Whether `code` belongs to the library's inside rather than to a user, layer or model."""
-    found = _internal.get(id(code))
+    return _kind_of(code) is True
+
+
+def _kind_of(code: CodeType) -> bool | _UserCode:
+    found = _kinds.get(id(code))
     if found is None:
         name = code.co_filename
-        found = name.startswith(_PACKAGE) and not name.startswith(_SHOWN)
-        found = found or name.startswith("<genesis") or name.endswith(f"{os.sep}functools.py")
+        internal = name.startswith(_PACKAGE) and not name.startswith(_SHOWN)
+        internal = internal or name.startswith("<genesis") or name.endswith(f"{os.sep}functools.py")
         # What `dataclasses` generates: the user's line is the one that makes the object.
-        found = found or (name == "<string>" and code.co_name == "__init__")
+        internal = internal or (name == "<string>" and code.co_name == "__init__")
         if len(_known) > 8192:  # generated functions come and go
             _known.clear()
-            _internal.clear()
+            _kinds.clear()
         _known.append(code)
-        _internal[id(code)] = found
+        found = True if internal else False if name.startswith(_PACKAGE) else _UserCode()
+        _kinds[id(code)] = found
     return found
 
 
@@ -87,8 +103,7 @@ def user_frame(depth: int = 2) -> FrameType:
     """The nearest frame above the caller that is not the library's own."""
     # Documented, but for its underscore; `inspect.stack` would read source files.
     first = frame = sys._getframe(depth)  # pyright: ignore[reportPrivateUsage]
-    known = _internal.get
-    while known(id(frame.f_code)) or is_internal(frame.f_code):
+    while is_internal(frame.f_code):
         if frame.f_back is None:
             return first
         frame = frame.f_back
@@ -97,7 +112,24 @@ def user_frame(depth: int = 2) -> FrameType:
 
 def where(scope: str = "", depth: int = 3) -> SourceLocation:
     """The user's line that is running now."""
-    return at_frame(user_frame(depth), scope)
+    first = frame = sys._getframe(depth - 1)  # pyright: ignore[reportPrivateUsage]
+    known = _kinds.get
+    while True:
+        code = frame.f_code
+        kind = known(id(code))
+        if kind is None:
+            kind = _kind_of(code)
+        if kind is not True:
+            break
+        frame = frame.f_back
+        if frame is None:
+            return at_frame(first, scope)
+    if kind is False or scope:
+        return at_frame(frame, scope)
+    line = kind.lines.get(frame.f_lasti)
+    if line is None:
+        line = kind.lines[frame.f_lasti] = SourceLocation(code, frame.f_lineno)
+    return line
 
 
 def where_read() -> SourceLocation:

@@ -122,10 +122,15 @@ def binary(
         return slow(x, y)
 
     def method(self: Any, other: Any) -> Any:
-        if type(self) is ArrayImpl and type(other) is ArrayImpl and self.sig is other.sig:
-            if not (guarded and self.sig.aval.dtype not in kinds):
+        if type(self) is ArrayImpl:
+            d = self.sig.aval.dtype
+            if type(other) is ArrayImpl:
+                if self.sig is other.sig and not (guarded and d not in kinds):
+                    return bind(prim, self, other)
+                return function(self, other)
+            if direct.get(d) is type(other):
                 return bind(prim, self, other)
-        elif not is_operand(other):
+        if not is_operand(other):
             return _refused(name, other)
         return function(self, other)
 

@@ -135,12 +135,15 @@ class CudaLaunch:
     def __init__(
         self, driver: CudaDriver, launch: Launch, compiled: CompiledKernel, module: _Module
     ) -> None:
-        self._activate = driver.activate
+        self._driver = driver
+        self._context = driver.context
+        self._several = driver.several
         self.module = module
         self.compiled = compiled
         self.grid = launch.grid
         self._empty = 0 in launch.grid
         self._block = ParameterBlock(launch, compiled, driver.encode_tensor_map)
+        self._write = self._block.bind
         self._parameters = self._block.address
         self._function = module.function
         programs = launch.grid[0] * launch.grid[1] * launch.grid[2] * compiled.num_ctas
@@ -153,7 +156,7 @@ class CudaLaunch:
     def bind(
         self, addresses: Sequence[int], scratch: int = 0, within: Sequence[tuple[int, int]] = ()
     ) -> None:
-        self._block.bind(addresses, scratch)
+        self._write(addresses, scratch)
 
     def launch(self, stream: StreamHandle, early: bool = True) -> None:
         if self._empty:
@@ -164,7 +167,9 @@ class CudaLaunch:
         if stream is not self._stream:
             self._config.hStream = stream
             self._stream = stream
-        self._activate()
+        # `activate`, inlined: every eager operation comes here.
+        if self._several or getattr(_current, "context", None) is not self._context:
+            self._driver.activate()
         (code,) = cu.cuLaunchKernelEx(self._config, self._function, self._parameters, 0)
         if code != _SUCCESS:
             _fail(code)
@@ -212,7 +217,7 @@ class CudaDriver:
             raise ValueError(f"there is no device cuda:{index}")
         self._device = _check(cu.cuDeviceGet(index))
         self.context = _check(cu.cuDevicePrimaryCtxRetain(self._device))
-        self._several = device_count() > 1
+        self.several = device_count() > 1
         self.activate()
         self.driver_version = _check(cu.cuDriverGetVersion())
         # NCCL has others write straight into memory that it can export (docs/cuda.md).
@@ -229,7 +234,7 @@ class CudaDriver:
     def activate(self) -> None:
         """Makes the device's context current in this thread."""
         # With several devices another library may have made another context current since.
-        if self._several or getattr(_current, "context", None) is not self.context:
+        if self.several or getattr(_current, "context", None) is not self.context:
             _check(cu.cuCtxSetCurrent(self.context))
             _current.context = self.context
 

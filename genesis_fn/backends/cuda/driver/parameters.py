@@ -97,6 +97,9 @@ class ParameterBlock:
 
     def bind(self, addresses: Sequence[int], scratch: int) -> None:
         """Writes the addresses of buffers (by number) and of scratch memory."""
+        if self._in_order and len(addresses) == len(self._pointers) and not scratch:
+            self._write(self._slots, 0, *addresses, 0, 0)
+            return
         self._slots[:] = [
             *[addresses[index] + offset for index, offset in self._pointers],
             scratch,
@@ -130,6 +133,10 @@ class ParameterBlock:
         ]
         self._encoded = [-1] * maps
         self._slots = (ctypes.c_uint64 * pointers).from_address(pointer_slots)
+        # Most eager kernels take their buffers in order: one call writes all addresses.
+        in_order = [(i, 0) for i in range(pointers - 2)] == self._pointers
+        self._in_order = in_order and not maps
+        self._write = struct.Struct(f"<{pointers}Q").pack_into
         for number, (size, content) in enumerate(fixed):
             ctypes.memmove(values + 8 * number, content, size)
         where = {"map": (map_slots[:1] or [0])[0], "pointer": pointer_slots, "fixed": values}
