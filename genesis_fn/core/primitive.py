@@ -358,6 +358,9 @@ def _of_name(name: str) -> Primitive:
 SCALARS = frozenset((bool, int, float, complex))
 
 
+_EAGER = Primitive.eager  # debugging puts another function in its place
+
+
 def bind(prim: Primitive, *args: Any, **params: Any) -> Any:
     """Apply `prim` to arrays, tracers and Python scalars under the current trace.
 
@@ -373,7 +376,7 @@ def bind(prim: Primitive, *args: Any, **params: Any) -> Any:
         return trace.process(prim, args, params)
     try:
         # `eager`, inlined for operations of two operands: most of what is called without jit.
-        if not params and len(args) == 2:
+        if not params and len(args) == 2 and type(prim).eager is _EAGER:
             x, y = args
             run = prim.eager_cache.get(
                 (

@@ -9,6 +9,7 @@ import numpy as np
 
 from genesis_fn.backends.cuda import eager
 from genesis_fn.backends.cuda.driver import drivers
+from genesis_fn.backends.cuda.in_one.kernels import plan_in_one
 from genesis_fn.backends.cuda.lowerings import has_lowering
 from genesis_fn.backends.cuda.memory.dlpack import (
     ImportedArray,
@@ -84,6 +85,17 @@ class CudaBackend(Backend):
             return ArrayImpl(self.from_numpy(np.asarray(x), kind, device), sig(kind, device))
 
         return lambda *args: executable(*map(array, args, kinds))[0]
+
+    joins_operations = True
+
+    def in_one(self, jaxpr: Jaxpr, device: Device, weak: bool) -> Callable[..., Any] | None:
+        """A function that computes a small program by one kernel, which serves all sizes."""
+        runtime = device_runtime(device.index)
+        plan = plan_in_one(jaxpr, runtime.driver.info.target)
+        if plan is None:
+            return None
+        kind = sig(jaxpr.outs[0].aval, device, True, weak)
+        return eager.of_one_kernel(runtime, plan, kind, len(jaxpr.invars))
 
     def compile(
         self,

@@ -163,6 +163,17 @@ def _specialised(
     return run if prim.multi else lambda *args: run(*args)[0]
 
 
+def of_one_kernel(
+    runtime: Runtime, plan: Plan, result: Signature, count: int
+) -> Callable[..., Any] | None:
+    """A function of `count` arrays that runs a plan of one kernel; None if it is not that simple
+    once it is compiled."""
+    runner = PlanRunner(runtime, plan)
+    if not runner.is_one_launch:
+        return None
+    return _one_launch(runner, result.aval.nbytes, result, range(count), count)
+
+
 def _contents_function(
     runtime: Runtime, lowered: Contents, sigs: Sequence[Signature]
 ) -> Callable[..., list[ArrayImpl]]:

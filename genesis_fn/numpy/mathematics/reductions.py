@@ -36,6 +36,7 @@ from genesis_fn.primitives.factories import full
 from genesis_fn.primitives.reductions import complex_order, cumulative as cumulatives, reduce as r
 from genesis_fn.primitives.reductions.reduce_generic import reduce_prod
 from genesis_fn.primitives.shape import canonical_axes, canonical_axis, reshape, transpose
+from genesis_fn.transforms.staging.one_call import as_one_call
 
 
 def reduced_axes(axis: Axis, ndim: int, name: str) -> tuple[int, ...]:
@@ -191,6 +192,7 @@ def _count(name: str, a: Any, axes: Sequence[int], where: Any, keepdims: bool, d
     return p.convert(sum(mask, axes, dtypes.I32, keepdims=keepdims), d)
 
 
+@as_one_call
 def mean(
     a: ArrayLike,
     axis: Axis = None,
@@ -277,6 +279,7 @@ def average(
     return (x, total) if returned else x
 
 
+@as_one_call
 def var(
     a: ArrayLike,
     axis: Axis = None,
@@ -331,6 +334,7 @@ def _mean_kept(a: Array, axes: Sequence[int], where: ArrayLike | None) -> Array:
     return mean(a, tuple(axes), keepdims=True, where=where)
 
 
+@as_one_call
 def std(
     a: ArrayLike,
     axis: Axis = None,
