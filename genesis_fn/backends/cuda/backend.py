@@ -49,7 +49,14 @@ class CudaBackend(Backend):
     ) -> Callable[..., Any]:
         """A function that runs `prim`. Control flow, calls, collectives and what is done to the
         parts of complex numbers are compiled, as a program."""
-        return as_set(prim, lambda: self._eager(prim, avals, params, device))
+        runtime = device_runtime(device.index)
+        return as_set(
+            prim,
+            lambda: self._eager(prim, avals, params, device),
+            lambda elsewhere: eager.guarded_function(
+                runtime, device, prim, avals, params, elsewhere
+            ),
+        )
 
     def _eager(
         self, prim: Primitive, avals: Sequence[Any], params: dict[str, Any], device: Device

@@ -14,28 +14,30 @@ from genesis_fn.core.jaxpr import Jaxpr, of_one_equation
 from genesis_fn.core.primitive import Primitive
 
 
-def as_set(prim: Primitive, build: Callable[[], Callable[..., Any]]) -> Callable[..., Any]:
+def as_set(
+    prim: Primitive,
+    build: Callable[[], Callable[..., Any]],
+    guarded: Callable[[Callable[..., Any]], Callable[..., Any] | None] | None = None,
+) -> Callable[..., Any]:
     """What `build` makes, built for each state of the settings that say how exactly `prim` is
-    computed: callers keep one function for operands of given types, whatever the settings are."""
+    computed: callers keep one function for operands of given types, whatever the settings are.
+
+    `guarded(elsewhere)` may make a function for the settings of now, which leaves to `elsewhere`
+    what it is called with under others; None if it cannot.
+    """
     # Products have their precision among their parameters, programs among their equations.
     if type(prim.lowering) is not Elementwise:
         return build()
     made: dict[config.Numerics, Callable[..., Any]] = {}
-    last: tuple[Any, Any] = None, None  # replaced as one: other threads may have other settings
-    current = config.current
 
     def run(*args: Any) -> Any:
-        nonlocal last
-        set_now, function = last
-        numerics = current().numerics
-        if numerics is not set_now:  # numerics exist once each
-            function = made.get(numerics)
-            if function is None:
-                function = made[numerics] = build()
-            last = numerics, function
+        numerics = config.current().numerics
+        function = made.get(numerics)
+        if function is None:
+            function = made[numerics] = build()
         return function(*args)
 
-    return run
+    return (guarded(run) if guarded is not None else None) or run
 
 
 def compiled_alone(

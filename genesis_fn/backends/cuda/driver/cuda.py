@@ -143,7 +143,6 @@ class CudaLaunch:
         self.grid = launch.grid
         self._empty = 0 in launch.grid
         self._block = ParameterBlock(launch, compiled, driver.encode_tensor_map)
-        self._write = self._block.bind
         self._parameters = self._block.address
         self._function = module.function
         programs = launch.grid[0] * launch.grid[1] * launch.grid[2] * compiled.num_ctas
@@ -156,7 +155,19 @@ class CudaLaunch:
     def bind(
         self, addresses: Sequence[int], scratch: int = 0, within: Sequence[tuple[int, int]] = ()
     ) -> None:
-        self._write(addresses, scratch)
+        self._block.bind(addresses, scratch)
+
+    def enqueue(self, addresses: Sequence[int], stream: StreamHandle) -> None:
+        write = self._block.write
+        ready = write is not None and stream is self._stream and not (self._empty or self._early)
+        if not ready or self._several or getattr(_current, "context", None) is not self._context:
+            self.bind(addresses)
+            self.launch(stream)
+            return
+        write(*addresses, 0, 0)
+        (code,) = cu.cuLaunchKernelEx(self._config, self._function, self._parameters, 0)
+        if code != _SUCCESS:
+            _fail(code)
 
     def launch(self, stream: StreamHandle, early: bool = True) -> None:
         if self._empty:
@@ -167,9 +178,7 @@ class CudaLaunch:
         if stream is not self._stream:
             self._config.hStream = stream
             self._stream = stream
-        # `activate`, inlined: every eager operation comes here.
-        if self._several or getattr(_current, "context", None) is not self._context:
-            self._driver.activate()
+        self._driver.activate()
         (code,) = cu.cuLaunchKernelEx(self._config, self._function, self._parameters, 0)
         if code != _SUCCESS:
             _fail(code)
