@@ -452,12 +452,15 @@ class CallSite:
 
 class Trace:
     """An interpreter of primitives: what `bind` does while a transform is running. `called` is the
-    user's call behind it, where one is known."""
+    user's call behind it, where one is known. `at_once`: operations on arrays alone run when they
+    are called, as they do without a trace."""
 
-    __slots__ = ("alive", "name", "called")
+    __slots__ = ("alive", "name", "called", "at_once")
 
-    def __init__(self, name: str = "", called: CallSite | None = None) -> None:
-        self.alive, self.name, self.called = True, name, called
+    def __init__(
+        self, name: str = "", called: CallSite | None = None, at_once: bool = False
+    ) -> None:
+        self.alive, self.name, self.called, self.at_once = True, name, called, at_once
 
     def process(self, prim: Primitive, args: tuple[Any, ...], params: dict[str, Any]) -> Any:
         """Apply a primitive to tracers of this trace, and constants."""

@@ -30,7 +30,7 @@ def launches(monkeypatch):
     launch = interpret._InterpretedLaunch.launch
 
     def counted(self, stream, early=True):
-        found.append(self._launch.kernel.name)
+        found.append(getattr(self._launch.kernel, "name", repr(self._launch.kernel)))
         launch(self, stream, early)
 
     monkeypatch.setattr(interpret._InterpretedLaunch, "launch", counted)
@@ -176,3 +176,38 @@ def test_nans_are_found_in_what_runs_in_one():
     x / jnp.zeros(4)
     with config.override(debug_nans=True), pytest.raises(gf.errors.NanError):
         x / jnp.zeros(4)
+
+
+@interpreted
+def test_casts_and_indices_are_part_of_the_launch(launches):
+    x, mask = jnp.ones((14, 47)), jnp.arange(14) > 3
+    classes = jnp.arange(14)[:, None]
+    masked = np.asarray(x) * (np.arange(14) > 3)[:, None]
+    column = mask[:, None]
+    launches.clear()
+    found = x * column
+    assert len(launches) == 1
+    np.testing.assert_array_equal(np.asarray(found), masked)
+    launches.clear()
+    taken = jnp.take_along_axis(x, classes, axis=1)
+    assert len(launches) <= 5, launches
+    np.testing.assert_array_equal(np.asarray(taken), np.ones((14, 1)))
+
+
+def test_indices_under_a_derivative_are_those_of_numpy():
+    rng = np.random.default_rng(5)
+    x = rng.normal(size=(9, 7)).astype(np.float32)
+    index = rng.integers(-7, 7, (9, 3)).astype(np.int32)
+
+    def loss(a):
+        return jnp.sum(jnp.take_along_axis(a, jnp.asarray(index), axis=1) ** 2)
+
+    value, grad = gf.value_and_grad(loss)(jnp.asarray(x))
+    want = np.zeros_like(x)
+    np.add.at(want, (np.arange(9)[:, None], index), 2 * np.take_along_axis(x, index, axis=1))
+    np.testing.assert_allclose(
+        float(value), (np.take_along_axis(x, index, 1) ** 2).sum(), rtol=1e-5
+    )
+    np.testing.assert_allclose(np.asarray(grad), want, rtol=1e-5)
+    with pytest.raises(IndexError, match="index 9"):
+        np.asarray(jnp.take_along_axis(jnp.asarray(x), jnp.full((9, 1), 9), axis=1))

@@ -2,8 +2,8 @@
 
 Where a call of the device costs more than what an operation computes, the operations of `mean` or
 of a sum of arrays of two shapes are recorded at the first call of operands of a type, and the
-backend makes one function of them (`Backend.in_one`), if it can. Under a transform, and for
-operands that are not arrays of one device, the operations run as they are written.
+backend makes one function of them (`Backend.in_one`), if it can. For operands that are traced, or
+not arrays of one device, the operations run as they are written.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ def as_one_call(f: Callable[P, R]) -> Callable[P, R]:
 
     @functools.wraps(f)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        if ctx.trace is not None or ctx.watch is not None:
+        trace = ctx.trace
+        if (trace is not None and not trace.at_once) or ctx.watch is not None:
             return f(*args, **kwargs)
         # The names of keywords stand apart from values, which may be strings too.
         key: list[Any] = [config.current(), len(args), *kwargs]

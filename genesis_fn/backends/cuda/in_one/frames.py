@@ -44,7 +44,6 @@ class Frame:
     repeated: dict[Var, Var] = field(default_factory=dict)
     same: dict[Var, Var] = field(default_factory=dict)
     computed: list[Eqn] = field(default_factory=list)
-    operations: int = 0  # launches that the equations would be, one by one
 
     @property
     def kept_axes(self) -> list[int]:
@@ -63,7 +62,6 @@ class Frame:
             return False
         if e.prim is reshape_p:
             return self._reshape(e.ins[0], e.outs[0])
-        self.operations += 1
         if e.prim is iota_p:
             strides = [int(d == e.params["dimension"]) for d in range(len(e.params["shape"]))]
             self.readings[e.outs[0]] = Reading(None, tuple(strides), e.params["dtype"])

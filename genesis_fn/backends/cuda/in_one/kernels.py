@@ -19,6 +19,7 @@ from genesis_fn.backends.cuda.codegen.kernel_text import (
     indented,
     source_kernel,
 )
+from genesis_fn.backends.cuda.in_one.early_views import with_early_views
 from genesis_fn.backends.cuda.in_one.frames import Frame, Reading, framed
 from genesis_fn.backends.cuda.lowerings import has_lowering
 from genesis_fn.backends.cuda.lowerings.elementwise import run_time_scalar
@@ -44,6 +45,7 @@ from genesis_fn.kernels.language.expressions import (
 )
 from genesis_fn.kernels.plan import Argument, BufferArg, Plan, Scalar
 from genesis_fn.kernels.plan_builder import INT32_MAX, PlanBuilder, cdiv, dense, next_power_of_two
+from genesis_fn.primitives.shape import reshape_p
 
 # Steps along the reduced axis that take as long as a launch without jit: a load that waits for its
 # memory takes most of a microsecond, the host five and more for a launch.
@@ -57,14 +59,19 @@ def plan_in_one(program: Jaxpr, target: Target) -> Plan | None:
     kinds += [v.aval.dtype for e in program.eqns for v in e.outs]
     if any([dtypes.is_key(d) or dtypes.is_complex(d) or target.lacks(d) for d in kinds]):
         return None
+    # One by one, all but reshapes are launches.
+    operations = sum([e.prim is not reshape_p for e in program.eqns])
+    if operations < 2 or not all([has_lowering(e.prim) for e in program.eqns]):
+        return None
+    program = with_early_views(program)
     frame = framed(program)
-    if frame is None or frame.operations < 2 or not all(has_lowering(e.prim) for e in program.eqns):
+    if frame is None:
         return None
     size = math.prod(frame.shape)
     if not 0 < size <= INT32_MAX - TILE * BLOCK:
         return None
     text = _KernelText(frame, program)
-    return text.reduction(target) if frame.axes else text.elements()
+    return text.reduction(target, operations) if frame.axes else text.elements()
 
 
 class _KernelText:
@@ -167,9 +174,9 @@ class _KernelText:
         )
         return builder.build()
 
-    def reduction(self, target: Target) -> Plan | None:
-        """The kernel of a program with reductions; None if a launch that splits the reduced axis is
-        faster."""
+    def reduction(self, target: Target, operations: int) -> Plan | None:
+        """The kernel of a program with reductions; None if `operations` launches, that split the
+        reduced axis, are faster."""
         frame = self.frame
         kept_shape = [frame.shape[d] for d in frame.kept_axes]
         axes = sorted(frame.axes)
@@ -193,7 +200,7 @@ class _KernelText:
         passes = sum([type(e.prim.lowering) is Reduce for e in frame.computed])
         steps = (passes + (self.out in frame.full)) * cdiv(reduced, br)
         # One by one, a reduction that is split is two launches.
-        longest = _STEPS_OF_A_LAUNCH * (frame.operations + passes - 1)
+        longest = _STEPS_OF_A_LAUNCH * (operations + passes - 1)
         if steps > longest and splits(kept, reduced, along, target):
             return None
         column, row = Strided("k", columns, *column_steps), Strided("r", rows, *row_steps)
