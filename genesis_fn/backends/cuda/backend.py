@@ -24,15 +24,16 @@ from genesis_fn.backends.cuda.run.runtime import Runtime, device_runtime
 from genesis_fn.compiler.complex_parts.represent import uses_parts
 from genesis_fn.core import dtypes
 from genesis_fn.core.array import ArrayImpl
-from genesis_fn.core.aval import Aval, aval, sig
+from genesis_fn.core.aval import Aval, Signature, aval, sig
 from genesis_fn.core.backend.alone import as_set, compiled_alone
 from genesis_fn.core.backend.backend import Backend
 from genesis_fn.core.backend.executable import Executable
 from genesis_fn.core.device import Device
 from genesis_fn.core.diagnostics.source_info import where
-from genesis_fn.core.jaxpr import Jaxpr, jaxprs_in
+from genesis_fn.core.jaxpr import Eqn, Jaxpr, jaxprs_in
 from genesis_fn.core.primitive import Primitive
 from genesis_fn.kernels.plan_builder import dense
+from genesis_fn.primitives.shape import reshape_p
 
 _ALIGNMENT = 16
 
@@ -96,13 +97,30 @@ class CudaBackend(Backend):
     joins_operations = True
 
     def in_one(self, jaxpr: Jaxpr, device: Device, weak: bool) -> Callable[..., Any] | None:
-        """A function that computes a small program by one kernel, which serves all sizes."""
+        """A function that computes a small program by one kernel, which serves all sizes; or by the
+        only operation that it is, but for reshapes of its result."""
         runtime = device_runtime(device.index)
+        kind = sig(jaxpr.outs[0].aval, device, True, weak)
+        first, *others = (
+            jaxpr.eqns
+        )  # there are some: the result is no operand, and captures nothing
+        if first.ins == jaxpr.invars and all([e.prim is reshape_p for e in others]):
+            return self._operation(first, kind, device)
         plan = plan_in_one(jaxpr, runtime.driver.info.target)
         if plan is None:
             return None
-        kind = sig(jaxpr.outs[0].aval, device, True, weak)
         return eager.of_one_kernel(runtime, plan, kind, len(jaxpr.invars))
+
+    def _operation(self, e: Eqn, kind: Signature, device: Device) -> Callable[..., Any] | None:
+        """A function that runs one equation, whose result is read as an array of `kind`."""
+        avals = tuple([v.aval for v in e.ins])
+        direct = has_lowering(e.prim) and not (e.prim.multi or e.prim.collective or e.prim.effect)
+        if not direct or uses_parts(e.prim, avals, e.params):
+            return None
+        run = eager.eager_function(device_runtime(device.index), device, e.prim, avals, e.params)
+        if run is None or sig(e.outs[0].aval, device) is kind:
+            return run
+        return lambda *args: ArrayImpl(run(*args).data, kind)
 
     def compile(
         self,

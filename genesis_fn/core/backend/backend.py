@@ -41,7 +41,7 @@ class Backend(Protocol):
 
     def in_one(self, jaxpr: Jaxpr, device: Device, weak: bool) -> Callable[..., Any] | None:
         """A function of arrays that gives the only result of a small program, weak or not, with one
-        call of the device; None where its operations had better be run one by one."""
+        call of the device; None where its operations had better be called one by one."""
         return None
 
     @abc.abstractmethod

@@ -60,31 +60,34 @@ class SourceLocation(NamedTuple):
         return f"{self}  {text}" if text else str(self)
 
 
-class _UserCode:
-    """What is known of a code object outside of the library: the lines that it was seen at, by
-    instruction."""
+class _ShownCode:
+    """What is known of a code object whose lines are shown: those that it was seen at, by
+    instruction. In the library's own the line depends on the user's too, whose code object and
+    instruction follow."""
 
-    __slots__ = ("lines",)
+    __slots__ = ("lines", "of_library")
 
-    def __init__(self) -> None:
-        self.lines: dict[int, SourceLocation] = {}
+    def __init__(self, of_library: bool) -> None:
+        self.lines: dict[Any, SourceLocation] = {}
+        self.of_library = of_library
 
 
 # By identity, since hashing a code object reads all of it; `_known` keeps the objects alive, so
-# that no other gets their address. True: internal; False: the library's, but shown, where the line
-# depends on the caller too. Every allocation asks where it is: lines are made once.
-_kinds: dict[int, bool | _UserCode] = {}
+# that no other gets their address. None: internal. Every allocation asks where it is: lines are
+# made once.
+_kinds: dict[int, _ShownCode | None] = {}
+_UNKNOWN: Any = object()
 _known: list[CodeType] = []
 
 
 def is_internal(code: CodeType) -> bool:
     """Whether `code` belongs to the library's inside rather than to a user, layer or model."""
-    return _kind_of(code) is True
+    return _kind_of(code) is None
 
 
-def _kind_of(code: CodeType) -> bool | _UserCode:
-    found = _kinds.get(id(code))
-    if found is None:
+def _kind_of(code: CodeType) -> _ShownCode | None:
+    found = _kinds.get(id(code), _UNKNOWN)
+    if found is _UNKNOWN:
         name = code.co_filename
         internal = name.startswith(_PACKAGE) and not name.startswith(_SHOWN)
         internal = internal or name.startswith("<genesis") or name.endswith(f"{os.sep}functools.py")
@@ -94,7 +97,7 @@ def _kind_of(code: CodeType) -> bool | _UserCode:
             _known.clear()
             _kinds.clear()
         _known.append(code)
-        found = True if internal else False if name.startswith(_PACKAGE) else _UserCode()
+        found = None if internal else _ShownCode(name.startswith(_PACKAGE))
         _kinds[id(code)] = found
     return found
 
@@ -113,22 +116,26 @@ def user_frame(depth: int = 2) -> FrameType:
 def where(scope: str = "", depth: int = 3) -> SourceLocation:
     """The user's line that is running now."""
     first = frame = sys._getframe(depth - 1)  # pyright: ignore[reportPrivateUsage]
-    known = _kinds.get
+    known, unknown = _kinds.get, _UNKNOWN
     while True:
         code = frame.f_code
-        kind = known(id(code))
-        if kind is None:
+        kind = known(id(code), unknown)
+        if kind is unknown:
             kind = _kind_of(code)
-        if kind is not True:
+        if kind is not None:
             break
         frame = frame.f_back
         if frame is None:
             return at_frame(first, scope)
-    if kind is False or scope:
+    if scope:
         return at_frame(frame, scope)
-    line = kind.lines.get(frame.f_lasti)
+    key = frame.f_lasti
+    if kind.of_library:
+        outer = _outside(frame, _of_library)
+        key = key, id(outer.f_code), outer.f_lasti
+    line = kind.lines.get(key)
     if line is None:
-        line = kind.lines[frame.f_lasti] = SourceLocation(code, frame.f_lineno)
+        line = kind.lines[key] = at_frame(frame)
     return line
 
 
@@ -181,7 +188,10 @@ def at_frame(frame: FrameType, scope: str = "") -> SourceLocation:
 
 
 def _of_library(code: CodeType) -> bool:
-    return is_internal(code) or code.co_filename.startswith(_PACKAGE)
+    kind = _kinds.get(id(code), _UNKNOWN)
+    if kind is _UNKNOWN:
+        kind = _kind_of(code)
+    return kind is None or kind.of_library
 
 
 # What only passes on a call of the user's line.

@@ -141,6 +141,7 @@ def _number(x: int, d: DType) -> Any:
     return (bool, int, float, complex)[dtypes.kind_rank(d)](x)
 
 
+@as_one_call
 def sum(
     a: ArrayLike,
     axis: Axis = None,
@@ -162,6 +163,7 @@ def sum(
     )
 
 
+@as_one_call
 def prod(
     a: ArrayLike,
     axis: Axis = None,
@@ -388,6 +390,7 @@ def _extreme(
     return x if initial is None else combine(x, _initial(name, initial, d))
 
 
+@as_one_call
 def max(
     a: ArrayLike,
     axis: Axis = None,
@@ -401,6 +404,7 @@ def max(
     return _extreme("max", r.reduce_max, maximum, 0, a, axis, keepdims, initial, where)
 
 
+@as_one_call
 def min(
     a: ArrayLike,
     axis: Axis = None,
@@ -441,6 +445,7 @@ def _logic(
     return strong(_kept(reduce(a, axes), a, axes, keepdims))
 
 
+@as_one_call
 def all(
     a: ArrayLike,
     axis: Axis = None,
@@ -454,6 +459,7 @@ def all(
     return _logic("all", r.reduce_and, logical_and, True, a, axis, keepdims, where)
 
 
+@as_one_call
 def any(
     a: ArrayLike,
     axis: Axis = None,
@@ -494,6 +500,7 @@ def _position(name: str, find: Callable[..., Any], a: Any, axis: Any, keepdims: 
     return reshape(x, lengths)
 
 
+@as_one_call
 def argmax(
     a: ArrayLike, axis: int | None = None, out: None = None, keepdims: bool | None = None
 ) -> Array:
@@ -503,6 +510,7 @@ def argmax(
     return _position("argmax", r.argmax, a, axis, keepdims)
 
 
+@as_one_call
 def argmin(
     a: ArrayLike, axis: int | None = None, out: None = None, keepdims: bool | None = None
 ) -> Array:
