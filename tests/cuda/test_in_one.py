@@ -211,3 +211,33 @@ def test_indices_under_a_derivative_are_those_of_numpy():
     np.testing.assert_allclose(np.asarray(grad), want, rtol=1e-5)
     with pytest.raises(IndexError, match="index 9"):
         np.asarray(jnp.take_along_axis(jnp.asarray(x), jnp.full((9, 1), 9), axis=1))
+
+
+@pytest.mark.parametrize("name", ["sum", "prod", "max", "min", "all", "any", "argmax", "argmin"])
+def test_reductions_are_what_the_cpu_gives(name):
+    rng = np.random.default_rng(6)
+    for kind in (np.float32, np.float16, np.int32, np.int8, np.uint8, np.bool_):
+        for shape in ((5, 17), (3, 1, 4), (6,)):
+            x = rng.integers(0, 3, shape).astype(kind)
+            if kind is np.float32:
+                x[(0,) * len(shape)] = np.nan
+            for axis in (None, 0, -1):
+                for kept in (False, True):
+                    got = getattr(jnp, name)(jnp.asarray(x), axis=axis, keepdims=kept)
+                    with using_device(gf.cpu()):
+                        want = getattr(jnp, name)(jnp.asarray(x), axis=axis, keepdims=kept)
+                    assert got.aval is want.aval and got.weak is want.weak
+                    np.testing.assert_array_equal(np.asarray(got), np.asarray(want))
+
+
+def test_products_are_what_the_cpu_gives():
+    rng = np.random.default_rng(7)
+    for first, second in (((5, 7), (7, 3)), ((7,), (7, 3)), ((2, 5, 7), (7,)), ((4, 0), (0, 2))):
+        for kind in (np.float32, np.float16, np.int32):
+            x, y = (rng.integers(-3, 4, s).astype(kind) for s in (first, second))
+            for other in (y, y.astype(np.float32)):
+                with using_device(gf.cpu()):
+                    want = jnp.asarray(x) @ jnp.asarray(other)
+                got = jnp.asarray(x) @ jnp.asarray(other)
+                assert got.aval is want.aval
+                np.testing.assert_array_equal(np.asarray(got), np.asarray(want))
