@@ -387,17 +387,20 @@ def bind(prim: Primitive, *args: Any, **params: Any) -> Any:
             args = given
         return trace.process(prim, args, params)
     try:
-        # `eager`, inlined for operations of two operands: most of what is called without jit.
-        if not params and len(args) == 2 and _state.plain:
-            x, y = args
-            run = prim.eager_cache.get(
-                (
+        # `eager`, inlined for operations without parameters: most of what is called without jit.
+        if not params and args and _state.plain:
+            key: Any
+            if len(args) == 2:  # half the cost of what follows
+                x, y = args
+                key = (
                     x.sig if type(x) is ArrayImpl else type(x),
                     y.sig if type(y) is ArrayImpl else type(y),
                 )
-            )
+            else:
+                key = tuple([a.sig if type(a) is ArrayImpl else type(a) for a in args])
+            run = prim.eager_cache.get(key)
             if run is not None:
-                return run(x, y)
+                return run(*args)
         return prim.eager(args, params)
     except Exception as error:
         raise explain(error, args) from None

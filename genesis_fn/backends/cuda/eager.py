@@ -395,7 +395,7 @@ def _one_launch(
             addresses = [x.data.address for x in args]
         else:
             addresses = [args[i].data.address for i in arrays]
-        block = alloc(size, where())
+        block = alloc(size, where("", 4))  # the caller of this is the library's, too
         addresses.append(block.address)
         with lock:
             enqueue(addresses, stream)

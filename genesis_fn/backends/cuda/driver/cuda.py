@@ -159,8 +159,9 @@ class CudaLaunch:
 
     def enqueue(self, addresses: Sequence[int], stream: StreamHandle) -> None:
         write = self._block.write
-        ready = write is not None and stream is self._stream and not (self._empty or self._early)
-        if not ready or self._several or getattr(_current, "context", None) is not self._context:
+        ready = stream is self._stream and not (self._empty or self._early or self._several)
+        ready = ready and getattr(_current, "context", None) is self._context
+        if write is None or not ready:
             self.bind(addresses)
             self.launch(stream)
             return
