@@ -22,6 +22,7 @@ from genesis_fn.transforms.staging.stage_trace import stage
 P = ParamSpec("P")
 R = TypeVar("R")
 
+_apart: set[str] = set()  # kinds of devices that join no operations: known at their first call
 _MOST_KEPT = 1024  # types of operands that each function keeps programs for
 # Parameters that two values which compare equal cannot tell apart, beside their type.
 _STATIC = frozenset((type(None), bool, int, str, type))
@@ -38,6 +39,9 @@ def as_one_call(f: Callable[P, R]) -> Callable[P, R]:
 
     @functools.wraps(f)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        first: Any = args[0] if args else None
+        if type(first) is ArrayImpl and first.sig.device.kind in _apart:
+            return f(*args, **kwargs)
         trace = ctx.trace
         if (trace is not None and not trace.at_once) or ctx.watch is not None:
             return f(*args, **kwargs)
@@ -82,7 +86,10 @@ def _program(
     if loud or settings.numpy_rank_promotion != "allow" or not arrays:
         return None  # these look at every operation
     device = arrays[0].sig.device
-    if device.kind == "mesh" or not device.backend.joins_operations:
+    if device.kind == "mesh":
+        return None
+    if not device.backend.joins_operations:
+        _apart.add(device.kind)
         return None
     if any([a.sig.device is not device for a in arrays]):
         return None
