@@ -27,6 +27,7 @@ from genesis_fn.transforms.control_flow.loops import fori_loop, while_loop
 from genesis_fn.transforms.control_flow.scanning import scan
 from genesis_fn.transforms.jitting import clear_caches, jit
 from genesis_fn.transforms.precision.autocast import amp
+from genesis_fn.transforms.staging.tracing import make_jaxpr
 from tests.transforms.both import normal, ours
 
 A, V = normal(3, 4), normal(4, seed=2)
@@ -306,3 +307,16 @@ def test_traces_and_tracers_by_themselves():
     with pytest.raises(TypeError, match="not hashable"):
         jit(lambda x: {x: 1})(1.0)
     assert dtypes.dtype("f32") == np.float32
+
+
+def test_a_line_of_a_layer_keeps_each_line_that_called_it():
+    def f(x):
+        y = nn.silu(x)
+        return nn.silu(y)
+
+    first = f.__code__.co_firstlineno
+    for _ in range(2):  # lines are made once, and found again
+        lines = [e.where for e in make_jaxpr(f)(jnp.ones(3)).jaxpr.eqns]
+        own = {(w.code, w.line) for w in lines if w.user}
+        assert {w.user.line - first for w in lines if w.user} == {1, 2}
+        assert len({(w.code, w.line, w.user.line) for w in lines if w.user}) == 2 * len(own)

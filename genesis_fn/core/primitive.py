@@ -281,12 +281,6 @@ class Primitive:
             elif "fill_value" in params:
                 key.append(repr(params["fill_value"]))
             key = tuple(key)
-        elif len(args) == 2:  # most operations; half the cost of what follows
-            x, y = args
-            key = (
-                x.sig if type(x) is ArrayImpl else type(x),
-                y.sig if type(y) is ArrayImpl else type(y),
-            )
         else:
             key = tuple([a.sig if type(a) is ArrayImpl else type(a) for a in args])
         run = self.eager_cache.get(key)
@@ -364,6 +358,21 @@ def _of_name(name: str) -> Primitive:
 SCALARS = frozenset((bool, int, float, complex))
 
 
+class _EagerState:
+    """Whether nothing stands in the place of `Primitive.eager`."""
+
+    plain = True
+
+
+_state = _EagerState()
+
+
+def run_eagerly_by(run: Callable[..., Any]) -> None:
+    """Put a function of (primitive, args, params) in the place of `Primitive.eager`, for good."""
+    _state.plain = False
+    Primitive.eager = run  # type: ignore[method-assign]
+
+
 def bind(prim: Primitive, *args: Any, **params: Any) -> Any:
     """Apply `prim` to arrays, tracers and Python scalars under the current trace.
 
@@ -378,6 +387,20 @@ def bind(prim: Primitive, *args: Any, **params: Any) -> Any:
             args = given
         return trace.process(prim, args, params)
     try:
+        # `eager`, inlined for operations without parameters: most of what is called without jit.
+        if not params and args and _state.plain:
+            key: Any
+            if len(args) == 2:  # half the cost of what follows
+                x, y = args
+                key = (
+                    x.sig if type(x) is ArrayImpl else type(x),
+                    y.sig if type(y) is ArrayImpl else type(y),
+                )
+            else:
+                key = tuple([a.sig if type(a) is ArrayImpl else type(a) for a in args])
+            run = prim.eager_cache.get(key)
+            if run is not None:
+                return run(*args)
         return prim.eager(args, params)
     except Exception as error:
         raise explain(error, args) from None
@@ -432,12 +455,15 @@ class CallSite:
 
 class Trace:
     """An interpreter of primitives: what `bind` does while a transform is running. `called` is the
-    user's call behind it, where one is known."""
+    user's call behind it, where one is known. `at_once`: operations on arrays alone run when they
+    are called, as they do without a trace."""
 
-    __slots__ = ("alive", "name", "called")
+    __slots__ = ("alive", "name", "called", "at_once")
 
-    def __init__(self, name: str = "", called: CallSite | None = None) -> None:
-        self.alive, self.name, self.called = True, name, called
+    def __init__(
+        self, name: str = "", called: CallSite | None = None, at_once: bool = False
+    ) -> None:
+        self.alive, self.name, self.called, self.at_once = True, name, called, at_once
 
     def process(self, prim: Primitive, args: tuple[Any, ...], params: dict[str, Any]) -> Any:
         """Apply a primitive to tracers of this trace, and constants."""

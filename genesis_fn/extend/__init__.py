@@ -75,3 +75,4 @@ from genesis_fn.primitives.shape import (
 from genesis_fn.transforms.custom.fused_functions import Fused as Fused, fused as fused
 from genesis_fn.transforms.precision.autocast import wide as wide
 from genesis_fn.transforms.staging.attribution import Work as Work, attribute as attribute
+from genesis_fn.transforms.staging.one_call import as_one_call as as_one_call

@@ -12,6 +12,7 @@ from genesis_fn import Array, ArrayLike, DTypeLike, custom_jvp, dtypes, lax, pri
 from genesis_fn.errors import ArgumentError, ConcretizationTypeError, ShapeError
 from genesis_fn.extend import (
     as_array,
+    as_one_call,
     canonical_axes,
     canonical_axis,
     inexact_value,
@@ -714,6 +715,7 @@ def standardize(
     return strong((x - centre) * ops.rsqrt(jnp.add(variance, epsilon)))
 
 
+@as_one_call
 def one_hot(
     x: ArrayLike, num_classes: int, *, dtype: DTypeLike | None = None, axis: int = -1
 ) -> Array:

@@ -9,6 +9,7 @@ import numpy as np
 
 from genesis_fn.backends.cuda import eager
 from genesis_fn.backends.cuda.driver import drivers
+from genesis_fn.backends.cuda.in_one.kernels import plan_in_one
 from genesis_fn.backends.cuda.lowerings import has_lowering
 from genesis_fn.backends.cuda.memory.dlpack import (
     ImportedArray,
@@ -23,15 +24,16 @@ from genesis_fn.backends.cuda.run.runtime import Runtime, device_runtime
 from genesis_fn.compiler.complex_parts.represent import uses_parts
 from genesis_fn.core import dtypes
 from genesis_fn.core.array import ArrayImpl
-from genesis_fn.core.aval import Aval, aval, sig
+from genesis_fn.core.aval import Aval, Signature, aval, sig
 from genesis_fn.core.backend.alone import as_set, compiled_alone
 from genesis_fn.core.backend.backend import Backend
 from genesis_fn.core.backend.executable import Executable
 from genesis_fn.core.device import Device
 from genesis_fn.core.diagnostics.source_info import where
-from genesis_fn.core.jaxpr import Jaxpr, jaxprs_in
+from genesis_fn.core.jaxpr import Eqn, Jaxpr, jaxprs_in
 from genesis_fn.core.primitive import Primitive
 from genesis_fn.kernels.plan_builder import dense
+from genesis_fn.primitives.shape import reshape_p
 
 _ALIGNMENT = 16
 
@@ -48,7 +50,14 @@ class CudaBackend(Backend):
     ) -> Callable[..., Any]:
         """A function that runs `prim`. Control flow, calls, collectives and what is done to the
         parts of complex numbers are compiled, as a program."""
-        return as_set(prim, lambda: self._eager(prim, avals, params, device))
+        runtime = device_runtime(device.index)
+        return as_set(
+            prim,
+            lambda: self._eager(prim, avals, params, device),
+            lambda elsewhere: eager.guarded_function(
+                runtime, device, prim, avals, params, elsewhere
+            ),
+        )
 
     def _eager(
         self, prim: Primitive, avals: Sequence[Any], params: dict[str, Any], device: Device
@@ -84,6 +93,34 @@ class CudaBackend(Backend):
             return ArrayImpl(self.from_numpy(np.asarray(x), kind, device), sig(kind, device))
 
         return lambda *args: executable(*map(array, args, kinds))[0]
+
+    joins_operations = True
+
+    def in_one(self, jaxpr: Jaxpr, device: Device, weak: bool) -> Callable[..., Any] | None:
+        """A function that computes a small program by one kernel, which serves all sizes; or by the
+        only operation that it is, but for reshapes of its result."""
+        runtime = device_runtime(device.index)
+        kind = sig(jaxpr.outs[0].aval, device, True, weak)
+        first, *others = (
+            jaxpr.eqns
+        )  # there are some: the result is no operand, and captures nothing
+        if first.ins == jaxpr.invars and all([e.prim is reshape_p for e in others]):
+            return self._operation(first, kind, device)
+        plan = plan_in_one(jaxpr, runtime.driver.info.target)
+        if plan is None:
+            return None
+        return eager.of_one_kernel(runtime, plan, kind, len(jaxpr.invars))
+
+    def _operation(self, e: Eqn, kind: Signature, device: Device) -> Callable[..., Any] | None:
+        """A function that runs one equation, whose result is read as an array of `kind`."""
+        avals = tuple([v.aval for v in e.ins])
+        direct = has_lowering(e.prim) and not (e.prim.multi or e.prim.collective or e.prim.effect)
+        if not direct or uses_parts(e.prim, avals, e.params):
+            return None
+        run = eager.eager_function(device_runtime(device.index), device, e.prim, avals, e.params)
+        if run is None or sig(e.outs[0].aval, device) is kind:
+            return run
+        return lambda *args: ArrayImpl(run(*args).data, kind)
 
     def compile(
         self,

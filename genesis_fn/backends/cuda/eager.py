@@ -24,15 +24,18 @@ from genesis_fn.backends.cuda.lowerings import (
     Views,
     check_error,
     checks,
+    has_lowering,
     plan_for,
 )
 from genesis_fn.backends.cuda.memory.pool import Buffer
 from genesis_fn.backends.cuda.memory.staging import PendingRead
 from genesis_fn.backends.cuda.run.runtime import Runtime
+from genesis_fn.compiler.complex_parts.represent import uses_parts
 from genesis_fn.core import dtypes
 from genesis_fn.core.array import ArrayImpl
 from genesis_fn.core.aval import Aval, Signature, sig
 from genesis_fn.core.backend.lowering import Elementwise, View
+from genesis_fn.core.configuration import config
 from genesis_fn.core.device import Device
 from genesis_fn.core.diagnostics.source_info import SourceLocation, where
 from genesis_fn.core.errors import at_line
@@ -104,18 +107,66 @@ def eager_function(
     kernel, whose reference program must be compiled."""
     avals = tuple(avals)
     # Launches contain scalars: a function with scalar operands keeps one set of launches for each
-    # combination of values, by `repr`, since 0.0 and -0.0 are equal.
+    # combination of values.
     if not any(type(a) in SCALARS for a in avals):
         return _specialised(runtime, device, prim, avals, params)
-    made: OrderedDict[str, Callable[..., Any]] = OrderedDict()
+    return _of_numbers(
+        avals, lambda given: _specialised(runtime, device, prim, given, params), None
+    )
+
+
+def guarded_function(
+    runtime: Runtime,
+    device: Device,
+    prim: Primitive,
+    avals: Sequence[Any],
+    params: dict[str, Any],
+    elsewhere: Callable[..., Any],
+) -> Callable[..., Any] | None:
+    """A function that runs an elementwise operation by one kernel under the settings of now, and
+    calls `elsewhere` under settings by which it is computed more or less exactly; None where it is
+    no kernel alone."""
+    avals = tuple(avals)
+    arrays = [a for a in avals if type(a) is Aval]
+    if not arrays or uses_parts(prim, avals, params):
+        return None
+    if not has_lowering(prim) or any(
+        map(runtime.driver.info.target.lacks, {a.dtype for a in arrays})
+    ):
+        return None
+    if len(arrays) == len(avals):
+        return _specialised(runtime, device, prim, avals, params, elsewhere)
+    return _of_numbers(
+        avals, lambda given: _specialised(runtime, device, prim, given, params), elsewhere
+    )
+
+
+def _of_numbers(
+    avals: tuple[Any, ...],
+    build: Callable[[tuple[Any, ...]], Callable[..., Any] | None],
+    elsewhere: Callable[..., Any] | None,
+) -> Callable[..., Any]:
+    """A function of arrays and numbers, for which `build` makes one for each combination of
+    numbers; `elsewhere` as in `guarded_function`."""
+    made: OrderedDict[Any, Callable[..., Any]] = OrderedDict()
     numbers = [i for i, a in enumerate(avals) if type(a) in SCALARS]
+    current, numerics = config.current, config.current().numerics
+    only = numbers[0] if len(numbers) == 1 and type(avals[numbers[0]]) is not complex else -1
 
     def run(*args: Any) -> Any:
-        key = repr([args[i] for i in numbers])
+        if elsewhere is not None and current().numerics is not numerics:
+            return elsewhere(*args)
+        if only >= 0:
+            # A number is its own key, as its type is known, but for NaN, which equals nothing, and
+            # the two zeros, which are equal.
+            x = args[only]
+            key = x if x and x == x else repr(x)
+        else:
+            key = repr([args[i] for i in numbers])
         function = made.get(key)
         if function is None:
             given = tuple([args[i] if i in numbers else a for i, a in enumerate(avals)])
-            function = _specialised(runtime, device, prim, given, params)
+            function = build(given)
             # Only a fused function may have no kernel, and its operands are arrays.
             assert function is not None
             made[key] = function
@@ -132,7 +183,10 @@ def _specialised(
     prim: Primitive,
     avals: tuple[Any, ...],
     params: dict[str, Any],
+    elsewhere: Callable[..., Any] | None = None,
 ) -> Callable[..., Any] | None:
+    """A function that runs `prim` with these numbers; with `elsewhere`, as in `guarded_function`,
+    only one of one kernel."""
     lowered = plan_for(prim, avals, params, runtime.driver.info.target)
     if lowered is None:
         return None
@@ -140,6 +194,8 @@ def _specialised(
     outs = list(found) if prim.multi else [found]
     sigs = [sig(a, device) for a in outs]
     arrays = [i for i, a in enumerate(avals) if type(a) is Aval]
+    if elsewhere is not None and type(lowered) is not Plan:
+        return None
     if type(lowered) is HostCall:
         run = _host_function(runtime, lowered, sigs)
     elif type(lowered) is Views:
@@ -151,9 +207,22 @@ def _specialised(
         shared = _shared_results(prim, params)
         runner = PlanRunner(runtime, lowered)
         if not prim.multi and not shared and not checks(lowered, outs) and runner.is_one_launch:
-            return _one_launch(runner, outs[0].nbytes, sigs[0], arrays, len(avals))
+            return _one_launch(runner, outs[0].nbytes, sigs[0], arrays, len(avals), elsewhere)
+        if elsewhere is not None:
+            return None
         run = _plan_function(runner, sigs, arrays, prim, avals, params, shared)
     return run if prim.multi else lambda *args: run(*args)[0]
+
+
+def of_one_kernel(
+    runtime: Runtime, plan: Plan, result: Signature, count: int
+) -> Callable[..., Any] | None:
+    """A function of `count` arrays that runs a plan of one kernel; None if it is not that simple
+    once it is compiled."""
+    runner = PlanRunner(runtime, plan)
+    if not runner.is_one_launch:
+        return None
+    return _one_launch(runner, result.aval.nbytes, result, range(count), count)
 
 
 def _contents_function(
@@ -300,23 +369,36 @@ def _plan_function(
 
 
 def _one_launch(
-    runner: PlanRunner, size: int, result: Signature, arrays: Sequence[int], count: int
+    runner: PlanRunner,
+    size: int,
+    result: Signature,
+    arrays: Sequence[int],
+    count: int,
+    elsewhere: Callable[..., Any] | None = None,
 ) -> Callable[..., Any]:
     """The function of the common case, one kernel with one result, without the overhead of the
-    general one."""
+    general one; `elsewhere` as in `guarded_function`."""
     (step,) = runner.steps
     assert not isinstance(step, (Memset, tuple))
     runtime, lock, stream = runner.runtime, runner.lock, runner.runtime.driver.compute
-    alloc, bind, launch = runtime.pool.alloc, step.bind, step.launch
+    alloc, enqueue = runtime.pool.alloc, step.enqueue
+    current, numerics = config.current, config.current().numerics
     every = len(arrays) == count
+    first = arrays[0] if len(arrays) == 1 else -1
 
     def run(*args: Any) -> ArrayImpl:
-        addresses = [x.data.address for x in (args if every else [args[i] for i in arrays])]
-        block = alloc(size, where())
+        if elsewhere is not None and current().numerics is not numerics:
+            return elsewhere(*args)
+        if first >= 0:
+            addresses = [args[first].data.address]
+        elif every:
+            addresses = [x.data.address for x in args]
+        else:
+            addresses = [args[i].data.address for i in arrays]
+        block = alloc(size, where("", 4))  # the caller of this is the library's, too
         addresses.append(block.address)
         with lock:
-            bind(addresses)
-            launch(stream)
+            enqueue(addresses, stream)
         return ArrayImpl(block, result)
 
     return run

@@ -14,9 +14,17 @@ from genesis_fn.core.jaxpr import Jaxpr, of_one_equation
 from genesis_fn.core.primitive import Primitive
 
 
-def as_set(prim: Primitive, build: Callable[[], Callable[..., Any]]) -> Callable[..., Any]:
+def as_set(
+    prim: Primitive,
+    build: Callable[[], Callable[..., Any]],
+    guarded: Callable[[Callable[..., Any]], Callable[..., Any] | None] | None = None,
+) -> Callable[..., Any]:
     """What `build` makes, built for each state of the settings that say how exactly `prim` is
-    computed: callers keep one function for operands of given types, whatever the settings are."""
+    computed: callers keep one function for operands of given types, whatever the settings are.
+
+    `guarded(elsewhere)` may make a function for the settings of now, which leaves to `elsewhere`
+    what it is called with under others; None if it cannot.
+    """
     # Products have their precision among their parameters, programs among their equations.
     if type(prim.lowering) is not Elementwise:
         return build()
@@ -29,7 +37,7 @@ def as_set(prim: Primitive, build: Callable[[], Callable[..., Any]]) -> Callable
             function = made[numerics] = build()
         return function(*args)
 
-    return run
+    return (guarded(run) if guarded is not None else None) or run
 
 
 def compiled_alone(

@@ -35,6 +35,15 @@ class Backend(Protocol):
         """A function that runs one primitive on arrays of these avals (None marks a scalar)."""
         ...
 
+    joins_operations: bool = False
+    """Whether the backend has `in_one`: calls of its devices cost more than what a small operation
+    computes."""
+
+    def in_one(self, jaxpr: Jaxpr, device: Device, weak: bool) -> Callable[..., Any] | None:
+        """A function of arrays that gives the only result of a small program, weak or not, with one
+        call of the device; None where its operations had better be called one by one."""
+        raise BackendError(f"the {device.kind} backend joins no operations")
+
     @abc.abstractmethod
     def compile(
         self,

@@ -60,26 +60,45 @@ class SourceLocation(NamedTuple):
         return f"{self}  {text}" if text else str(self)
 
 
+class _ShownCode:
+    """What is known of a code object whose lines are shown: those that it was seen at, by
+    instruction. In the library's own the line depends on the user's too, whose code object and
+    instruction follow."""
+
+    __slots__ = ("lines", "of_library")
+
+    def __init__(self, of_library: bool) -> None:
+        self.lines: dict[Any, SourceLocation] = {}
+        self.of_library = of_library
+
+
 # By identity, since hashing a code object reads all of it; `_known` keeps the objects alive, so
-# that no other gets their address.
-_internal: dict[int, bool] = {}
+# that no other gets their address. None: internal. Every allocation asks where it is: lines are
+# made once.
+_kinds: dict[int, _ShownCode | None] = {}
+_UNKNOWN: Any = object()
 _known: list[CodeType] = []
 
 
 def is_internal(code: CodeType) -> bool:
     """Whether `code` belongs to the library's inside rather than to a user, layer or model."""
-    found = _internal.get(id(code))
-    if found is None:
+    return _kind_of(code) is None
+
+
+def _kind_of(code: CodeType) -> _ShownCode | None:
+    found = _kinds.get(id(code), _UNKNOWN)
+    if found is _UNKNOWN:
         name = code.co_filename
-        found = name.startswith(_PACKAGE) and not name.startswith(_SHOWN)
-        found = found or name.startswith("<genesis") or name.endswith(f"{os.sep}functools.py")
+        internal = name.startswith(_PACKAGE) and not name.startswith(_SHOWN)
+        internal = internal or name.startswith("<genesis") or name.endswith(f"{os.sep}functools.py")
         # What `dataclasses` generates: the user's line is the one that makes the object.
-        found = found or (name == "<string>" and code.co_name == "__init__")
+        internal = internal or (name == "<string>" and code.co_name == "__init__")
         if len(_known) > 8192:  # generated functions come and go
             _known.clear()
-            _internal.clear()
+            _kinds.clear()
         _known.append(code)
-        _internal[id(code)] = found
+        found = None if internal else _ShownCode(name.startswith(_PACKAGE))
+        _kinds[id(code)] = found
     return found
 
 
@@ -87,8 +106,7 @@ def user_frame(depth: int = 2) -> FrameType:
     """The nearest frame above the caller that is not the library's own."""
     # Documented, but for its underscore; `inspect.stack` would read source files.
     first = frame = sys._getframe(depth)  # pyright: ignore[reportPrivateUsage]
-    known = _internal.get
-    while known(id(frame.f_code)) or is_internal(frame.f_code):
+    while is_internal(frame.f_code):
         if frame.f_back is None:
             return first
         frame = frame.f_back
@@ -97,7 +115,28 @@ def user_frame(depth: int = 2) -> FrameType:
 
 def where(scope: str = "", depth: int = 3) -> SourceLocation:
     """The user's line that is running now."""
-    return at_frame(user_frame(depth), scope)
+    first = frame = sys._getframe(depth - 1)  # pyright: ignore[reportPrivateUsage]
+    known, unknown = _kinds.get, _UNKNOWN
+    while True:
+        code = frame.f_code
+        kind = known(id(code), unknown)
+        if kind is unknown:
+            kind = _kind_of(code)
+        if kind is not None:
+            break
+        frame = frame.f_back
+        if frame is None:
+            return at_frame(first, scope)
+    if scope:
+        return at_frame(frame, scope)
+    key = frame.f_lasti
+    if kind.of_library:
+        outer = _outside(frame, _of_library)
+        key = key, id(outer.f_code), outer.f_lasti
+    line = kind.lines.get(key)
+    if line is None:
+        line = kind.lines[key] = at_frame(frame)
+    return line
 
 
 def where_read() -> SourceLocation:
@@ -149,13 +188,21 @@ def at_frame(frame: FrameType, scope: str = "") -> SourceLocation:
 
 
 def _of_library(code: CodeType) -> bool:
-    return is_internal(code) or code.co_filename.startswith(_PACKAGE)
+    kind = _kinds.get(id(code), _UNKNOWN)
+    if kind is _UNKNOWN:
+        kind = _kind_of(code)
+    return kind is None or kind.of_library
 
 
 # What only passes on a call of the user's line.
 _PASSING = tuple(
     os.path.join(_PACKAGE, *file.split("/"))
-    for file in ("lax/structural.py", "numpy/arrays/methods.py", "core/diagnostics/torch_habits.py")
+    for file in (
+        "lax/structural.py",
+        "numpy/arrays/methods.py",
+        "core/diagnostics/torch_habits.py",
+        "transforms/staging/one_call.py",
+    )
 )
 
 

@@ -4,6 +4,7 @@ errors for unknown attributes and arguments read."""
 from __future__ import annotations
 
 import functools
+import inspect
 import sys
 from collections.abc import Callable
 from types import FunctionType, ModuleType
@@ -225,7 +226,7 @@ def explain_axes(names: dict[str, Any], module: str) -> None:
     for name, f in list(names.items()):
         if type(f) is not FunctionType or name.startswith("_"):
             continue
-        code = f.__code__
+        code = inspect.unwrap(f).__code__
         taken = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
         if "axis" in taken or "axes" in taken:
             names[name] = call = explained(f)

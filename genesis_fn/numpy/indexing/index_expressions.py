@@ -37,6 +37,7 @@ from genesis_fn.primitives.shape import (
     slice_in_dim,
     squeeze,
 )
+from genesis_fn.transforms.staging.one_call import as_one_call
 
 
 class Indexer(NamedTuple):
@@ -412,6 +413,7 @@ def _slice_bounds(entry: slice, n: int) -> tuple[int, int, int]:
 # ---- gather ----
 
 
+@as_one_call
 def _wrapped(i: Any, n: int, mode: str) -> Array:
     """Index arrays with negative entries counted from the end.
 
@@ -427,6 +429,12 @@ def _wrapped(i: Any, n: int, mode: str) -> Array:
     return p.select(negative, p.add(i, n), i)
 
 
+@as_one_call
+def _column(i: Any, n: int, mode: str, kind: dtypes.DType, batch: tuple[int, ...]) -> Array:
+    """Index arrays as one of several that stand side by side: [*batch, 1]."""
+    return reshape(broadcast(p.convert(_wrapped(i, n, mode), kind), batch), (*batch, 1))
+
+
 def _fails_at_once(x: Any) -> bool:
     """Whether an index out of range raises in the call that uses it: eagerly, on the CPU."""
     return ctx.trace is None and x.device.platform == "cpu"
@@ -437,12 +445,12 @@ def vectors_of(
 ) -> tuple[Array, tuple[int, ...], tuple[int, ...]]:
     """(index vectors [*batch, K], the axes they index, the batch shape)."""
     axes = tuple([a for a, _ in plan.arrays])
-    parts = [_wrapped(i, box.aval.shape[a], mode) for a, i in plan.arrays]
+    parts = [i for _, i in plan.arrays]
     wide = max([i.aval.dtype for i in parts], key=lambda d: (d.itemsize, d.kind == "i"))
     mixed = len({i.aval.dtype for i in parts}) > 1
     target = dtypes.I64 if mixed and wide.itemsize == 8 or wide == dtypes.U32 and mixed else wide
     batch = broadcast_shapes(*[i.aval.shape for i in parts])
-    columns = [reshape(broadcast(p.convert(i, target), batch), (*batch, 1)) for i in parts]
+    columns = [_column(i, box.aval.shape[a], mode, target, batch) for a, i in plan.arrays]
     vectors = columns[0] if len(columns) == 1 else concatenate(columns, len(batch))
     return vectors, axes, batch
 

@@ -27,6 +27,7 @@ from genesis_fn.primitives.shape import (
     slice,
     transpose,
 )
+from genesis_fn.transforms.staging.one_call import as_one_call
 
 
 def _pair(name: str, a: Any, b: Any, preferred: Any) -> tuple[Any, Any, Any]:
@@ -38,6 +39,7 @@ def _mismatch(what: str, x: Any, y: Any, problem: str) -> errors.ShapeError:
     return located(errors.ShapeError(f"{what} {shown(x)} @ {shown(y)}: {problem}"))  # type: ignore
 
 
+@as_one_call
 def matmul(
     a: ArrayLike,
     b: ArrayLike,
@@ -112,6 +114,7 @@ def _batched(x: Any, y: Any, x_batch: int, batch: tuple[int, ...], precision: An
     return reshape(result, lengths)
 
 
+@as_one_call
 def dot(
     a: ArrayLike,
     b: ArrayLike,

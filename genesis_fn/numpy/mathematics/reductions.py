@@ -36,6 +36,7 @@ from genesis_fn.primitives.factories import full
 from genesis_fn.primitives.reductions import complex_order, cumulative as cumulatives, reduce as r
 from genesis_fn.primitives.reductions.reduce_generic import reduce_prod
 from genesis_fn.primitives.shape import canonical_axes, canonical_axis, reshape, transpose
+from genesis_fn.transforms.staging.one_call import as_one_call
 
 
 def reduced_axes(axis: Axis, ndim: int, name: str) -> tuple[int, ...]:
@@ -140,6 +141,7 @@ def _number(x: int, d: DType) -> Any:
     return (bool, int, float, complex)[dtypes.kind_rank(d)](x)
 
 
+@as_one_call
 def sum(
     a: ArrayLike,
     axis: Axis = None,
@@ -161,6 +163,7 @@ def sum(
     )
 
 
+@as_one_call
 def prod(
     a: ArrayLike,
     axis: Axis = None,
@@ -191,6 +194,7 @@ def _count(name: str, a: Any, axes: Sequence[int], where: Any, keepdims: bool, d
     return p.convert(sum(mask, axes, dtypes.I32, keepdims=keepdims), d)
 
 
+@as_one_call
 def mean(
     a: ArrayLike,
     axis: Axis = None,
@@ -277,6 +281,7 @@ def average(
     return (x, total) if returned else x
 
 
+@as_one_call
 def var(
     a: ArrayLike,
     axis: Axis = None,
@@ -331,6 +336,7 @@ def _mean_kept(a: Array, axes: Sequence[int], where: ArrayLike | None) -> Array:
     return mean(a, tuple(axes), keepdims=True, where=where)
 
 
+@as_one_call
 def std(
     a: ArrayLike,
     axis: Axis = None,
@@ -384,6 +390,7 @@ def _extreme(
     return x if initial is None else combine(x, _initial(name, initial, d))
 
 
+@as_one_call
 def max(
     a: ArrayLike,
     axis: Axis = None,
@@ -397,6 +404,7 @@ def max(
     return _extreme("max", r.reduce_max, maximum, 0, a, axis, keepdims, initial, where)
 
 
+@as_one_call
 def min(
     a: ArrayLike,
     axis: Axis = None,
@@ -437,6 +445,7 @@ def _logic(
     return strong(_kept(reduce(a, axes), a, axes, keepdims))
 
 
+@as_one_call
 def all(
     a: ArrayLike,
     axis: Axis = None,
@@ -450,6 +459,7 @@ def all(
     return _logic("all", r.reduce_and, logical_and, True, a, axis, keepdims, where)
 
 
+@as_one_call
 def any(
     a: ArrayLike,
     axis: Axis = None,
@@ -490,6 +500,7 @@ def _position(name: str, find: Callable[..., Any], a: Any, axis: Any, keepdims: 
     return reshape(x, lengths)
 
 
+@as_one_call
 def argmax(
     a: ArrayLike, axis: int | None = None, out: None = None, keepdims: bool | None = None
 ) -> Array:
@@ -499,6 +510,7 @@ def argmax(
     return _position("argmax", r.argmax, a, axis, keepdims)
 
 
+@as_one_call
 def argmin(
     a: ArrayLike, axis: int | None = None, out: None = None, keepdims: bool | None = None
 ) -> Array:

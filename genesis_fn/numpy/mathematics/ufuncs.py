@@ -25,6 +25,7 @@ from genesis_fn.lax.promotion import (
 from genesis_fn.primitives import elementwise as p
 from genesis_fn.primitives.factories import full, zeros as zeros_of
 from genesis_fn.primitives.reductions import complex_order
+from genesis_fn.transforms.staging.one_call import as_one_call
 
 _FLOAT_KINDS = frozenset(dtypes.FLOATS)
 _REAL_KINDS = frozenset((dtypes.BOOL, *dtypes.INTEGERS, *dtypes.FLOATS))
@@ -109,6 +110,8 @@ def binary(
             return of_complex(x, y)
         return bind(prim, x, y)
 
+    slow_arrays = as_one_call(slow)
+
     def function(x: Any, y: Any, /) -> Array:
         if type(x) is ArrayImpl and not (guarded and x.sig.aval.dtype not in kinds):
             if type(y) is ArrayImpl:
@@ -119,19 +122,29 @@ def binary(
                     return bind(prim, x, y)
                 if type(y) is int and kind is float:
                     return bind(prim, x, float(y))
+        if type(x) is ArrayImpl and type(y) is ArrayImpl:
+            return slow_arrays(x, y)
         return slow(x, y)
 
     def method(self: Any, other: Any) -> Any:
-        if type(self) is ArrayImpl and type(other) is ArrayImpl and self.sig is other.sig:
-            if not (guarded and self.sig.aval.dtype not in kinds):
+        if type(self) is ArrayImpl:
+            d = self.sig.aval.dtype
+            if type(other) is ArrayImpl:
+                if self.sig is other.sig and not (guarded and d not in kinds):
+                    return bind(prim, self, other)
+                return function(self, other)
+            if direct.get(d) is type(other):
                 return bind(prim, self, other)
-        elif not is_operand(other):
+        if not is_operand(other):
             return _refused(name, other)
         return function(self, other)
 
     def reflected(self: Any, other: Any) -> Any:
-        if type(self) is ArrayImpl and direct.get(self.sig.aval.dtype) is type(other):
-            return bind(prim, other, self)
+        if type(self) is ArrayImpl and (kind := direct.get(self.sig.aval.dtype)) is not None:
+            if type(other) is kind:
+                return bind(prim, other, self)
+            if type(other) is int and kind is float:
+                return bind(prim, float(other), self)
         return slow(other, self) if is_operand(other) else NotImplemented
 
     result: BinaryFunction = _function(function, name, doc)

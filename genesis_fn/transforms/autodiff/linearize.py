@@ -95,7 +95,7 @@ class SplitTrace(Trace):
     __slots__ = ("parent", "tape")
 
     def __init__(self, parent: Trace | None, tape: StageTrace) -> None:
-        super().__init__("a derivative rule")
+        super().__init__("a derivative rule", at_once=parent is None or parent.at_once)
         self.parent, self.tape = parent, tape
 
     def holds(self, x: object) -> bool:
@@ -131,7 +131,8 @@ class LinearizeTrace(Trace):
         name: str = "",
         called: CallSite | None = None,
     ) -> None:
-        super().__init__(name or "a derivative", called)
+        at_once = parent is None or parent.at_once
+        super().__init__(name or "a derivative", called, at_once)
         self.parent, self.tape = parent, tape
         # A derivative taken inside of a rule that is being split: its tangents must split as well.
         self.rule = parent if tape is parent and type(parent) is SplitTrace else None

@@ -14,6 +14,7 @@ from typing import Any, Generic, ParamSpec, TypeVar, cast
 import numpy as np
 
 from genesis_fn.core import dtypes, errors, tree
+from genesis_fn.core.array import ArrayImpl
 from genesis_fn.core.aval import Aval, Described
 from genesis_fn.core.convert import as_array, is_value
 from genesis_fn.core.diagnostics.source_info import SourceLocation, is_internal, where
@@ -347,6 +348,10 @@ class _Differentiated(CustomFunction[P, R]):
         super().__init__(fun)
         self.signature = signature_of(fun)
         self.names = list(self.signature.parameters) if self.signature else []
+        # How many arguments a call has that gives all of them by position; -1: it depends.
+        kinds = [p.kind for p in self.signature.parameters.values()] if self.signature else []
+        plain = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        self.count = len(kinds) if kinds and all([k in plain for k in kinds]) else -1
         for n in nondiff_argnames:
             if n not in self.names:
                 raise ValueError(f"nondiff_argnames: {self.name} has no argument {n!r}")
@@ -359,7 +364,7 @@ class _Differentiated(CustomFunction[P, R]):
 
     def positional(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
         """Return all arguments by position, with defaults filled in."""
-        if not kwargs and self.signature is None:
+        if not kwargs and (self.signature is None or len(args) == self.count):
             return args
         what = f"{self.name} has a custom derivative and"
         return by_position(self.signature, args, kwargs, what)
@@ -367,6 +372,8 @@ class _Differentiated(CustomFunction[P, R]):
     def array_or_static(self, i: int, value: Any) -> Any:
         """Return an argument, as Static if it holds anything but arrays, or is declared so and
         holds none. Raises TypeError for a static one that is not hashable."""
+        if type(value) is ArrayImpl and i not in self.static:
+            return value
         leaves = tree.leaves(value)
         arrays = all(is_value(x) for x in leaves)
         if i not in self.static and arrays:

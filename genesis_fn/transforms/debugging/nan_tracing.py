@@ -19,7 +19,7 @@ from genesis_fn.core.array import ArrayImpl, stored
 from genesis_fn.core.configuration import config
 from genesis_fn.core.diagnostics.source_info import where
 from genesis_fn.core.jaxpr import Eqn, Jaxpr, Var
-from genesis_fn.core.primitive import Primitive, bind, ctx, running
+from genesis_fn.core.primitive import Primitive, bind, ctx, run_eagerly_by, running
 from genesis_fn.primitives.factories import full_p
 from genesis_fn.primitives.shape import broadcast_in_dim_p, copy_p, reshape_p
 from genesis_fn.transforms.autodiff.checkpointing import name_p, without_effects
@@ -319,7 +319,7 @@ _UNCHECKED = frozenset((full_p, copy_p, broadcast_in_dim_p, reshape_p, name_p))
 def _install(settings: config.Config | None = None) -> None:
     """Let eager operations be checked; until somebody asks for it, their call path is untouched."""
     if settings is None or settings.debug_nans or settings.debug_infs:
-        Primitive.eager = _checked_eager  # type: ignore[method-assign]
+        run_eagerly_by(_checked_eager)
 
 
 config.listen(_install)

@@ -10,7 +10,7 @@ from genesis_fn.core import errors
 from genesis_fn.core.array import ArrayImpl, Deleted
 from genesis_fn.core.aval import Aval
 from genesis_fn.core.configuration import config
-from genesis_fn.core.diagnostics.source_info import at_frame, user_frame
+from genesis_fn.core.diagnostics.source_info import where
 from genesis_fn.core.dtypes import DType, scalar_dtype
 from genesis_fn.core.jaxpr import Eqn, Jaxpr, Var, check, dead_code, memoized, output_error
 from genesis_fn.core.primitive import (
@@ -141,7 +141,7 @@ class StageTrace(Trace):
             raise located(error) from None
         line = ctx.line  # that of the equation being transformed, if there is one
         if line is None:
-            line = at_frame(user_frame(2), ctx.scope)
+            line = where(ctx.scope)
         if prim.multi:
             outs = [Var(a) for a in out]
             eqn = Eqn(prim, ins, params, outs, line, ctx.backward)

@@ -135,7 +135,9 @@ class CudaLaunch:
     def __init__(
         self, driver: CudaDriver, launch: Launch, compiled: CompiledKernel, module: _Module
     ) -> None:
-        self._activate = driver.activate
+        self._driver = driver
+        self._context = driver.context
+        self._several = driver.several
         self.module = module
         self.compiled = compiled
         self.grid = launch.grid
@@ -155,6 +157,19 @@ class CudaLaunch:
     ) -> None:
         self._block.bind(addresses, scratch)
 
+    def enqueue(self, addresses: Sequence[int], stream: StreamHandle) -> None:
+        write = self._block.write
+        ready = stream is self._stream and not (self._empty or self._early or self._several)
+        ready = ready and getattr(_current, "context", None) is self._context
+        if write is None or not ready:
+            self.bind(addresses)
+            self.launch(stream)
+            return
+        write(*addresses, 0, 0)
+        (code,) = cu.cuLaunchKernelEx(self._config, self._function, self._parameters, 0)
+        if code != _SUCCESS:
+            _fail(code)
+
     def launch(self, stream: StreamHandle, early: bool = True) -> None:
         if self._empty:
             return
@@ -164,7 +179,7 @@ class CudaLaunch:
         if stream is not self._stream:
             self._config.hStream = stream
             self._stream = stream
-        self._activate()
+        self._driver.activate()
         (code,) = cu.cuLaunchKernelEx(self._config, self._function, self._parameters, 0)
         if code != _SUCCESS:
             _fail(code)
@@ -212,7 +227,7 @@ class CudaDriver:
             raise ValueError(f"there is no device cuda:{index}")
         self._device = _check(cu.cuDeviceGet(index))
         self.context = _check(cu.cuDevicePrimaryCtxRetain(self._device))
-        self._several = device_count() > 1
+        self.several = device_count() > 1
         self.activate()
         self.driver_version = _check(cu.cuDriverGetVersion())
         # NCCL has others write straight into memory that it can export (docs/cuda.md).
@@ -230,7 +245,7 @@ class CudaDriver:
     def activate(self) -> None:
         """Makes the device's context current in this thread."""
         # With several devices another library may have made another context current since.
-        if self._several or getattr(_current, "context", None) is not self.context:
+        if self.several or getattr(_current, "context", None) is not self.context:
             _check(cu.cuCtxSetCurrent(self.context))
             _current.context = self.context
 

@@ -71,6 +71,10 @@ class PreparedLaunch(Protocol):
         kernel accesses the ranges `within` only, which a driver may check."""
         ...
 
+    def enqueue(self, addresses: Sequence[int], stream: StreamHandle) -> None:
+        """`bind` without scratch memory, and `launch`, at the least cost to the host."""
+        ...
+
     def launch(self, stream: StreamHandle, early: bool = True) -> None:
         """Enqueues the kernel on a stream, or records it if the stream is capturing. A programmatic
         launch may start before its predecessor has ended, unless `early` is False."""

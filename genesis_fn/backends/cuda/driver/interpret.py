@@ -138,6 +138,10 @@ class _InterpretedLaunch:
             for name, argument in self._launch.arguments.items()
         }
 
+    def enqueue(self, addresses: Sequence[int], stream: _Stream) -> None:
+        self.bind(addresses)
+        self.launch(stream)
+
     def launch(self, stream: _Stream, early: bool = True) -> None:
         arguments, launch, function = self._arguments, self._launch, self._function
         loaded = weakref.ref(self)

@@ -11,6 +11,7 @@ Triton with another convention is refused instead of reading wrong memory.
 from __future__ import annotations
 
 import ctypes
+import functools
 import math
 import struct
 from collections.abc import Callable, Sequence
@@ -48,6 +49,9 @@ class ParameterBlock:
         self._pointers: list[tuple[int, int]] = []
         self._maps: list[tuple[int, Descriptor, dict[str, Any]]] = []
         self._encoded: list[int] = []
+        # Where the parameters are addresses 0, 1, ... and numbers: writes the addresses, that of
+        # scratch memory and a zero.
+        self.write: Callable[..., None] | None = None
         fixed: list[tuple[int, bytes]] = []
         # The slot of each parameter: ("pointer", number), ("map", number) or ("fixed", number).
         slots: list[tuple[str, int]] = []
@@ -130,6 +134,10 @@ class ParameterBlock:
         ]
         self._encoded = [-1] * maps
         self._slots = (ctypes.c_uint64 * pointers).from_address(pointer_slots)
+        # Most eager kernels take all of their buffers in order: one call writes all addresses.
+        if not maps and self._pointers == [(i, 0) for i in range(pointers - 2)]:
+            pack = struct.Struct(f"<{pointers}Q").pack_into
+            self.write = functools.partial(pack, self._slots, 0)
         for number, (size, content) in enumerate(fixed):
             ctypes.memmove(values + 8 * number, content, size)
         where = {"map": (map_slots[:1] or [0])[0], "pointer": pointer_slots, "fixed": values}

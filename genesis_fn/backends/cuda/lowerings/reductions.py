@@ -19,6 +19,7 @@ from genesis_fn.backends.cuda.codegen.kernel_text import (
     source_kernel,
 )
 from genesis_fn.backends.cuda.lowerings.call import Call, Lowered, lowers
+from genesis_fn.compiler.target import Target
 from genesis_fn.core import dtypes
 from genesis_fn.core.backend.lowering import Reduce
 from genesis_fn.core.dtypes import DType
@@ -68,11 +69,7 @@ def reduction_text(
     if register(source) != MEMORY[acc]:
         value = f"({value}).to({MEMORY[acc]})"
     identity = literal(reduction.identity, acc)
-    total = _final(reduction)
-    if result == dtypes.BOOL:
-        total = f"(({total}) & 1) != 0" if reduction.combine == "bit_xor" else f"({total}) != 0"
-    else:
-        total = stored(f"({total}).to({register(result)})", result)
+    total = stored(total_text(reduction, result), result)
     lines = [
         *_walk(column),
         f"acc = tl.full((BK, BR), 0, {MEMORY[acc]}) + {identity}",
@@ -80,10 +77,23 @@ def reduction_text(
         *_inside(row),
         f"    v = {value}",
         f"    v = tl.where(here, v, {identity})",
-        f"    acc = {_COMBINE[reduction.combine]}",
+        f"    acc = {accumulation(reduction)}",
         f"tl.store(y + split * K + k, {total}, kin)",
     ]
     return lines
+
+
+def accumulation(reduction: ReductionSpec) -> str:
+    """Text of the tile `acc` with the values `v` taken in."""
+    return _COMBINE[reduction.combine]
+
+
+def total_text(reduction: ReductionSpec, result: DType) -> str:
+    """Text of the tile `acc` reduced along its second axis, as a register value of `result`."""
+    total = _final(reduction)
+    if result == dtypes.BOOL:
+        return f"(({total}) & 1) != 0" if reduction.combine == "bit_xor" else f"({total}) != 0"
+    return f"({total}).to({register(result)})"
 
 
 def _walk(column: Strided) -> list[str]:
@@ -210,6 +220,11 @@ class _ReductionTiling:
         self.per = max(1, cdiv(cdiv(reduced, self.parts), self.br)) * self.br
         self.parts = max(1, cdiv(reduced, self.per))
         self.grid = (columns, self.parts)
+
+
+def splits(kept: int, reduced: int, along: bool, target: Target) -> bool:
+    """Whether a reduction of these sizes has too few results to keep a GPU busy without a split."""
+    return _ReductionTiling(kept, reduced, along, 8 * target.processors).parts > 1
 
 
 @lowers(Reduce)

@@ -1,0 +1,1 @@
+"""Kernels of a few operations that are called without jit, for all sizes of a rank."""
