@@ -22,7 +22,7 @@ OTHERS = ("core", "primitives", "transforms", "backends/cpu")
 # Where a device is described, and texts in PTX that every GPU of the library runs.
 OWN = (
     "compiler/target.py", "backends/cuda/driver/drivers.py",
-    "backends/cuda/driver/condition_kernels.py",
+    "backends/cuda/driver/condition_kernels.py", "backends/cuda/driver/copy_kernel.py",
 )  # fmt: skip
 KNOWN = TARGETS.values()
 # Everything of a target that is a size or a rate; 1 KiB of a processor's memory is the system's.
