@@ -101,9 +101,8 @@ class CudaBackend(Backend):
         only operation that it is, but for reshapes of its result."""
         runtime = device_runtime(device.index)
         kind = sig(jaxpr.outs[0].aval, device, True, weak)
-        first, *others = (
-            jaxpr.eqns
-        )  # there are some: the result is no operand, and captures nothing
+        # There are some: the result is no operand, and captures nothing.
+        first, *others = jaxpr.eqns
         if first.ins == jaxpr.invars and all([e.prim is reshape_p for e in others]):
             return self._operation(first, kind, device)
         plan = plan_in_one(jaxpr, runtime.driver.info.target)
