@@ -78,7 +78,11 @@ class ScanChanges:
         ins += [x for x, _ in self.xs]
         params = {**p, "jaxpr": inner, "carry": len(self.carry), "residuals": None}
         results = [c[3] for c in self.carry] + [w for _, w in self.ys]
-        return self.ahead, e.replace(ins=ins, params=params, outs=tuple(results)), self.behind
+        # What leaves a loop stays in its pass.
+        ahead, behind = [
+            [x.replace(backward=e.backward) for x in eqns] for eqns in (self.ahead, self.behind)
+        ]
+        return ahead, e.replace(ins=ins, params=params, outs=tuple(results)), behind
 
 
 def _live(eqns: Sequence[Eqn], outs: Sequence[Any]) -> list[Eqn]:
