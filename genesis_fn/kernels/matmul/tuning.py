@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from genesis_fn.compiler.target import Target
 from genesis_fn.kernels.language.element_types import FLOAT8, ITEMSIZE
@@ -162,6 +162,23 @@ def prepares(spec: MatmulSpec, target: Target) -> bool:
     if {spec.lhs_dtype, spec.rhs_dtype} != {"fp32"}:
         return False
     return copies(spec, "lhs") or copies(spec, "rhs")
+
+
+@dataclass(frozen=True, slots=True)
+class OperandReads:
+    """How the kernel of a product reads its operands on a target."""
+
+    spec: MatmulSpec
+    target: Target
+
+    @property
+    def through_descriptors(self) -> bool:
+        """Whether both operands, or the copies that are made of them, can be read so."""
+        spec = self.spec
+        if spec.operand_dtype == "fp32" and spec.precision not in ("default", "tf32"):
+            return False
+        ready = prepared_spec(spec) if prepares(spec, self.target) else spec
+        return takes_descriptors(ready, self.target)
 
 
 def seconds(spec: MatmulSpec, config: MatmulConfig, target: Target) -> float:

@@ -22,9 +22,7 @@ from genesis_fn.compiler.target import Target
 from genesis_fn.core import dtypes
 from genesis_fn.core.aval import Aval
 from genesis_fn.core.jaxpr import Eqn, Jaxpr, Var
-from genesis_fn.kernels.matmul.operand_layout import prepared_spec
-from genesis_fn.kernels.matmul.spec import MatmulSpec
-from genesis_fn.kernels.matmul.tuning import prepares, takes_descriptors
+from genesis_fn.kernels.matmul.tuning import OperandReads
 from genesis_fn.primitives.dot_general import dot_general_p, free_dims
 from genesis_fn.primitives.shape import slice_p
 
@@ -55,15 +53,6 @@ def _is_product(e: Eqn) -> bool:
     if e.prim is not dot_general_p or not all([type(i) is Var for i in e.ins]):
         return False
     return e.ins[0].aval.dtype == e.ins[1].aval.dtype in (dtypes.BF16, dtypes.F16, dtypes.F32)
-
-
-def _reads_descriptors(spec: MatmulSpec, target: Target) -> bool:
-    """Whether the kernel of a product reads both operands, or copies of them, through
-    descriptors."""
-    if spec.operand_dtype == "fp32" and spec.precision not in ("default", "tf32"):
-        return False
-    ready = prepared_spec(spec) if prepares(spec, target) else spec
-    return takes_descriptors(ready, target)
 
 
 def _pitch(x: Aval) -> int:
@@ -121,7 +110,7 @@ class _RowsApart:
             for some in itertools.combinations(wide, count):
                 call = self._call(e, some)
                 spec, copies = matmul_spec(call)
-                if not any(copies) and _reads_descriptors(spec, self.target):
+                if not any(copies) and OperandReads(spec, self.target).through_descriptors:
                     return some
         return ()
 
