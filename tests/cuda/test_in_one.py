@@ -45,14 +45,14 @@ def test_statistics_are_numpys(name):
             x = (5 * rng.normal(size=shape) + 1).astype(kind)
             axes = [None, *range(-1, len(shape) - 1), tuple(range(len(shape)))[::2]]
             for axis in axes:
-                for kept in (False, True):
-                    want = getattr(np, name)(x.astype(np.float64), axis=axis, keepdims=kept)
-                    got = getattr(jnp, name)(jnp.asarray(x), axis=axis, keepdims=kept)
-                    again = getattr(jnp, name)(jnp.asarray(x), axis, keepdims=kept)
-                    assert got.shape == want.shape
-                    assert got.dtype == (np.float16 if kind is np.float16 else np.float32)
-                    np.testing.assert_allclose(np.asarray(got), want, rtol=close, atol=close)
-                    np.testing.assert_array_equal(np.asarray(again), np.asarray(got))
+                kept = bool(rng.integers(2))
+                want = getattr(np, name)(x.astype(np.float64), axis=axis, keepdims=kept)
+                got = getattr(jnp, name)(jnp.asarray(x), axis=axis, keepdims=kept)
+                again = getattr(jnp, name)(jnp.asarray(x), axis, keepdims=kept)
+                assert got.shape == want.shape
+                assert got.dtype == (np.float16 if kind is np.float16 else np.float32)
+                np.testing.assert_allclose(np.asarray(got), want, rtol=close, atol=close)
+                np.testing.assert_array_equal(np.asarray(again), np.asarray(got))
 
 
 def test_one_hot_is_a_row_of_the_identity():

@@ -76,7 +76,7 @@ LAYOUTS = {
     "tn": lambda x, y: (x.T, y),
     "tt": lambda x, y: (x.T, y.T),
 }
-SIZES = [(131, 129, 137), (129, 67, 71), (521, 515, 263)]
+SIZES = [(131, 129, 137), (129, 67, 71), (265, 259, 263)]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -120,7 +120,7 @@ def loss(xp, x, w, labels):
     return -xp.mean(xp.take_along_axis(logs, labels[:, None], -1))
 
 
-@pytest.mark.parametrize("words", [257, 300, 4100])
+@pytest.mark.parametrize("words", [257, 1100])
 def test_derivatives_of_a_loss_over_an_odd_number_of_words(always, words):
     x, w = [(0.5 * drawn(n, 64)).astype(BF16) for n in (130, words)]
     labels = rng.integers(0, words, 130).astype(np.int32)
