@@ -28,6 +28,11 @@ from genesis_fn.primitives.shape import (
 MOST_ELEMENTS = 1 << 26
 
 
+def is_zero(value: Any) -> bool:
+    """Whether a number is zero, and not -0.0, beside which what is added keeps its sign."""
+    return value is not None and value == 0 and str(value)[0] != "-"
+
+
 class KnownValues:
     """The values of what depends on no input, computed with NumPy; None for anything else."""
 

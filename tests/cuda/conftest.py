@@ -11,6 +11,7 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 if os.environ.get("GENESIS_CUDA_DRIVER") != "cuda":
     os.environ["GENESIS_CUDA_DRIVER"] = "interpret"
@@ -22,6 +23,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import pytest
 
+from genesis_fn.backends.cuda.codegen import launches
+from genesis_fn.compiler.loop_ir.kernel import KernelIR
 from genesis_fn.core.device import cpu, using_device
 
 
@@ -30,3 +33,17 @@ def arrays_on_the_cpu() -> Iterator[None]:
     """The default device of these tests."""
     with using_device(cpu()):
         yield
+
+
+@pytest.fixture
+def bodies(monkeypatch: pytest.MonkeyPatch) -> list[KernelIR]:
+    """The kernels that are generated."""
+    found: list[KernelIR] = []
+    before = launches.generate
+
+    def generate(body: KernelIR, *args: Any) -> launches.GeneratedKernels:
+        found.append(body)
+        return before(body, *args)
+
+    monkeypatch.setattr(launches, "generate", generate)
+    return found

@@ -10,24 +10,8 @@ import pytest
 
 import genesis_fn.numpy as gnp
 from genesis_fn import lax
-from genesis_fn.backends.cuda.codegen import launches
 from genesis_fn.compiler.loop_ir.intervals import interval_of
-from genesis_fn.compiler.loop_ir.kernel import KernelIR
 from tests.cuda import programs
-
-
-@pytest.fixture
-def bodies(monkeypatch: pytest.MonkeyPatch) -> list[KernelIR]:
-    """The kernels that are generated."""
-    found: list[KernelIR] = []
-    before = launches.generate
-
-    def generate(body: KernelIR, *args: Any) -> launches.GeneratedKernels:
-        found.append(body)
-        return before(body, *args)
-
-    monkeypatch.setattr(launches, "generate", generate)
-    return found
 
 
 def ran(f: Any, *args: Any) -> np.ndarray:

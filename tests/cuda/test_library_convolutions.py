@@ -81,10 +81,9 @@ def with_gradients(library: Any, f: Any) -> Any:
     return run
 
 
-@pytest.mark.parametrize("layouts", [LAST, FIRST, OUT_FIRST], ids=lambda x: "-".join(x[:2]))
-@pytest.mark.parametrize("case", CASES)
-def test_convolutions_and_gradients(always, case, layouts):
-    sizes, taps, c, o, groups, strides, padding, lhs_gaps, rhs_gaps, image = CASES[case]
+def drawn(case: str, layouts: tuple[str, ...]) -> tuple[np.ndarray, np.ndarray, dict[str, Any]]:
+    """(images, filter, options) of a case."""
+    sizes, taps, c, o, groups, strides, padding, lhs_gaps, rhs_gaps, _ = CASES[case]
     layouts, axes = layouts_of(layouts, len(sizes)), "DHW"[-len(sizes) :]
     rng = np.random.default_rng(len(case))
     of_x = dict(zip(axes if len(sizes) > 1 else "W", sizes)) | {"N": 2, "C": c}
@@ -95,6 +94,13 @@ def test_convolutions_and_gradients(always, case, layouts):
         "window_strides": strides, "padding": padding, "lhs_dilation": lhs_gaps,
         "rhs_dilation": rhs_gaps, "dimension_numbers": layouts, "feature_group_count": groups,
     }  # fmt: skip
+    return x, w, options
+
+
+@pytest.mark.parametrize("layouts", [LAST, FIRST, OUT_FIRST], ids=lambda x: "-".join(x[:2]))
+@pytest.mark.parametrize("case", CASES)
+def test_convolutions_and_gradients(always, case, layouts):
+    x, w, options = drawn(case, layouts)
     ours = with_gradients(
         gf, lambda x, w: lax.conv_general_dilated(x, w, precision="tf32", **options)
     )
@@ -103,7 +109,7 @@ def test_convolutions_and_gradients(always, case, layouts):
     )
     arrays = [gf.device_put(v, gf.cuda(0)) for v in (x, w)]
     compiled = gf.jit(ours)(*arrays)
-    assert set(always) == {"output", "filter", image}
+    assert set(always) == {"output", "filter", CASES[case][-1]}
     # Outside of a program images stay where they lie, which may be a kernel's, and filters are
     # copied.
     for got, bound in ((compiled, TF32), (ours(*arrays), 5e-2)):
@@ -118,17 +124,7 @@ def test_kernels_read_what_is_laid_for_others(monkeypatch, choice, case, layouts
     """What is laid for a library that has no engine in the end, and filters as kernels want them:
     these are too small for either."""
     monkeypatch.setattr(pipeline, "convolution_layout", lambda target, e: choice)
-    sizes, taps, c, o, groups, strides, padding, lhs_gaps, rhs_gaps, _ = CASES[case]
-    layouts, axes = layouts_of(layouts, len(sizes)), "DHW"[-len(sizes) :]
-    rng = np.random.default_rng(len(case))
-    of_x = dict(zip(axes if len(sizes) > 1 else "W", sizes)) | {"N": 2, "C": c}
-    of_w = dict(zip(axes if len(sizes) > 1 else "W", taps)) | {"O": o, "I": c // groups}
-    x = rng.standard_normal([of_x[a] for a in layouts[0]], np.float32)
-    w = rng.standard_normal([of_w[a] for a in layouts[1]], np.float32)
-    options = {
-        "window_strides": strides, "padding": padding, "lhs_dilation": lhs_gaps,
-        "rhs_dilation": rhs_gaps, "dimension_numbers": layouts, "feature_group_count": groups,
-    }  # fmt: skip
+    x, w, options = drawn(case, layouts)
     f = lambda library, lax: with_gradients(
         library, lambda x, w: lax.conv_general_dilated(x, w, precision="highest", **options)
     )

@@ -15,26 +15,11 @@ import pytest
 import genesis_fn as gf
 import genesis_fn.numpy as gnp
 from genesis_fn import lax
-from genesis_fn.backends.cuda.codegen import launches
 from genesis_fn.backends.cuda.run.steps import SubProgram
 from genesis_fn.compiler.loop_ir.kernel import KernelIR
 from genesis_fn.compiler.options import without
 from genesis_fn.kernels.plan import Launch
 from tests.cuda import programs
-
-
-@pytest.fixture
-def bodies(monkeypatch: pytest.MonkeyPatch) -> list[KernelIR]:
-    """The kernels that are generated."""
-    found: list[KernelIR] = []
-    before = launches.generate
-
-    def generate(body: KernelIR, *args: Any) -> launches.GeneratedKernels:
-        found.append(body)
-        return before(body, *args)
-
-    monkeypatch.setattr(launches, "generate", generate)
-    return found
 
 
 def results(f: Callable[..., Any], *args: Any) -> list[np.ndarray]:

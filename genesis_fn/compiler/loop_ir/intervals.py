@@ -1,7 +1,7 @@
 """Between which numbers an integer of a kernel lies, whatever its arguments hold.
 
 An index that is clipped, a remainder, or the bin of a histogram needs no test for one that counts
-from the end, and no check: on images that are warped these took half of the time.
+from the end, and no check: of a kernel that warps images these were half of the instructions.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from genesis_fn.compiler.known_values import KnownValues
+from genesis_fn.compiler.known_values import KnownValues, is_zero
 from genesis_fn.compiler.options import enabled
 from genesis_fn.compiler.rewrites.one_per_row import one_per_row
 from genesis_fn.compiler.rewrites.window_cells import (
@@ -127,11 +127,6 @@ def _transposed(r: _Rewritten, x: Var, order: Sequence[int], at: Eqn) -> Var:
     if order == tuple(range(len(order))):
         return x
     return r.make(transpose_p, [x], at, permutation=order)
-
-
-def _is_zero(value: Any) -> bool:
-    """Whether a number is zero, and not -0.0, beside which what is added keeps its sign."""
-    return value is not None and value == 0 and str(value)[0] != "-"
 
 
 def _index_type(n: int) -> Any:
@@ -272,7 +267,7 @@ def _as_comparison(r: _Rewritten, e: Eqn, x: Var, updates: Var) -> Var | None:
     """A scatter of one element to each row of an array that is filled with a number, as a choice
     between the two: it fuses, so that the array is never stored where a kernel reads it."""
     kind, filled, out = e.params["kind"], r.filling(x), e.outs[0].aval
-    into_zeros = kind == "add" and _is_zero(filled)
+    into_zeros = kind == "add" and is_zero(filled)
     if not into_zeros and (kind != "set" or filled is None) or updates.aval.size == 1:
         return None
     if out.dtype == BOOL and kind != "set":
@@ -332,7 +327,7 @@ def _as_gather(
     much more than the scatter."""
     out = e.outs[0].aval
     filled = 0 if x is None else r.filling(x)
-    into_zeros = kind == "add" and _is_zero(filled)
+    into_zeros = kind == "add" and is_zero(filled)
     filling = into_zeros or (kind == "set" and filled is not None)
     if cells.cell.size * _FEW < cells.count if filling else updates.aval.size * _KEPT < out.size:
         return None
@@ -391,7 +386,7 @@ def _read_updates(
 def _as_segments(r: _Rewritten, e: Eqn, x: Var, updates: Var, cells: WindowCells) -> Var | None:
     """A sum of floats in which windows meet as a sum by segment: rows are the dimensions that
     windows take whole, which the updates have last then."""
-    zeros = _is_zero(r.filling(x))
+    zeros = is_zero(r.filling(x))
     if not cells.whole or not zeros and (x.aval.dtype.itemsize < 4 or _writes_little(x, updates)):
         return None
     lengths = [updates.aval.shape[d] for d in cells.grid]

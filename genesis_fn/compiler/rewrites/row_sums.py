@@ -11,6 +11,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from genesis_fn.compiler.known_values import is_zero
 from genesis_fn.compiler.options import enabled
 from genesis_fn.core import dtypes
 from genesis_fn.core.jaxpr import Eqn, Jaxpr, Var
@@ -28,7 +29,7 @@ def row_sums(jaxpr: Jaxpr) -> Jaxpr:
     """`jaxpr` with sums by segment in the place of scatters that add whole rows to zeros."""
     if not enabled("sums"):
         return jaxpr
-    zeros = {e.outs[0] for e in jaxpr.eqns if e.prim is full_p and _is_zero(e.params["value"])}
+    zeros = {e.outs[0] for e in jaxpr.eqns if e.prim is full_p and is_zero(e.params["value"])}
     found = {id(e) for e in jaxpr.eqns if e.prim is scatter_p and _adds_rows(e, zeros)}
     if not found:
         return jaxpr
@@ -56,10 +57,6 @@ def row_sums(jaxpr: Jaxpr) -> Jaxpr:
         shaped = {"shape": x.aval.shape}
         eqns.append(Eqn(reshape_p, [total], shaped, e.outs, e.where, e.backward, e.numerics))
     return Jaxpr(jaxpr.invars, eqns, jaxpr.outs, jaxpr.labels, jaxpr.name)
-
-
-def _is_zero(value: Any) -> bool:
-    return value == 0 and str(value)[0] != "-"
 
 
 def _adds_rows(e: Eqn, zeros: set[Var]) -> bool:

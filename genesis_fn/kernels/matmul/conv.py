@@ -87,7 +87,7 @@ class Convolution:
     def lays_filter(self) -> bool:
         """Whether the kernel is faster with a right operand whose channels are contiguous, [out
         channels, taps, in channels], of a left one with channels last. Hopper's tensor cores read
-        TF32 so only (46 us for 116, and 25 for 93 of the gradient of an image); few channels follow
+        TF32 so only (46 us for 116, and 29 for 94 of the gradient of an image); few channels follow
         each other with the taps then (125 us for 354, 3 channels in 16 bits)."""
         if self.operations < LARGE or self.lhs_strides[2] != 1:
             return False

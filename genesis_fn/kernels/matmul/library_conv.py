@@ -47,7 +47,8 @@ class LibraryConvolution:
                                  of 3 channels 296 and 509 in 16 bits, but 74 and 21 in TF32
             image's gradient     37 and 148 with steps of 2 x 2, of which the kernel multiplies the
                                  gaps; with steps of 2 along one axis 38 and 29, but 18 and 28 of
-                                 half as many tiles, which are fewer than processors
+                                 half as many tiles, which are fewer than processors (the 38 and 18
+                                 as torch calls it)
             output               107 and 169 in 16 bits, 200 and 249 in TF32;
                                  of 64 channels 39 and 46, with steps of 2 slower (29 and 16, 80
                                  channels), of 3 channels 446 and 125, with gaps 81 and 45
