@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+import genesis_fn as gf
 from genesis_fn.cli.main import main
 from genesis_fn.core import device as devices
 from genesis_fn.models import PRESETS
@@ -74,9 +75,10 @@ def test_the_commands_of_training_run_one_after_the_other(page, shown_folder, mo
 
 @pytest.fixture
 def four_devices(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The CPU shows four devices, and none of them afterwards."""
+    """The CPU shows four devices, and none of them afterwards, nor the world that a page joins."""
     monkeypatch.setenv("GENESIS_CPU_DEVICES", "4")
     yield
+    gf.distributed.shutdown()
     for key in [k for k in devices._devices if k[0] == "cpu" and k[1]]:
         del devices._devices[key]
 
