@@ -46,8 +46,8 @@ def always(monkeypatch):
     forms: list[str] = []
     made = LibraryConvolution.of.__func__
 
-    def of(cls: Any, spec: Any, repeatable: bool = True) -> Any:
-        found = made(cls, spec, repeatable)
+    def of(cls: Any, spec: Any, repeatable: bool = True, turned: bool = False) -> Any:
+        found = made(cls, spec, repeatable, turned)
         forms.append("none" if found is None else found.routine.form)
         return found
 
@@ -59,7 +59,10 @@ def always(monkeypatch):
 CASES = {
     # sizes, taps, channels in and out, groups, strides, padding, dilation of both sides, and what
     # the convolution and the gradients of kernel and image are.
-    "same": ((7, 8), (3, 3), 4, 6, 1, (1, 1), ((1, 1), (1, 1)), (1, 1), (1, 1), "output"),
+    "same": ((7, 8), (3, 3), 4, 6, 1, (1, 1), ((1, 1), (1, 1)), (1, 1), (1, 1), "image"),
+    "point": ((3, 4), (1, 1), 4, 6, 1, (1, 1), ((0, 0), (0, 0)), (1, 1), (1, 1), "image"),
+    "thin": ((1, 9), (1, 3), 4, 6, 1, (1, 1), ((0, 0), (2, 1)), (1, 1), (1, 1), "image"),
+    "more padding": ((7, 8), (2, 2), 4, 6, 1, (1, 1), ((3, 0), (0, 1)), (1, 1), (1, 1), "image"),
     "steps": ((9, 8), (3, 2), 4, 6, 2, (2, 3), ((1, 0), (0, 1)), (1, 1), (2, 1), "image"),
     "cut": ((8, 8), (1, 1), 4, 6, 1, (2, 2), ((0, 0), (0, 0)), (1, 1), (1, 1), "image"),
     "line": ((9,), (3,), 4, 6, 1, (2,), ((1, 2),), (1,), (1,), "image"),
@@ -133,13 +136,15 @@ def test_kernels_read_what_is_laid_for_others(monkeypatch, choice, case, layouts
         np.testing.assert_allclose(np.asarray(mine), np.asarray(want), rtol=1e-4, atol=1e-4)
 
 
-def test_a_filter_that_lies_right_is_not_copied_for_the_gradient_of_an_image(always):
+@pytest.mark.parametrize("steps, taps", [((2, 2), (3, 3)), ((1, 1), (3, 3)), ((1, 1), (1, 1))])
+def test_a_filter_that_lies_right_is_not_copied_for_the_gradient_of_an_image(always, steps, taps):
     rng = np.random.default_rng(4)
-    dy, w = rng.standard_normal((2, 4, 4, 8), np.float32), rng.standard_normal((8, 3, 3, 8))
+    dy = rng.standard_normal((2, 8 // steps[0], 8 // steps[1], 8), np.float32)
+    w = rng.standard_normal((8, *taps, 8))
 
     def f(dy, w):
         conv = lambda x: lax.conv_general_dilated(
-            x, w, (2, 2), "SAME", dimension_numbers=OUT_FIRST, precision="tf32"
+            x, w, steps, "SAME", dimension_numbers=OUT_FIRST, precision="tf32"
         )
         return gf.vjp(conv, gnp.zeros((2, 8, 8, 8), np.float32))[1](dy)[0]
 
@@ -147,6 +152,24 @@ def test_a_filter_that_lies_right_is_not_copied_for_the_gradient_of_an_image(alw
     made = gf.jit(f).lower(*arrays).compile()
     assert "image" in always
     assert "turned_conv" in made.as_text() and "tiles" not in made.as_text()
+
+
+def test_no_gradient_of_an_image_pads_as_much(always):
+    """A filter that is turned, with more padding than a gradient has: the convolution itself."""
+    rng = np.random.default_rng(5)
+    x, w = rng.standard_normal((2, 6, 6, 4), np.float32), rng.standard_normal((8, 3, 3, 4))
+
+    def f(library: Any, precision: str) -> Any:
+        return lambda x, w: library.lax.conv_general_dilated(
+            x, library.numpy.flip(w, (1, 2)), (1, 1), ((3, 1), (2, 4)),
+            dimension_numbers=OUT_FIRST, precision=precision,
+        )  # fmt: skip
+
+    w = w.astype(np.float32)
+    got = gf.jit(f(gf, "tf32"))(*[gf.device_put(v, gf.cuda(0)) for v in (x, w)])
+    want = np.asarray(f(jax, "highest")(x, w))
+    np.testing.assert_allclose(np.asarray(got), want, rtol=TF32, atol=TF32)
+    assert always == ["none", "output", "output"]
 
 
 @pytest.mark.parametrize("kind, bound", [("bfloat16", 2e-2), ("float16", 3e-3)])

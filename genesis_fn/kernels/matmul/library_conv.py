@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from genesis_fn.compiler.convolution_form import form_of
+from genesis_fn.compiler.convolution_form import Form, form_of
 from genesis_fn.compiler.target import Target
 from genesis_fn.kernels.language.element_types import ITEMSIZE
 from genesis_fn.kernels.matmul.conv import LARGE, Convolution
@@ -32,9 +32,13 @@ class LibraryConvolution:
     routine: ConvolutionRoutine
 
     @classmethod
-    def of(cls, spec: Convolution, repeatable: bool = True) -> LibraryConvolution | None:
-        """A convolution as its routine; None where the library has none."""
-        routine = _routine(spec, repeatable)
+    def of(
+        cls, spec: Convolution, repeatable: bool = True, turned: bool = False
+    ) -> LibraryConvolution | None:
+        """A convolution as its routine; None where the library has none. One whose taps are
+        `turned` in memory is the gradient of an image."""
+        form = form_of(spec.lhs_dilation, spec.rhs_spatial, spec.out_spatial)
+        routine = _routine(spec, "image" if turned else form, repeatable)
         return None if routine is None else cls(spec, routine)
 
     def pays(self, target: Target) -> bool:
@@ -46,9 +50,10 @@ class LibraryConvolution:
             filter's gradient    45 and 71 in 16 bits, 447 and 1748 in TF32, and so for all shapes;
                                  of 3 channels 296 and 509 in 16 bits, but 74 and 21 in TF32
             image's gradient     37 and 148 with steps of 2 x 2, of which the kernel multiplies the
-                                 gaps; with steps of 2 along one axis 38 and 29, but 18 and 28 of
-                                 half as many tiles, which are fewer than processors (the 38 and 18
-                                 as torch calls it)
+                                 gaps; with steps of 2 along one axis 38 and 29, but 25 and 27 of 80
+                                 channels, with which the kernel fills 128, and 18 and 28 of half as
+                                 many tiles, which are fewer than processors (the 38, 25 and 18 as
+                                 torch calls it); without steps as the output
             output               107 and 169 in 16 bits, 200 and 249 in TF32;
                                  of 64 channels 39 and 46, with steps of 2 slower (29 and 16, 80
                                  channels), of 3 channels 446 and 125, with gaps 81 and 45
@@ -56,6 +61,7 @@ class LibraryConvolution:
         """
         spec, routine = self.spec, self.routine
         batch, channels = routine.image.sizes[:2]
+        steps = max(routine.steps) > 1
         # Groups of one image each are the gradients of examples, as `vmap` makes them: small.
         examples = routine.form == "filter" and batch == 1 < routine.groups
         if spec.operations < LARGE or not target.library_convolutions or examples:
@@ -65,11 +71,13 @@ class LibraryConvolution:
             return wide[0] or spec.dtype != "fp32"
         if not all(wide) or max(routine.dilation) > 1:
             return False
-        if routine.form == "image":
-            tiles = cdiv(spec.rows, 128) * cdiv(spec.out_channels, 128) * spec.groups
-            return math.prod(routine.steps) > 2 or tiles < target.processors
-        least = 64 if max(routine.steps) == 1 else 128
-        return spec.dtype != "fp32" or channels >= least
+        if routine.form == "image" and steps:
+            columns = cdiv(spec.out_channels, 128)
+            # Of what the kernel multiplies, how much there is for each product of the result.
+            more = math.prod(routine.steps) * columns * 128 / spec.out_channels
+            return more > 2 or cdiv(spec.rows, 128) * columns * spec.groups < target.processors
+        read = spec.in_channels * spec.groups
+        return spec.dtype != "fp32" or read >= (128 if steps else 64)
 
     def filter_view(self, turned: bool = False) -> tuple[tuple[int, ...], tuple[int, ...], int]:
         """(shape, strides, first element) by which the routine's filter, [outputs, taps, inputs],
@@ -97,14 +105,14 @@ def _aligned(channels: int, dtype: str) -> bool:
     return channels * ITEMSIZE[dtype] % 16 == 0
 
 
-def _routine(spec: Convolution, repeatable: bool) -> ConvolutionRoutine | None:
+def _routine(spec: Convolution, form: Form, repeatable: bool) -> ConvolutionRoutine | None:
     kind, result = KINDS.get(spec.dtype), KINDS.get(spec.out_dtype or spec.dtype)
     if kind is None or result not in (kind, "float32"):
         return None
     if spec.dtype == "fp32" and spec.precision not in TF32:
         return None
     made = {"output": _convolution, "image": _image_gradient, "filter": _filter_gradient}
-    found = made[form_of(spec.lhs_dilation, spec.rhs_spatial, spec.out_spatial)](spec, kind, result)
+    found = made[form](spec, kind, result)
     if found is None or max(map(_extent, (found.image, found.filter, found.output))) > INT32_MAX:
         return None
     after = _after(found)

@@ -68,7 +68,7 @@ def _add(
 ) -> None:
     """Append a convolution of these operands and result, by whatever is fastest."""
     target = call.target
-    chosen = _by_library(spec, target)
+    chosen = _by_library(spec, target, turned)
     lhs, rhs, out = buffers
     if chosen is None:
         if turned:
@@ -95,9 +95,9 @@ def _add(
         add_copy(builder, written, out, shape, dense(shape), strides)
 
 
-def _by_library(spec: Convolution, target: Target) -> LibraryConvolution | None:
+def _by_library(spec: Convolution, target: Target, turned: bool) -> LibraryConvolution | None:
     """A convolution as a library's routine; None where our kernel computes it."""
-    found = LibraryConvolution.of(spec, config.current().deterministic)
+    found = LibraryConvolution.of(spec, config.current().deterministic, turned)
     if found is None or not enabled("library_convolutions") or not found.pays(target):
         return None
     return found if libraries.convolves(found.routine, target) else None
@@ -111,7 +111,7 @@ def convolution_layout(target: Target, e: Eqn) -> Layout:
         return "as it is"
     kind, precision = _multiplied_in(call)
     spec = _spec(call, NAMES[as_number(kind)], NAMES[call.out.dtype], precision)
-    if _by_library(spec, target) is not None:
+    if _by_library(spec, target, e.prim is turned_conv_p) is not None:
         return "library"
     return "filter" if target.contiguous_depth and spec.lays_filter else "as it is"
 
