@@ -160,6 +160,19 @@ def test_transposes_use_tiles() -> None:
     assert "def pointwise" in executable.as_text()
 
 
+def test_numbers_of_pixels_that_their_channels_share_need_no_tiles() -> None:
+    """Neighbours that read the same number, or a channel of another pixel, are no transposition."""
+
+    def f(image, at):
+        rows = gnp.clip(at[..., 0], 0, 15).astype("int32")
+        return image[rows, gnp.arange(48) % 16] * at[..., 1:]
+
+    image = np.random.default_rng(5).standard_normal((16, 16, 3), np.float32)
+    at = np.random.default_rng(6).uniform(0, 15, (64, 48, 2)).astype(np.float32)
+    text = programs.compare(f, image, at).as_text()
+    assert "def pointwise" in text and "def tiles" not in text
+
+
 def test_ranges_have_their_axis_before_they_are_computed_with() -> None:
     x = normal(96, 4)
     executable = programs.compare(lambda x: gnp.sum(gnp.tile(x, (1, 8))[:, 3:], 0), x)

@@ -93,6 +93,60 @@ def test_components_stay_components_through_arithmetic() -> None:
     programs.compare(f, normal(64, 3), normal(64, 3), tolerance=2e-4)
 
 
+def kernel(x):
+    d = x[:, None] - x[None, :]
+    return gnp.exp(-gnp.sum(d * d, -1))
+
+
+def products(x, v):
+    k = kernel(x)
+    d = gnp.sum((x[:, None] - x[None, :]) * k[:, :, None], 1)
+    return k @ v + d, v.T @ k, k.T @ v[:, 0], v[:, 1] @ k, (k @ v[:, :1]) * 2
+
+
+@pytest.fixture
+def summed(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """For each product that may be a sum whether it is."""
+    found: list[bool] = []
+    once = computed._Rewriting._summed
+    monkeypatch.setattr(
+        computed._Rewriting, "_summed", lambda *args: found.append(once(*args)) or found[-1]
+    )
+    return found
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
+@pytest.mark.parametrize("n", [40, 67])
+def test_products_of_computed_matrices_with_few_columns(
+    n: int, dtype: str, summed: list[bool]
+) -> None:
+    """Sums that share their kernel with other reductions of the matrix, which is never stored."""
+    x, v = normal(n, 5), normal(n, 5)
+
+    def f(x, v):
+        with g.default_matmul_precision("highest"):
+            return products(x.astype(dtype), v.astype(dtype))
+
+    bound = {"float32": 1e-4, "float64": 1e-6, "bfloat16": 3e-2}[dtype]
+    programs.compare(f, x, v, tolerance=bound)
+    assert summed == [True] * 5
+
+
+@pytest.mark.usefixtures("small")
+def test_matrices_that_are_stored_anyway_are_multiplied(summed: list[bool]) -> None:
+    def f(x, v):
+        k = kernel(x)
+        with g.default_matmul_precision("highest"):
+            return k, k @ v, gnp.cumsum(x, 0) @ v[:5, :5]
+
+    programs.compare(f, normal(48, 5), normal(48, 6), tolerance=1e-4)
+    assert summed == [False]
+    wide = lambda x, v: kernel(x) @ v
+    programs.compare(wide, normal(48, 5), normal(48, 40), tolerance=2e-2)
+    assert summed == [False]
+
+
 def test_signs_of_zeros_of_reversed_differences() -> None:
     # Only squares are taken from each other: the differences themselves keep their signs.
     def f(x, y):

@@ -128,6 +128,16 @@ def test_small_products_have_many_programs_and_no_descriptors():
         assert all(isinstance(a, BufferArg) for a in only.arguments.values())
 
 
+@pytest.mark.parametrize("rows, columns, depth", [(1, 64, 1 << 16), (2, 48, 1 << 15)])
+def test_few_columns_of_great_depth_have_a_program_for_each_processor(rows, columns, depth):
+    """A gemv, which computes its left operand, reads no matrix in a few programs."""
+    hooks = Hooks(lhs="a = tl.load(h + rk_row)", inputs=(("h", "fp32"),))
+    spec = MatmulSpec(rows, columns, depth, **FLOAT32, hooks=hooks)
+    config = chosen_config(spec, H200)
+    programs = math.ceil(columns / config.bn) * config.split_k
+    assert config.family == "gemv" and 2 * programs >= H200.processors
+
+
 def test_a_long_sum_is_cut_and_many_programs_add_its_parts():
     spec = MatmulSpec(8, 64, 4096, **FLOAT32, precision="ieee")
     config = chosen_config(spec, H200)

@@ -219,10 +219,6 @@ def walk_runs(
     k1, s1 = key_at(entries, first + 1, ROWS, COUNT, LIST, CLIP)
     k2, s2 = key_at(entries, first + 2, ROWS, COUNT, LIST, CLIP)
     k3, s3 = key_at(entries, first + 3, ROWS, COUNT, LIST, CLIP)
-    k4, s4 = key_at(entries, first + 4, ROWS, COUNT, LIST, CLIP)
-    k5, s5 = key_at(entries, first + 5, ROWS, COUNT, LIST, CLIP)
-    k6, s6 = key_at(entries, first + 6, ROWS, COUNT, LIST, CLIP)
-    k7, s7 = key_at(entries, first + 7, ROWS, COUNT, LIST, CLIP)
     # Only the first run of a chunk may have begun before it: if the entry ahead has its row, or if
     # a list of pieces has one in an even slot there, as no piece is the first of its chunk but one
     # that goes on from the chunk before.
@@ -231,27 +227,19 @@ def walk_runs(
     begun_here = k0 < 0 if LIST == "pieces" else k0 != key
     whole = begun_here
     value = tl.zeros((CHUNK_BLOCK, COLUMN_BLOCK), ACC)
-    for start in range(0, CHUNK, 8):
-        # Eight are read before anything is written, behind which no read would be moved, and so are
-        # the entries of the next eight: an update waits for its own, which says where it is.
+    for start in range(0, CHUNK, 4):
+        # Four are read before anything is written, behind which no read would be moved, and so are
+        # the entries of the next four: an update waits for its own, which says where it is.
         v0 = read_entry(k0, s0, key, operands, out, column, COLUMNS, OPERATION, KEEP, ACC, UPDATE)
         v1 = read_entry(k1, s1, k0, operands, out, column, COLUMNS, OPERATION, KEEP, ACC, UPDATE)
         v2 = read_entry(k2, s2, k1, operands, out, column, COLUMNS, OPERATION, KEEP, ACC, UPDATE)
         v3 = read_entry(k3, s3, k2, operands, out, column, COLUMNS, OPERATION, KEEP, ACC, UPDATE)
-        v4 = read_entry(k4, s4, k3, operands, out, column, COLUMNS, OPERATION, KEEP, ACC, UPDATE)
-        v5 = read_entry(k5, s5, k4, operands, out, column, COLUMNS, OPERATION, KEEP, ACC, UPDATE)
-        v6 = read_entry(k6, s6, k5, operands, out, column, COLUMNS, OPERATION, KEEP, ACC, UPDATE)
-        v7 = read_entry(k7, s7, k6, operands, out, column, COLUMNS, OPERATION, KEEP, ACC, UPDATE)
-        after = first + start + 8
+        after = first + start + 4
         n0, t0 = key_at(entries, after, ROWS, COUNT, LIST, CLIP)
         n1, t1 = key_at(entries, after + 1, ROWS, COUNT, LIST, CLIP)
         n2, t2 = key_at(entries, after + 2, ROWS, COUNT, LIST, CLIP)
         n3, t3 = key_at(entries, after + 3, ROWS, COUNT, LIST, CLIP)
-        n4, t4 = key_at(entries, after + 4, ROWS, COUNT, LIST, CLIP)
-        n5, t5 = key_at(entries, after + 5, ROWS, COUNT, LIST, CLIP)
-        n6, t6 = key_at(entries, after + 6, ROWS, COUNT, LIST, CLIP)
-        n7, t7 = key_at(entries, after + 7, ROWS, COUNT, LIST, CLIP)
-        key = k7
+        key = k3
         run, value, whole = advanced(
             run, value, whole, k0, v0,
             out, piece, column, COLUMNS, OPERATION, FROM_ZERO, True, start,
@@ -268,30 +256,10 @@ def walk_runs(
             run, value, whole, k3, v3,
             out, piece, column, COLUMNS, OPERATION, FROM_ZERO, False, start,
         )  # fmt: skip
-        run, value, whole = advanced(
-            run, value, whole, k4, v4,
-            out, piece, column, COLUMNS, OPERATION, FROM_ZERO, False, start,
-        )  # fmt: skip
-        run, value, whole = advanced(
-            run, value, whole, k5, v5,
-            out, piece, column, COLUMNS, OPERATION, FROM_ZERO, False, start,
-        )  # fmt: skip
-        run, value, whole = advanced(
-            run, value, whole, k6, v6,
-            out, piece, column, COLUMNS, OPERATION, FROM_ZERO, False, start,
-        )  # fmt: skip
-        run, value, whole = advanced(
-            run, value, whole, k7, v7,
-            out, piece, column, COLUMNS, OPERATION, FROM_ZERO, False, start,
-        )  # fmt: skip
         k0, s0 = n0, t0
         k1, s1 = n1, t1
         k2, s2 = n2, t2
         k3, s3 = n3, t3
-        k4, s4 = n4, t4
-        k5, s5 = n5, t5
-        k6, s6 = n6, t6
-        k7, s7 = n7, t7
     # What is ahead now is the first entry behind the chunk.
     goes_on = k0 == run
     written = (run >= 0) & (column < COLUMNS)

@@ -287,11 +287,14 @@ def _gemv_menu(spec: MatmulSpec, target: Target) -> list[MatmulConfig]:
         shapes = [(128, 32, 4), (128, 64, 8), (64, 64, 4), (256, 16, 4), (64, 128, 8)]
     # Every row, and the gate, has an accumulator of the tile's size.
     shrink = max(1, rows * (1 + spec.gated) // 2)
-    menu = {
-        MatmulConfig("gemv", rows, max(1, bn // shrink), min(bk, depth), warps, 1, split)
-        for split in _splits(spec, 128)[:4]
-        for bn, bk, warps in shapes
-    }
+    menu = set()
+    for bn, bk, warps in shapes:
+        bn, bk, splits = max(1, bn // shrink), min(bk, depth), _splits(spec, 128)[:4]
+        # Few columns of great depth, as the gradient of a vector has them, are split among all
+        # processors: 64 columns of 2^16 took 200 us in the four programs of a split of four (H200).
+        if spec.k >= 32 * spec.n:
+            splits = splits + _many_splits(spec, rows, bn, bk, target)
+        menu |= {MatmulConfig("gemv", rows, bn, bk, warps, 1, split) for split in splits}
 
     def order(config: MatmulConfig) -> tuple[float, ...]:
         # Of equals, small programs; with many rounds over k, large ones.
@@ -308,7 +311,7 @@ def gemv_seconds(spec: MatmulSpec, config: MatmulConfig, target: Target) -> floa
     size = ITEMSIZE[spec.rhs_dtype] * (1 + spec.gated)
     programs = math.ceil(spec.n / config.bn) * config.split_k * spec.batches
     resident = min(programs / target.processors, 32 / config.warps)
-    under_way = resident * config.bn * config.bk * size
+    under_way = resident * min(config.bn, spec.n) * config.bk * size
     rate = min(target.bandwidth, target.processors * under_way / _LATENCY_SECONDS)
     depth = math.ceil(spec.k / config.split_k / config.bk) * config.bk * config.split_k
     total = size * spec.batches * spec.n * depth / rate

@@ -170,10 +170,11 @@ def _stencil_tiling(loops: Loops, columns: int, target: Target) -> Tiling:
 
 
 def _consecutive(e: Expr, n: int) -> bool:
+    """Whether neighbours read neighbours, or the same. Steps of 2 are those of a part of packed
+    complex numbers, whose other part is read as well; pixels of three channels read a number of
+    their pixel three times, and a channel of another pixel at 0, 1, 2, 0, ..."""
     values = [e.evaluate({name: 0 for name in e.names} | {"p": p}) for p in range(min(4, n))]
-    # Steps of 2 are those of a part of packed complex numbers, whose other part is read as well.
-    steps = {b - a for a, b in zip(values, values[1:])}
-    return len(steps) < 2 and steps <= {0, 1, 2}
+    return max(values) - min(values) <= 2 * (len(values) - 1)
 
 
 def _periods(e: Expr) -> set[int]:
