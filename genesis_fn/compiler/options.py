@@ -29,6 +29,7 @@ PASSES = {
     "lookups": "kernels do gathers and dynamic slices where they need the elements",
     "recompute": "values that merged kernels store are computed again where that is faster",
     "known_indices": "indices that are known make slices of gathers, and gathers of scatters",
+    "random_words": "new keys, and few random bits, are arithmetic in the kernels that need them",
     "rotations": "concatenations that rotate an array are read at an index modulo its length",
     "overlap": "collectives run on a stream of their own, beside kernels that need none of them",
     "overlays": "what an update at a known place replaces most of is computed where it is read",

@@ -6,8 +6,8 @@
     body by body     known_indices -> products_outside -> row_loops           schedule
                      -> joined_iterations -> absorb_casts -> shallow_products
                      -> vectors_left -> inner_products -> pitched_products
-                     -> group_matmuls -> row_sums -> share_sorts -> rotations -> overlays
-                     -> computed_reductions -> row_factors
+                     -> group_matmuls -> row_sums -> share_sorts -> random_words -> rotations
+                     -> overlays -> computed_reductions -> row_factors
                      -> reductions_by_columns -> fuse -> lower
                      -> fuse_horizontally -> overlap_collectives -> pack_arena
     executable       ProgramBinding, IOBuffers, CudaExecutable                compile_jaxpr
@@ -55,6 +55,7 @@ from genesis_fn.compiler.rewrites.by_columns import reductions_by_columns
 from genesis_fn.compiler.rewrites.computed import computed_reductions
 from genesis_fn.compiler.rewrites.known_indices import known_indices
 from genesis_fn.compiler.rewrites.overlays import overlays
+from genesis_fn.compiler.rewrites.random_words import random_words
 from genesis_fn.compiler.rewrites.rotations import rotations
 from genesis_fn.compiler.rewrites.row_factors import row_factors
 from genesis_fn.compiler.rewrites.row_sums import row_sums
@@ -197,6 +198,9 @@ def schedule(
 
     # Sort the ids of sums by segment once for all that have the same.
     jaxpr = share_sorts(jaxpr)
+
+    # New keys, and few random bits, are arithmetic, which fuses.
+    jaxpr = random_words(jaxpr)
 
     # Rotated arrays are read at an index modulo their length.
     jaxpr = rotations(jaxpr)

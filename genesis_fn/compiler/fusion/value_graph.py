@@ -29,6 +29,7 @@ T = TypeVar("T")
 
 # Beyond these a value is materialized, so that the kernels of its readers stay small.
 _MAX_OPERATIONS = 96
+_TINY, _FEW_OPERATIONS = 32, 32  # bytes and operations of a value that is not worth a launch
 _MAX_LEAVES = 12  # materialized values that it is computed from
 _MAX_SOURCES = 8  # operands of a concatenation that is computed where it is read
 # An array with so many times the bytes of what it is computed from, as one of all pairs, is not
@@ -359,7 +360,7 @@ class ValueGraph:
         if done > _MAX_OPERATIONS or len(views) > _MAX_LEAVES:
             return True
         users = self.uses.get(v, 0)
-        if users < 2 or not done:
+        if users < 2 or not done or (size <= _TINY and done <= _FEW_OPERATIONS):
             return False
         # One reader computes it where it is stored: it is written, and read by the others. These
         # would read the leaves instead, and compute meanwhile.

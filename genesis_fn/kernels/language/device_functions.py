@@ -160,6 +160,44 @@ def threefry(x0, x1, k0, k1):
 
 
 @triton.jit
+def philox_word(k0, k1, x, LAST: tl.constexpr, WORD: tl.constexpr):
+    """Word 0 or 1 of the block of Philox-4x32-10 at the counter (x, 0, 0, LAST) under a key."""
+    zero = x * 0
+    w0, w1, _, _ = tl.philox_impl(x, zero, zero, zero + LAST, k0, k1, 10)
+    if WORD == 0:
+        return w0
+    else:
+        return w1
+
+
+@triton.jit
+def philox_stream(k0, k1, x):
+    """Word x of a key's stream: one of the four of block x // 4."""
+    zero = x * 0
+    w0, w1, w2, w3 = tl.philox_impl(x >> 2, zero, zero, zero, k0, k1, 10)
+    even = tl.where((x & 2) == 0, w0, w2)
+    odd = tl.where((x & 2) == 0, w1, w3)
+    return tl.where((x & 1) == 0, even, odd)
+
+
+@triton.jit
+def threefry2x32_word(k0, k1, x, LAST: tl.constexpr, WORD: tl.constexpr):
+    """Word 0 or 1 of `threefry` at the counter (0, x); LAST is philox's alone."""
+    w0, w1 = threefry(x * 0, x, k0, k1)
+    if WORD == 0:
+        return w0
+    else:
+        return w1
+
+
+@triton.jit
+def threefry2x32_stream(k0, k1, x):
+    """Element x of a key's stream: both words at that counter."""
+    w0, w1 = threefry(x * 0, x, k0, k1)
+    return w0 ^ w1
+
+
+@triton.jit
 def rem(x, y):
     """The remainder of x / y with the sign of x; x itself for integers by zero."""
     if x.dtype.is_floating():
@@ -564,9 +602,10 @@ __all__ = [
     "bits_of", "by_squaring", "clz", "count_bits", "digamma", "div", "div_close",
     "divide_exactly", "integer_pow", "integer_pow_close", "is_finite", "logistic",
     "logistic_close", "logistic_fast", "maximum", "minimum",
-    "narrow", "negate", "nextafter_narrow", "not_", "opaque", "polygamma",
+    "narrow", "negate", "nextafter_narrow", "not_", "opaque", "philox_stream", "philox_word",
+    "polygamma",
     "power_of_integers",
     "reduce_precision", "rem", "safe_mul", "scaled_zeta",
     "shift_left", "shift_right_arithmetic", "shift_right_logical", "sign", "signed_bits_of",
-    "square_root", "threefry", "to_integer",
+    "square_root", "threefry", "threefry2x32_stream", "threefry2x32_word", "to_integer",
 ]  # fmt: skip
