@@ -396,6 +396,47 @@ def test_nan_of_hidden_rows_reaches_the_gradients():
         np.testing.assert_array_equal(np.isnan(np.asarray(x)), np.isnan(np.asarray(y)))
 
 
+def biased_and_masked(q, k, v, b, m, *, fill):
+    """A bias of which nothing is known, and keys that a mask and the order hide."""
+    s = gnp.einsum("bqhd,bkhd->bhqk", q, k) * 0.25
+    s = gnp.where(m[:, None, None, :] & causal(), s + b, fill)
+    return gnp.einsum("bhqk,bkhd->bqhd", nn.softmax(s, -1), v)
+
+
+def low_biases() -> dict[str, Any]:
+    """Moderate ones; padding on the left, so that early queries see padded keys alone; one that
+    hides all keys of a batch entry; one that leaves single queries nothing that the order does."""
+    columns, rows = gnp.arange(T), gnp.arange(T)[:, None]
+    lost = gnp.where(gnp.arange(B)[:, None, None, None] == 0, -1e9, 0.0)
+    return {
+        "moderate": normal(H, T, T, seed=7),
+        "left padding": gnp.where(columns < 9, -1e9, 0.5),
+        "a lost entry": lost + normal(B, 1, 1, T, seed=8),
+        "lost queries": gnp.where((rows % 7 == 3) & (columns <= rows), -1e9, 0.0),
+    }
+
+
+@pytest.mark.parametrize("fill", [-1e9, LOWEST, -3e4])
+@pytest.mark.parametrize("bias", low_biases())
+@pytest.mark.parametrize("f", [biased_and_causal, biased_and_masked], ids=lambda f: f.__name__)
+def test_masks_are_a_part_of_an_unknown_bias(f, bias, fill):
+    args = [*operands("bthd"), low_biases()[bias]]
+    if f is biased_and_masked:
+        f, args = functools.partial(f, fill=fill), [*args, padding(True)]
+    recognised(f, args, wanted=(), expected=["attention"])
+
+
+def test_masks_of_two_values_are_no_part_of_an_unknown_bias():
+    def f(q, k, v, b, m):
+        s = gnp.where(causal(), gnp.einsum("bqhd,bkhd->bhqk", q, k) + b, -1e9)
+        s = gnp.where(m[:, None, None, :], s, -1e8)
+        return gnp.einsum("bhqk,bkhd->bqhd", nn.softmax(s, -1), v)
+
+    args = [*operands("bthd"), normal(H, T, T, seed=7), padding(True)]
+    before, after, _ = programs(f, args, ())
+    assert after is before
+
+
 @pytest.mark.parametrize("shape", [(1, 1, T, T), (H, T, T), (H, 1, T), (B, 1, 1, T), (B, H, T, T)])
 def test_a_bias_has_its_gradient(shape):
     recognised(biased, [*operands("bthd"), normal(*shape, seed=7)])

@@ -63,10 +63,13 @@ class AttentionDims:
 
 
 class Emitter:
-    """Writes the equations of one attention, at the place of the equation given to `begin`."""
+    """Writes the equations of one attention, at the place of the equation given to `begin`. With
+    `folded` its masks are a part of its bias."""
 
-    def __init__(self, region: ScoreRegion, form: ScoreForm, dims: AttentionDims) -> None:
-        self.region, self.form, self.dims = region, form, dims
+    def __init__(
+        self, region: ScoreRegion, form: ScoreForm, dims: AttentionDims, folded: bool
+    ) -> None:
+        self.region, self.form, self.dims, self.folded = region, form, dims, folded
         self.eqns: list[Eqn] = []
         self.dtype = region.operand_dtype()
         self.at: Eqn
@@ -75,15 +78,16 @@ class Emitter:
         self.bias_axes: frozenset[LogicalAxis] = frozenset()
         self.lost: Var | None = None
         self.out: Var
-        right = form.band.right
+        band = Band(None, None) if folded else form.band
+        right = band.right
         causal = right == 0
-        window = None if form.band.left is None and causal else (form.band.left, right)
+        window = None if band.left is None and causal else (band.left, right)
         self.static: dict[str, Any] = {
             "scale": form.scale,
             "causal": causal,
             "window": None if window == (None, None) else window,
             "softcap": 0.0,
-            "has": (bool(form.biases), bool(form.conditions), False, False, False),
+            "has": (bool(form.biases), bool(form.conditions) and not folded, False, False, False),
         }
 
     def begin(self, at: Eqn) -> None:
@@ -207,6 +211,8 @@ class Emitter:
         mask = self.conjunction(self.form.conditions) if self.form.conditions else None
         if self.form.biases:
             bias = self.bias()
+            if self.folded:
+                bias, mask = self.masked(bias, mask), None
             if self.form.careful:
                 bias, hidden = self.carefully(bias, mask)
                 zero = self.repeated(hidden, operands[0].aval.shape)
@@ -229,6 +235,19 @@ class Emitter:
         self.out = self.without_lost(self.out)
         return True
 
+    def masked(self, bias: Var, mask: Var | None) -> Var:
+        """The bias with the value of hidden scores where the mask and the band hide them.
+
+        Next to a value so low a score is nothing. So a bias that is a mask itself, as low, shares
+        the softmax of a query that sees no key with what the others hide, as written.
+        """
+        assert self.form.low is not None
+        seen = [x for x in (mask, self.in_band() if self.has_band else None) if x is not None]
+        together = seen[0] if len(seen) == 1 else self.both(*seen)
+        shape = tuple([max(m, n) for m, n in zip(bias.aval.shape, together.aval.shape)])
+        given = [self.repeated(together, shape), self.repeated(bias, shape), self.form.low]
+        return self.make(ew.select_p, given)
+
     def carefully(self, bias: Var, mask: Var | None) -> tuple[Var, Var]:
         """(the bias, rows [batch, time, heads, 1] that see no key) of a bias that may hide all keys
         of a query.
@@ -239,7 +258,7 @@ class Emitter:
         """
         form, visible = self.form, bias
         hides = mask if mask is not None and form.fill == -math.inf else None
-        if self.has_band:
+        if self.has_band and not self.folded:
             hides = self.in_band() if hides is None else self.both(hides, self.in_band())
         if hides is not None:
             shape = tuple([max(m, n) for m, n in zip(bias.aval.shape, hides.aval.shape)])

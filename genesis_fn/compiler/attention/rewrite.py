@@ -298,7 +298,9 @@ def _with_results(
     if form.may_be_lost and not all([_gated_as_kernel(r, form) for r in results]):
         return None
     only_forward = all([r.kind == "output" for r in results])
-    if (form.learned_only or form.careful and not only_forward) and not _is_learned(form, results):
+    folded = form.learned_only and only_forward and form.low is not None
+    unsure = (form.learned_only and not folded) or (form.careful and not only_forward)
+    if unsure and not _is_learned(form, results):
         return None
     scores: Var = region.product.key
     if any([r.kind == "dbias" for r in results]) and scores.aval.nbytes < WORTH_A_BIAS:
@@ -308,7 +310,7 @@ def _with_results(
     for r in results:
         if r.kind != "output":
             backward.setdefault(r.of, []).append(r)
-    emitter = Emitter(region, form, dims)
+    emitter = Emitter(region, form, dims, folded)
     inserted: dict[int, list[Eqn]] = {}
     replaced: dict[Var, Var] = {}
     at = min([r.at for r in results])

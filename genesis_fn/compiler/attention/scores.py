@@ -41,7 +41,8 @@ class ScoreForm:
 
     The band is of the conditions that are known, `conditions` are the others. With `may_be_lost`
     some query may see no key. `learned_only` says that the biases have to be
-    parameters: one that is a mask, too, would be as low as `fill`.
+    parameters: one that is a mask, too, would be as low as `fill`. A forward pass can have the
+    masks as a part of such a bias, if its hidden scores all are `low`.
     """
 
     scale: float = 0.0
@@ -52,6 +53,7 @@ class ScoreForm:
     biases: list[BiasTerm] = field(default_factory=list)
     may_be_lost: bool = False
     learned_only: bool = False
+    low: float | None = None
 
     @property
     def careful(self) -> bool:
@@ -140,6 +142,8 @@ def score_form(region: ScoreRegion, query: Run, key: Run, values: KnownValues) -
             form.conditions += closed
             form.may_be_lost |= not every_row
     form.learned_only = form.careful and any([math.isfinite(f) for f in parts.fills])
+    if form.learned_only and len(parts.fills) == 1 and not parts.after_mask:
+        (form.low,) = parts.fills
     if form.may_be_lost:
         if len(parts.fills) != 1:
             return None
