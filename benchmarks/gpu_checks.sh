@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The checks that need a GPU, each within a time limit, with a short summary last.
 #
-#     benchmarks/gpu_checks.sh OUT STAGE...      # tests sanitize fuzz losses operators allocator
+#     benchmarks/gpu_checks.sh OUT STAGE...      # tests sanitize loops fuzz losses operators allocator
 #
 # Run from a checkout, with the packages of docs/cuda.md on PYTHONPATH. Logs and results lie in OUT.
 # TESTS_SECONDS and the like limit a stage; TESTS chooses files; WORKERS is the number of processes.
@@ -50,6 +50,10 @@ for stage in "$@"; do
     sanitize)
         limited sanitize 420 benchmarks/kernels/sanitize.sh "$out/sanitize"
         tail -n 70 "$out/sanitize.log"
+        ;;
+    loops)
+        limited loops 420 benchmarks/kernels/sanitize_tests.sh "$out/loops"
+        tail -n 40 "$out/loops.log"
         ;;
     fuzz)
         limited fuzz 150 python3 benchmarks/fuzz_devices.py --seconds $((${FUZZ_SECONDS:-150} - 30))
