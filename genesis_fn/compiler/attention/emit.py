@@ -13,11 +13,20 @@ from genesis_fn.compiler.attention.region import ScoreRegion
 from genesis_fn.compiler.attention.scores import LOWEST_BIAS, ScoreForm
 from genesis_fn.compiler.attention.values import AttentionResult, OutputCotangent
 from genesis_fn.core import dtypes, tree
-from genesis_fn.core.jaxpr import Atom, Eqn, Var
+from genesis_fn.core.jaxpr import Atom, Eqn, Jaxpr, Var
 from genesis_fn.core.primitive import Primitive
 from genesis_fn.primitives import elementwise as ew
+from genesis_fn.primitives.factories import full_p
 from genesis_fn.primitives.reductions.reduce import reduce_max_p, reduce_or_p, reduce_sum_p
-from genesis_fn.primitives.shape import broadcast_in_dim_p, iota_p, reshape_p, transpose_p
+from genesis_fn.primitives.shape import (
+    broadcast_in_dim_p,
+    concatenate_p,
+    iota_p,
+    reshape_p,
+    slice_p,
+    transpose_p,
+)
+from genesis_fn.transforms.control_flow.conditionals import cond_p
 from genesis_fn.transforms.custom.fused_functions import FUSED, fused_p
 
 Dims = Sequence[Run]
@@ -64,12 +73,19 @@ class AttentionDims:
 
 class Emitter:
     """Writes the equations of one attention, at the place of the equation given to `begin`. With
-    `folded` its masks are a part of its bias."""
+    `folded` its masks are a part of its bias; with `corrected` the gradient of keys has what
+    queries add that see no key."""
 
     def __init__(
-        self, region: ScoreRegion, form: ScoreForm, dims: AttentionDims, folded: bool
+        self,
+        region: ScoreRegion,
+        form: ScoreForm,
+        dims: AttentionDims,
+        folded: bool,
+        corrected: bool,
     ) -> None:
-        self.region, self.form, self.dims, self.folded = region, form, dims, folded
+        self.region, self.form, self.dims = region, form, dims
+        self.folded, self.corrected = folded, corrected
         self.eqns: list[Eqn] = []
         self.dtype = region.operand_dtype()
         self.at: Eqn
@@ -78,6 +94,8 @@ class Emitter:
         self.bias_axes: frozenset[LogicalAxis] = frozenset()
         self.lost: Var | None = None
         self.out: Var
+        self.queries: Var  # before those that see no key, `hidden`, are zero
+        self.hidden: Var
         band = Band(None, None) if folded else form.band
         right = band.right
         causal = right == 0
@@ -215,8 +233,9 @@ class Emitter:
                 bias, mask = self.masked(bias, mask), None
             if self.form.careful:
                 bias, hidden = self.carefully(bias, mask)
-                zero = self.repeated(hidden, operands[0].aval.shape)
-                operands[0] = self.make(ew.select_p, [zero, 0.0, operands[0]])
+                self.queries, self.hidden = operands[0], hidden
+                zero = self.repeated(hidden, self.queries.aval.shape)
+                operands[0] = self.make(ew.select_p, [zero, 0.0, self.queries])
             extras.append(bias)
         elif self.form.may_be_lost and self.form.fill == -math.inf:
             assert mask is not None
@@ -249,12 +268,12 @@ class Emitter:
         return self.make(ew.select_p, given)
 
     def carefully(self, bias: Var, mask: Var | None) -> tuple[Var, Var]:
-        """(the bias, rows [batch, time, heads, 1] that see no key) of a bias that may hide all keys
-        of a query.
+        """(the bias, queries [batch, time, heads, 1] of whose scores it leaves nothing) of a bias
+        that may hide all keys of a query.
 
-        As written, a finite bias that low leaves nothing of the scores: the softmax is that of the
-        bias. The same comes of a bias whose maximum is subtracted, and of queries that are zero. An
-        infinite one gives NaN.
+        Where it is low for all of them its maximum is subtracted, which changes no softmax. If it
+        is so low that a score is lost in it, then the softmax as written is that of the bias, which
+        queries of zeros have. An infinite one gives NaN.
         """
         form, visible = self.form, bias
         hides = mask if mask is not None and form.fill == -math.inf else None
@@ -278,7 +297,8 @@ class Emitter:
             if bias.aval.shape[n] > 1:
                 self.bias_axes |= set(d)
         shift = self.repeated(shift, bias.aval.shape)
-        return self.make(ew.sub.prim, [bias, shift]), self.by_row(low)
+        absorbed = self.make(ew.le.prim, [highest, form.absorbs])
+        return self.make(ew.sub.prim, [bias, shift]), self.by_row(absorbed)
 
     @property
     def has_band(self) -> bool:
@@ -307,6 +327,40 @@ class Emitter:
         x = self.without_lost(self.cast(x, self.dtype))
         needs = (True,) * (3 + bool(self.form.biases))
         self.results = self.call("attention_backward", (tuple(self.residuals), x), needs=needs)
+        if self.corrected:
+            dq, dk, *others = self.results
+            self.results = [dq, self.with_hidden(dk, x), *others]
+
+    def with_hidden(self, keys: Var, x: Var) -> Var:
+        """The gradient of keys with what queries add that see no key, in whose place are zeros.
+
+        As written, their numbers have no part in the softmax but in this gradient. Heads twice as
+        long have both: zeros for the scores, whose keys are as long as before, and the numbers for
+        a second half of the gradient. Few programs ever have such queries: it is a branch.
+        """
+        wide = self.make(ew.convert_p, [self.hidden], dtype=dtypes.I32)
+        index = self.make(reduce_max_p, [wide], axes=tuple(range(wide.aval.ndim)))
+        operands = [keys, self.queries, *self.residuals, x]
+        outer, self.eqns = self.eqns, []
+        inside = [Var(v.aval) for v in operands]
+        _, queries, zeroed, k, *others, ct = inside
+        half = k.aval.shape[3]
+        kind = {"shape": k.aval.shape, "dtype": k.aval.dtype}
+        zero = self.make(full_p, [], value=0.0, **kind)
+        q, k = [
+            self.make(concatenate_p, pair, dimension=3) for pair in ([zeroed, queries], [k, zero])
+        ]
+        needs = (True,) * (3 + bool(self.form.biases))
+        found = self.call("attention_backward", ((q, k, *others), ct), needs=needs)[1]
+        ends = {"start": (0, 0, 0, half), "limit": found.aval.shape, "strides": (1, 1, 1, 1)}
+        own = self.make(slice_p, [found], **ends)
+        branch = Jaxpr(inside, self.take(), [own])
+        self.eqns = outer
+        kept = [Var(v.aval) for v in operands]
+        out = Var(keys.aval)
+        branches = (Jaxpr(kept, [], kept[:1]), branch)
+        self.add(cond_p, [index, *operands], {"branches": branches}, [out])
+        return out
 
     def cotangent(self, result: AttentionResult, given: float) -> Var | None:
         """A cotangent as a result's array; `given` is what the output's was multiplied by."""

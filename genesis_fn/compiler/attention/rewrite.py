@@ -298,9 +298,9 @@ def _with_results(
     if form.may_be_lost and not all([_gated_as_kernel(r, form) for r in results]):
         return None
     only_forward = all([r.kind == "output" for r in results])
+    learned = _is_learned(form, results)
     folded = form.learned_only and only_forward and form.low is not None
-    unsure = (form.learned_only and not folded) or (form.careful and not only_forward)
-    if unsure and not _is_learned(form, results):
+    if form.learned_only and not (folded or learned):
         return None
     scores: Var = region.product.key
     if any([r.kind == "dbias" for r in results]) and scores.aval.nbytes < WORTH_A_BIAS:
@@ -310,7 +310,8 @@ def _with_results(
     for r in results:
         if r.kind != "output":
             backward.setdefault(r.of, []).append(r)
-    emitter = Emitter(region, form, dims, folded)
+    corrected = form.careful and not learned
+    emitter = Emitter(region, form, dims, folded, corrected)
     inserted: dict[int, list[Eqn]] = {}
     replaced: dict[Var, Var] = {}
     at = min([r.at for r in results])
@@ -335,7 +336,7 @@ def _with_results(
                 return None
             replaced[r.var] = found
         inserted.setdefault(at_of, []).extend(emitter.take())
-    if not all([keeps(e) for new in inserted.values() for e in new if e.prim is fused_p]):
+    if not all([_are_kept(new, keeps) for new in inserted.values()]):
         return None
     eqns: list[Eqn] = []
     for n, e in enumerate(jaxpr.eqns):
@@ -351,6 +352,14 @@ def _with_results(
     return Jaxpr(jaxpr.invars, eqns, outs, jaxpr.labels, jaxpr.name)
 
 
+def _are_kept(eqns: Sequence[Eqn], keeps: Callable[[Eqn], bool]) -> bool:
+    """Whether a backend has kernels for all calls of fused functions, those in branches too."""
+    if not all([keeps(e) for e in eqns if e.prim is fused_p]):
+        return False
+    branches = [j for e in eqns if e.prim is not fused_p for j in jaxprs_in(e.params)]
+    return all([_are_kept(j.eqns, keeps) for j in branches])
+
+
 def _operands(region: ScoreRegion, form: ScoreForm) -> list[Var]:
     """What the fused function reads."""
     assert region.value_operand is not None
@@ -359,8 +368,8 @@ def _operands(region: ScoreRegion, form: ScoreForm) -> list[Var]:
 
 
 def _is_learned(form: ScoreForm, results: Sequence[AttentionResult]) -> bool:
-    """Whether the bias of unknown values is a parameter, as one with a gradient is. The gradient of
-    queries that it hides all keys of would differ from what is written."""
+    """Whether the bias of unknown values is a parameter, as one with a gradient is: none is as low
+    as a mask."""
     unknown = [b for b in form.biases if not b.moderate]
     wanted = [members(r.axes) for r in results if r.kind == "dbias"]
     return len(unknown) == 1 and members(unknown[0].axes) in wanted

@@ -15,13 +15,15 @@ from genesis_fn.compiler.attention.region import ScoreRegion
 from genesis_fn.compiler.attention.values import FLOATS
 from genesis_fn.compiler.known_values import KnownValues
 from genesis_fn.compiler.simplify.rewriter import rounded
+from genesis_fn.core import dtypes
 from genesis_fn.core.jaxpr import Var
 from genesis_fn.primitives import elementwise as ew
 from genesis_fn.primitives.factories import full_p
 
-# A bias that is lower than this for all keys of a query is a mask that hides all of them. Scores
-# are then lost in it, and the kernels' log-sum-exp has too few digits for a backward pass.
+# A bias that is lower than this for all keys of a query is a mask that hides all of them. The
+# kernels' log-sum-exp would have too few digits for a backward pass.
 LOWEST_BIAS = -1e3
+_SCORE = 4  # what an absorbed score is less than
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +56,7 @@ class ScoreForm:
     may_be_lost: bool = False
     learned_only: bool = False
     low: float | None = None
+    absorbs: float = -math.inf  # biases below, or of this value, leave nothing of a score
 
     @property
     def careful(self) -> bool:
@@ -142,8 +145,13 @@ def score_form(region: ScoreRegion, query: Run, key: Run, values: KnownValues) -
             form.conditions += closed
             form.may_be_lost |= not every_row
     form.learned_only = form.careful and any([math.isfinite(f) for f in parts.fills])
-    if form.learned_only and len(parts.fills) == 1 and not parts.after_mask:
-        (form.low,) = parts.fills
+    kinds = [region.product.key.aval.dtype, *[b.var.aval.dtype for b in form.biases]]
+    kind = max(kinds, key=lambda k: k.itemsize)
+    # Half a unit in the last place is more than the score.
+    form.absorbs = -2 * _SCORE / float(dtypes.finfo(kind).eps)
+    fill = next(iter(parts.fills), 0.0)
+    if form.learned_only and parts.fills == {fill} and not parts.after_mask:
+        form.low = fill if fill <= form.absorbs else None
     if form.may_be_lost:
         if len(parts.fills) != 1:
             return None
