@@ -439,6 +439,19 @@ def test_gradients_of_added_padding(fill, lost):
     recognised(f, args, tolerance=2e-3 if fill == -1e4 else 2e-5, expected=CORRECTED)
 
 
+@pytest.mark.parametrize("lost", [False, True])
+def test_gradients_of_added_padding_as_compiled(lost):
+    """On the device, the branch with and without a query that sees no key."""
+    f = functools.partial(added, fill=-1e9)
+    gradients = g.grad(lambda *xs: gnp.sum(gnp.sin(f(*xs))), argnums=(0, 1, 2))
+    args = [*[x[:, :, :2] for x in operands("bthd")], padding(lost)]
+    with g.default_device(g.cpu()):
+        wanted = gradients(*[g.device_put(x, g.cpu()) for x in args])
+    found = g.jit(gradients)(*[g.device_put(x, g.cuda(0)) for x in args])
+    for x, y in zip(found, wanted, strict=True):
+        np.testing.assert_allclose(np.asarray(x), np.asarray(y), rtol=0, atol=1e-2)
+
+
 def test_gradients_of_added_padding_in_16_bits():
     def f(q, k, v, m):
         s = gnp.einsum("bqhd,bkhd->bhqk", q, k) * 0.25
