@@ -190,7 +190,7 @@ def _in_memory(jaxpr: Jaxpr, products: Collection[Atom]) -> set[Var]:
     other kinds, but for `products`, which will be sums."""
     found = set(jaxpr.outs)
     for e in reversed(jaxpr.eqns):
-        kind = kind_of(e) if e.outs[:1] and e.outs[0] not in products else "reduction"
+        kind = "reduce" if e.outs and e.outs[0] in products else kind_of(e)
         if kind == "opaque" or (kind == "view" and not found.isdisjoint(e.outs)):
             found.update([i for i in e.ins if type(i) is Var])
     return found
