@@ -16,43 +16,19 @@ from typing import Any
 from genesis_fn.compiler.options import enabled
 from genesis_fn.compiler.rewrites.computed import components_p
 from genesis_fn.core import dtypes
-from genesis_fn.core.backend.lowering import Elementwise
 from genesis_fn.core.jaxpr import Eqn, Jaxpr, Var
 from genesis_fn.core.primitive import Primitive
 from genesis_fn.core.types.extended import WORDS
-from genesis_fn.primitives.random_bits import key_hash_p, random_bits_p
+from genesis_fn.primitives.random_bits import (
+    key_hash_p,
+    random_bits_p,
+    random_stream_p,
+    random_word_p,
+)
 from genesis_fn.primitives.shape import broadcast_in_dim_p, iota_p, reshape_p, slice_p
 
 _MOST_KEYS = 1 << 12  # new ones of an equation
 _MOST_WORDS = 1 << 16  # a lane computes a block for each: 100 operations
-_COST = 60  # a block's, half of them multiplications of integers
-# Of so few keys computing costs nothing beside another launch: each reader hashes again.
-_KEY_COST = 4
-
-
-def _word(kind: Any, k0: str, k1: str, x: str, *, impl: str, last: int, word: int) -> str:
-    return f"{impl}_word({k0}, {k1}, {x}, {last}, {word})"
-
-
-def _stream(kind: Any, k0: str, k1: str, x: str, *, impl: str) -> str:
-    return f"{impl}_stream({k0}, {k1}, {x})"
-
-
-word_p = Primitive(
-    "random_word",
-    lambda k0, k1, x, *, impl, last, word: x,
-    lowering=Elementwise(_word, cost=_KEY_COST),
-    listed=False,
-)
-"""A word of the block of a key, whose words are the first operands, at a counter that begins, of
-threefry ends, with the third one; philox ends with `last`."""
-stream_p = Primitive(
-    "random_stream",
-    lambda k0, k1, x, *, impl: x,
-    lowering=Elementwise(_stream, cost=_COST),
-    listed=False,
-)
-"""Element x of the 32-bit stream of a key."""
 
 
 def random_words(jaxpr: Jaxpr) -> Jaxpr:
@@ -84,7 +60,9 @@ def _hashed(eqns: list[Eqn], e: Eqn) -> None:
     key, data = e.ins
     words = _spread(eqns, e, key, data.aval.shape)
     params = {"impl": e.params["impl"], "last": e.params["tag"]}
-    parts = [_appended(eqns, e, word_p, *words, data, **params, word=k) for k in range(WORDS)]
+    parts = [
+        _appended(eqns, e, random_word_p, *words, data, **params, word=k) for k in range(WORDS)
+    ]
     eqns.append(e.replace(prim=components_p, ins=parts, params={}))
 
 
@@ -99,7 +77,9 @@ def _drawn(eqns: list[Eqn], e: Eqn) -> None:
     number = made(reshape_p, number, shape=shape)
     dims = tuple(range(len(out.shape) - len(shape), len(out.shape)))
     number = made(broadcast_in_dim_p, number, shape=out.shape, dims=dims)
-    eqns.append(e.replace(prim=stream_p, ins=[*words, number], params={"impl": e.params["impl"]}))
+    eqns.append(
+        e.replace(prim=random_stream_p, ins=[*words, number], params={"impl": e.params["impl"]})
+    )
 
 
 def _spread(eqns: list[Eqn], e: Eqn, key: Var, shape: tuple[int, ...]) -> list[Var]:
