@@ -63,6 +63,19 @@ def test_windows_over_edges(shape: tuple[int, ...], mode: str) -> None:
     np.testing.assert_allclose(got, want, rtol=2e-5, atol=1e-3)
 
 
+@pytest.mark.parametrize("mode", ["edge", "reflect", "symmetric"])
+def test_many_loads_share_the_parts_of_their_indices(mode: str, texts: list[str]) -> None:
+    x = np.random.default_rng(1).standard_normal((2, 13, 45)).astype(np.float32)
+    (got,) = results(lambda x: windows(gnp, x, mode, 2), x)
+    want = windows(np, x.astype(np.float64), mode, 2)
+    np.testing.assert_allclose(got, want, rtol=2e-5, atol=2e-3)
+    lines = [line.strip() for text in texts for line in text.splitlines()]
+    parts = [line.partition(" = ")[2] for line in lines if line.startswith("v_at")]
+    assert parts and len(set(parts)) == len(parts)
+    # No row of a window is found more than once.
+    assert all([text.count("% 13)") <= 1 for text in texts])
+
+
 def test_a_place_is_one_load(texts: list[str]) -> None:
     x = np.random.default_rng(0).standard_normal((1, 16, 64)).astype(np.float32)
     (got,) = results(lambda x: windows(gnp, x, "edge", 2), x)

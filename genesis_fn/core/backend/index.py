@@ -299,13 +299,13 @@ class IndexGuard:
         """Whether it holds nowhere."""
         return self.expr.hi < self.lo or self.expr.lo >= self.hi or self.lo >= self.hi
 
-    def text(self) -> str:
-        """The condition in Triton's notation."""
+    def text(self, within: Around | None = None) -> str:
+        """The condition in Triton's notation, `within` as in atoms."""
         parts = []
         if self.expr.lo < self.lo:
-            parts.append(f"({self.expr.text()} >= {self.lo})")
+            parts.append(f"({self.expr.text('', within)} >= {self.lo})")
         if self.expr.hi >= self.hi:
-            parts.append(f"({self.expr.text()} < {self.hi})")
+            parts.append(f"({self.expr.text('', within)} < {self.hi})")
         return " & ".join(parts)
 
 

@@ -43,6 +43,7 @@ class Parameter:
         return NAMES[dtype_of(self.target)]
 
 
+_MANY_LOADS = 16  # of a kernel whose indices share what they have in common
 _VECTOR = 16  # bytes that a thread moves at once
 _LEAST_REPEATS = 4  # of an element, that are worth a tile of its own
 
@@ -79,6 +80,10 @@ class KernelWriter:
             self.chosen, self.replaced = find_choices(loops.instrs, loops.stores)
         self.inlined = inlined
         self._names: dict[tuple[Pointee, bool], str] = {}
+        # Where all lines are in one scope, in which no variable changes.
+        whole = tiling.kind in ("flat", "row") and not inlined
+        self._shares = whole and len(loops.of("load")) >= _MANY_LOADS
+        self._shared: dict[str, str] = {}
 
     def line(self, text: str) -> None:
         """Append a line at the current indentation."""
@@ -142,19 +147,38 @@ class KernelWriter:
 
     def _chosen(self, load: ChosenLoad) -> str:
         """The text of a load at a chosen offset."""
-
-        def address(option: Option) -> str:
-            if type(option) is Element:
-                return self.address(option.offset, option.offset.names)
-            assert type(option) is Choice
-            (condition,) = [self.condition(g) for g in option.conditions]
-            return f"tl.where({condition}, {address(option.first)}, {address(option.second)})"
-
         mask = self.mask(load.names, load.choice.guards)
         condition = f", {mask}, other={_zero(load.target)}" if mask else ""
         pointer = self.pointer(load.target, False)
-        access = f"tl.load({pointer} + ({address(load.choice)}){condition})"
+        access = f"tl.load({pointer} + ({self._chosen_address(load.choice)}){condition})"
         return loaded(access, dtype_of(load.target))
+
+    def _chosen_address(self, option: Option) -> str:
+        """The text of the offset that is chosen. What offsets have in common stands behind the
+        choice, and that of two axes, as at a corner, is the sum of each axis's: many loads share
+        these, and Triton has fewer instructions to go through for each load."""
+        if type(option) is Element:
+            return self.address(option.offset, option.offset.names)
+        assert type(option) is Choice
+        (condition,) = [self.condition(g) for g in option.conditions]
+        first, second = option.first, option.second
+        if type(first) is Element and type(second) is Element:
+            pairs = second.offset.terms
+            common = {a: k for a, k in first.offset.terms.items() if pairs.get(a) == k}
+            shared = Expr(common, first.offset.const)
+            own = [ix.add(e.offset, ix.scale(shared, -1)) for e in (first, second)]
+            text = self._selected(condition, own[0], own[1])
+            return f"{text} + {self.address(shared, shared.names)}"
+        step = _step(first, second)
+        if step is not None:
+            return f"{self._chosen_address(second)} + {self._selected(condition, step, ix.ZERO)}"
+        one, other = map(self._chosen_address, (first, second))
+        return f"tl.where({condition}, {one}, {other})"
+
+    def _selected(self, condition: str, first: Expr, second: Expr) -> str:
+        """The text of an offset that is `first` where the condition holds, else `second`."""
+        one, other = [self.address(e, e.names) for e in (first, second)]
+        return self._once(f"tl.where({condition}, {one}, {other})")
 
     def _offset(self, n: int) -> int:
         return self.loops.instrs[n].meta[1].const
@@ -239,16 +263,26 @@ class KernelWriter:
         takes 50; two in one kernel 182 and 68 (4096 x 4096, H200)."""
         kind, operand, _ = atom.key
         if kind != "mod" or len(operand.terms) != 1 or not operand.const:
-            return text
+            return self._once(text)
         ((inner, k),) = operand.terms.items()
         size = self.tiling.chunk
         # What divides a number of elements that follow each other divides where they go around,
         # too: an access of that many never crosses it.
         if k != 1 or inner.key[0] != "var" or inner.key[1] not in ("j", "r"):
-            return text
+            return self._once(text)
         if self.tiling.block == 1 or size == 1:
+            return self._once(text)
+        return self._once(f"tl.max_contiguous({text}, [1, {size}])")
+
+    def _once(self, text: str) -> str:
+        """The text of a part of an index; in kernels of many loads the name of a line that computes
+        it once for all."""
+        if not self._shares:
             return text
-        return f"tl.max_contiguous({text}, [1, {size}])"
+        if text not in self._shared:
+            self._shared[text] = name = f"{self.letter}_at{len(self._shared)}"
+            self.line(f"{name} = {text}")
+        return self._shared[text]
 
     def mask(self, names: Collection[str], guards: Collection[IndexGuard] = ()) -> str:
         """The mask: the loop variables `names` are in bounds and `guards` hold; "" if always."""
@@ -292,7 +326,8 @@ class KernelWriter:
 
     def condition(self, g: IndexGuard) -> str:
         """The text of a guard."""
-        return f"({IndexGuard(self.untiled(g.expr), g.lo, g.hi).text() or 'True'})"
+        guard = IndexGuard(self.untiled(g.expr), g.lo, g.hi)
+        return f"({guard.text(lambda _, text: self._once(text)) or 'True'})"
 
     def wide_names(self, p: bool = True, r: bool = True) -> None:
         """Define 64-bit copies of the loop variables in offsets beyond 32 bits: of `r` if `r`, of
@@ -315,6 +350,20 @@ class KernelWriter:
     def untiled(self, e: Expr) -> Expr:
         """`e` with `p` replaced by its expression in `i` and `j`, in a kernel of tiles."""
         return ix.substitute(e, "p", self.tiled) if self.tiled is not None else e
+
+
+def _step(first: Option, second: Option) -> Expr | None:
+    """How far the elements of one choice are from those of another under the same conditions; None
+    if that is not the same for both."""
+    if type(first) is not Choice or type(second) is not Choice:
+        return None
+    pairs = [(first.first, second.first), (first.second, second.second)]
+    elements = [e for pair in pairs for e in pair if type(e) is Element]
+    if len(elements) < 4 or first.conditions != second.conditions:
+        return None
+    a, b, c, d = [e.offset for e in elements]
+    step, other = [ix.add(x, ix.scale(y, -1)) for x, y in ((a, b), (c, d))]
+    return step if step == other else None
 
 
 def _zero(target: Pointee) -> str:
