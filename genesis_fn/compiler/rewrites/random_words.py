@@ -11,13 +11,12 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import Any
 
 from genesis_fn.compiler.options import enabled
 from genesis_fn.compiler.rewrites.computed import components_p
+from genesis_fn.compiler.rewrites.row_sums import appended
 from genesis_fn.core import dtypes
 from genesis_fn.core.jaxpr import Eqn, Jaxpr, Var
-from genesis_fn.core.primitive import Primitive
 from genesis_fn.core.types.extended import WORDS
 from genesis_fn.primitives.random_bits import (
     key_hash_p,
@@ -60,9 +59,7 @@ def _hashed(eqns: list[Eqn], e: Eqn) -> None:
     key, data = e.ins
     words = _spread(eqns, e, key, data.aval.shape)
     params = {"impl": e.params["impl"], "last": e.params["tag"]}
-    parts = [
-        _appended(eqns, e, random_word_p, *words, data, **params, word=k) for k in range(WORDS)
-    ]
+    parts = [appended(eqns, e, random_word_p, *words, data, **params, word=k) for k in range(WORDS)]
     eqns.append(e.replace(prim=components_p, ins=parts, params={}))
 
 
@@ -71,7 +68,7 @@ def _drawn(eqns: list[Eqn], e: Eqn) -> None:
     (key,), out = e.ins, e.outs[0].aval
     shape = tuple(e.params["shape"])
     words = _spread(eqns, e, key, out.shape)
-    made = functools.partial(_appended, eqns, e)
+    made = functools.partial(appended, eqns, e)
     count = math.prod(shape)
     number = made(iota_p, dtype=dtypes.U32, shape=(count,), dimension=0)
     number = made(reshape_p, number, shape=shape)
@@ -84,7 +81,7 @@ def _drawn(eqns: list[Eqn], e: Eqn) -> None:
 
 def _spread(eqns: list[Eqn], e: Eqn, key: Var, shape: tuple[int, ...]) -> list[Var]:
     """The two words of keys, each as long as what is computed of them."""
-    made = functools.partial(_appended, eqns, e)
+    made = functools.partial(appended, eqns, e)
     keys, found = key.aval.shape[:-1], []
     for k in range(WORDS):
         ends = {"start": (*[0] * len(keys), k), "limit": (*keys, k + 1)}
@@ -92,10 +89,3 @@ def _spread(eqns: list[Eqn], e: Eqn, key: Var, shape: tuple[int, ...]) -> list[V
         word = made(reshape_p, word, shape=keys)
         found.append(made(broadcast_in_dim_p, word, shape=shape, dims=tuple(range(len(keys)))))
     return found
-
-
-def _appended(eqns: list[Eqn], at: Eqn, prim: Primitive, *ins: Var, **params: Any) -> Var:
-    """The result of a new equation that stands for `at`."""
-    out = Var(prim.abstract(tuple([i.aval for i in ins]), params))
-    eqns.append(Eqn(prim, list(ins), params, (out,), at.where, at.backward, at.numerics))
-    return out

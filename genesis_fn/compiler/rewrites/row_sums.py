@@ -53,7 +53,7 @@ def row_sums(jaxpr: Jaxpr) -> Jaxpr:
             "deterministic": e.params["deterministic"],
             "mode": mode if mode in ("fill", "check") else "clip",
         }
-        total = _appended(eqns, e, segment_sum_p, updates, numbers[key], **params)
+        total = appended(eqns, e, segment_sum_p, updates, numbers[key], **params)
         shaped = {"shape": x.aval.shape}
         eqns.append(Eqn(reshape_p, [total], shaped, e.outs, e.where, e.backward, e.numerics))
     return Jaxpr(jaxpr.invars, eqns, jaxpr.outs, jaxpr.labels, jaxpr.name)
@@ -84,7 +84,7 @@ def _adds_rows(e: Eqn, zeros: set[Var]) -> bool:
     return rows and tuple(window) == tuple(range(batch, updates.aval.ndim))
 
 
-def _appended(eqns: list[Eqn], at: Eqn, prim: Primitive, *ins: Any, **params: Any) -> Var:
+def appended(eqns: list[Eqn], at: Eqn, prim: Primitive, *ins: Any, **params: Any) -> Var:
     """The result of a new equation that stands for `at`."""
     out = Var(prim.abstract(tuple([i.aval if type(i) is Var else i for i in ins]), params))
     eqns.append(Eqn(prim, list(ins), params, (out,), at.where, at.backward, at.numerics))
@@ -95,7 +95,7 @@ def _row_numbers(
     eqns: list[Eqn], e: Eqn, indices: Var, mapped: Sequence[int], lengths: Sequence[int]
 ) -> Var:
     """The row that each index vector means, -1 where the scatter drops it."""
-    make = functools.partial(_appended, eqns, e)
+    make = functools.partial(appended, eqns, e)
     mode, batch = e.params["mode"], indices.aval.shape[:-1]
     kind = dtypes.I64 if indices.aval.dtype.itemsize == 8 else dtypes.I32
     total = inside = None
