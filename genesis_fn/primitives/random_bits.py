@@ -23,7 +23,6 @@ from typing import Any, SupportsInt
 
 from genesis_fn.core import dtypes, errors
 from genesis_fn.core.aval import Aval, aval
-from genesis_fn.core.backend.lowering import Elementwise
 from genesis_fn.core.dtypes import U8, U16, U32, U64, is_key
 from genesis_fn.core.primitive import Primitive, bind, no_flops, typeof
 from genesis_fn.core.types.annotations import Array, Key, ShapeLike
@@ -102,37 +101,6 @@ def _hash_batch(size: int, xs: Sequence[Any], dims: Sequence[Any], **params: Any
 
 
 key_hash_p.batch = _hash_batch
-
-
-# ---- in kernels ----
-
-_WORD = {"philox": "philox_word", "threefry2x32": "threefry2x32_word"}
-_STREAM = {"philox": "philox_stream", "threefry2x32": "threefry2x32_stream"}
-
-# The hash of a key costs more operations than this says. It is for as many keys as a step has, for
-# which another launch would cost most: each reader hashes again.
-random_word_p = Primitive(
-    "random_word",
-    lambda k0, k1, x, *, impl, last, word: x,
-    lowering=Elementwise(
-        lambda kind, k0, k1, x, *, impl, last, word: (
-            f"{_WORD[impl]}({k0}, {k1}, {x}, {last}, {word})"
-        ),
-        cost=4,
-    ),
-    listed=False,
-)
-"""Word 0 or 1 of the block of a key, whose words are the first operands, at the counter that
-`key_hash` has for data x: a primitive of the compiler's own programs."""
-random_stream_p = Primitive(
-    "random_stream",
-    lambda k0, k1, x, *, impl: x,
-    lowering=Elementwise(
-        lambda kind, k0, k1, x, *, impl: f"{_STREAM[impl]}({k0}, {k1}, {x})", cost=60
-    ),
-    listed=False,
-)
-"""Element x of the 32-bit stream of a key: a primitive of the compiler's own programs."""
 
 
 # ---- between keys and their words ----

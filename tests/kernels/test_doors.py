@@ -21,7 +21,8 @@ from tests.public.names import exported
 PACKAGE = Path(genesis_fn.__file__).parent
 KERNELS = sorted((PACKAGE / "kernels").rglob("*.py"))
 USERS = sorted((PACKAGE / "backends/cuda").rglob("*.py"))
-BELOW = ("backends", "primitives")  # what knows kernels: lowerings, and definitions by their text
+# What knows kernels: lowerings, and definitions by their text, the compiler's own among them.
+BELOW = ("backends", "compiler", "primitives")
 Definition = ast.FunctionDef | ast.ClassDef
 
 

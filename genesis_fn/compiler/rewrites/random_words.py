@@ -16,18 +16,42 @@ from genesis_fn.compiler.options import enabled
 from genesis_fn.compiler.rewrites.computed import components_p
 from genesis_fn.compiler.rewrites.row_sums import appended
 from genesis_fn.core import dtypes
+from genesis_fn.core.backend.lowering import Elementwise
 from genesis_fn.core.jaxpr import Eqn, Jaxpr, Var
+from genesis_fn.core.primitive import Primitive
 from genesis_fn.core.types.extended import WORDS
-from genesis_fn.primitives.random_bits import (
-    key_hash_p,
-    random_bits_p,
-    random_stream_p,
-    random_word_p,
-)
+from genesis_fn.primitives.random_bits import key_hash_p, random_bits_p
 from genesis_fn.primitives.shape import broadcast_in_dim_p, iota_p, reshape_p, slice_p
 
 _MOST_KEYS = 1 << 12  # new ones of an equation
 _MOST_WORDS = 1 << 16  # a lane computes a block for each: 100 operations
+_WORD = {"philox": "philox_word", "threefry2x32": "threefry2x32_word"}
+_STREAM = {"philox": "philox_stream", "threefry2x32": "threefry2x32_stream"}
+
+# The hash of a key costs more operations than this says. It is for as many keys as a step has, for
+# which another launch would cost most: each reader hashes again.
+random_word_p = Primitive(
+    "random_word",
+    lambda k0, k1, x, *, impl, last, word: x,
+    lowering=Elementwise(
+        lambda kind, k0, k1, x, *, impl, last, word: (
+            f"{_WORD[impl]}({k0}, {k1}, {x}, {last}, {word})"
+        ),
+        cost=4,
+    ),
+    listed=False,
+)
+"""Word 0 or 1 of the block of a key, whose words are the first operands, at the counter that
+`key_hash` has for data x: a primitive of the compiler's own programs."""
+random_stream_p = Primitive(
+    "random_stream",
+    lambda k0, k1, x, *, impl: x,
+    lowering=Elementwise(
+        lambda kind, k0, k1, x, *, impl: f"{_STREAM[impl]}({k0}, {k1}, {x})", cost=60
+    ),
+    listed=False,
+)
+"""Element x of the 32-bit stream of a key: a primitive of the compiler's own programs."""
 
 
 def random_words(jaxpr: Jaxpr) -> Jaxpr:
