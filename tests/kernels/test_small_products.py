@@ -129,7 +129,7 @@ def test_small_products_have_many_programs_and_no_descriptors():
 
 
 @pytest.mark.parametrize("rows, columns, depth", [(1, 64, 1 << 16), (2, 48, 1 << 15)])
-def test_few_columns_of_great_depth_have_a_program_for_each_processor(rows, columns, depth):
+def test_few_columns_of_great_depth_are_shared_by_most_processors(rows, columns, depth):
     """A gemv, which computes its left operand, reads no matrix in a few programs."""
     hooks = Hooks(lhs="a = tl.load(h + rk_row)", inputs=(("h", "fp32"),))
     spec = MatmulSpec(rows, columns, depth, **FLOAT32, hooks=hooks)

@@ -150,7 +150,8 @@ def _laid(writer: _Writer, e: Eqn, choose: Choose) -> Var | None:
     # A kernel reads images as they are, and its operand that is none as it wants it.
     product = _as_product(writer, e)
     in_order = tuple(range(len(lhs)))
-    if product is not None or (choice, form == "filter", _last(lhs)) != ("filter", False, in_order):
+    filtered = choice == "filter" and form != "filter" and _last(lhs) == in_order
+    if product is not None or not filtered:
         return product
     orders = in_order, _last(rhs), in_order
     operands = list(map(writer.transposed, (x, w), orders))
