@@ -44,6 +44,7 @@ class AxisClasses:
         self._mixed: set[Axis] = set()
         self._moved: set[Axis] = set()
         self.values: dict[Var, None] = {}  # in order of appearance
+        self.known: set[Var] = set()  # by their index alone: any thread computes any element
 
     def find(self, axis: Axis) -> Axis:
         """The axis that stands for the class of `axis`."""
@@ -102,7 +103,14 @@ def walk(classes: AxisClasses, jaxpr: Jaxpr) -> None:
         for v in (*e.ins, *e.outs):
             if type(v) is Var:
                 classes.values[v] = None
-        rule = _RULES.get(e.prim) or _RULES_OF_LOWERINGS.get(type(e.prim.lowering))
+        kind = type(e.prim.lowering)
+        if kind is Source or (
+            kind in (Elementwise, View)
+            and classes.known.issuperset([v for v in e.ins if type(v) is Var])
+        ):
+            classes.known.update(e.outs)
+            continue
+        rule = _RULES.get(e.prim) or _RULES_OF_LOWERINGS.get(kind)
         if rule is None:
             raise Infeasible
         rule(classes, e)
@@ -173,17 +181,13 @@ def _positions(names: frozenset[str]) -> Iterator[int]:
     return (int(x[1:]) for x in names)
 
 
-def _source(c: AxisClasses, e: Eqn) -> None:
-    """Known by its index, which a row knows."""
-
-
 def _reduce(c: AxisClasses, e: Eqn) -> None:
     x, (out,), axes = e.ins[0], e.outs, reduced_axes(e)
     assert type(e.prim.lowering) is Reduce
     kept = iter(range(out.aval.ndim))
     for i in range(x.aval.ndim):
         if i in axes:
-            c.mix((x, i), moved=e.prim.lowering.position)
+            c.mix((x, i))
         else:
             c.join((x, i), (out, next(kept)))
 
@@ -276,5 +280,5 @@ _RULES: dict[Primitive, Callable[[AxisClasses, Eqn], None]] = {
     take_rows_p: _take_rows, scan_p: _scan, while_p: _while, cond_p: _cond,
 }  # fmt: skip
 _RULES_OF_LOWERINGS: dict[Any, Callable[[AxisClasses, Eqn], None]] = {
-    Elementwise: _elementwise, View: _view, Source: _source, Reduce: _reduce,
+    Elementwise: _elementwise, View: _view, Reduce: _reduce,
 }  # fmt: skip

@@ -2,8 +2,9 @@
 
 Block 0 runs once, the block of a loop once for each of its steps. Axes that are none of rows are
 unrolled, an instruction for each element, or are *lanes*: loop variables `r0`, `r1`, ... that run
-along the second axis of a tile. A value has one lane at most. Instructions stand in the outermost
-block that knows their operands, so that what does not change leaves its loop.
+along the second axis of a tile, or their twins along the third (`lanes`). A value has one each at
+most. Instructions stand in the outermost block that knows their operands, so that what does not
+change leaves its loop.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from genesis_fn.compiler.loop_ir.kernel import (
 )
 from genesis_fn.compiler.row_loops.axes import Axis
 from genesis_fn.compiler.row_loops.bodies import classes_of
+from genesis_fn.compiler.row_loops.lanes import SECOND, THIRD, Lanes
 from genesis_fn.compiler.simplify.rewriter import has_effect
 from genesis_fn.core import dtypes
 from genesis_fn.core.backend import index as ix
@@ -48,7 +50,10 @@ _MAX_LANES = 2048
 # Operations of a product without tensor cores, of which Triton's tiles reach 0.5 TFLOP/s (H200): in
 # the 8 us that it takes as steps of a graph.
 _MOST_EXACT = 4 << 20
+_MOST_SUMS = 4 << 20  # operations of a product that is written out as products and their sum
+_MAX_TILE = 128 * 128  # elements of a row's value with two lanes
 _HOISTED = 48  # loads that are made before the loops, and stay in registers
+_ONE = 512  # elements of a row that count as one of these
 
 
 class RowElements(KernelIR):
@@ -66,6 +71,7 @@ class RowElements(KernelIR):
       number of its check in `checks` or -1
     * "matrix", a constant one: variable, offset in `k` and a lane, depth, lane
     * "dot", a tile times a matrix: the precision, lanes
+    * "turn": a value whose lanes are those of its operand along the tile's other axis
     * "words", a block of random words of a key and a counter: (generator,); "word": which of them
     * those of loops: see `RowNest`
     """
@@ -79,7 +85,7 @@ class RowElements(KernelIR):
         self.around = [0]
         self.block_of: list[int] = []
         self.depth = [0]
-        self.lanes: dict[str, int] = {}
+        self.lanes = Lanes()
         self._lane_names: dict[Any, str] = {}
         self.common, self._width = common, width
         self._indices: dict[Axis, Sequence[Expr]] = {}
@@ -127,7 +133,7 @@ class RowElements(KernelIR):
     def work(self) -> int:
         """The instructions of a step of all rows, an element of a lane each."""
         each = [
-            math.prod([self.lanes[x] for x in i.names if x in self.lanes])
+            self.lanes.elements(i.names)
             for i, block in zip(self.instrs, self.block_of)
             if block and i.op not in ("const", "carried", "after")
         ]
@@ -139,7 +145,46 @@ class RowElements(KernelIR):
         key = v, i
         found = self._indices.get(key)
         if found is None:
-            found = self._indices[key] = self._indices_along(v.aval.shape[i], key)
+            found = self._indices_along(v.aval.shape[i], key)
+            if self._has_lane(found):
+                before = sum([self._has_lane(self._axis(v, j)) for j in range(i)])
+                if before > 1:
+                    raise Infeasible
+                found = self._turned_indices(found) if before else found
+            self._indices[key] = found
+        return found
+
+    def _has_lane(self, indices: Sequence[Expr]) -> bool:
+        return bool(self.lanes.within(indices[0].names))
+
+    def _turned_indices(self, indices: Sequence[Expr]) -> Sequence[Expr]:
+        """The same elements along the tile's other axis."""
+        return [self.lanes.turned(e) for e in indices]
+
+    def _untwinned(self, indices: Sequence[Expr]) -> Sequence[Expr]:
+        """The same elements along the tile's second axis."""
+        lanes = self.lanes.within(indices[0].names)
+        third = lanes and self.lanes.axis(lanes[0]) == THIRD
+        return self._turned_indices(indices) if third else indices
+
+    def _ranges(
+        self, x: Var, axes: Collection[int], at: Index, guards: Guards
+    ) -> list[Sequence[Expr]]:
+        """The indices along axes that are reduced where the others are at `at`: lanes among them
+        run along axes of the tile that no other one runs along."""
+        names = {n for e in (*at, *[g.expr for g in guards]) for n in e.names}
+        taken = {self.lanes.axis(n) for n in self.lanes.within(names)}
+        found = []
+        for i in axes:
+            along = self._untwinned(self._axis(x, i))
+            if self._has_lane(along):
+                if SECOND in taken:
+                    along = self._turned_indices(along)
+                (axis,) = {self.lanes.axis(n) for n in self.lanes.within(along[0].names)}
+                if axis in taken:
+                    raise Infeasible
+                taken.add(axis)
+            found.append(along)
         return found
 
     def _indices_along(self, n: int, axis: Axis) -> Sequence[Expr]:
@@ -176,7 +221,11 @@ class RowElements(KernelIR):
                 continue
             for x in e.ins:
                 n = x.aval.shape[dim]
-                along = self._axis(x, dim) if type(x) is Var else map(ix.const, range(n))
+                along = (
+                    self._untwinned(self._axis(x, dim))
+                    if type(x) is Var
+                    else [ix.const(k) for k in range(n)]
+                )
                 indices += [ix.shift(i, first) for i in along]
                 first += n
             return indices
@@ -226,18 +275,31 @@ class RowElements(KernelIR):
         if found is not None:
             return found
         if op in ("load", "matrix", "lookup") and block == 0:
-            self._hoisted += 1
+            self._hoisted += self._registers(names)
         if op not in ("whole", "product"):  # rows of all members, as their names say
             for a in operands:
                 names |= self.instrs[a].names - set(self._block_of_counter)
         if op == "reduce":
-            names -= set(self.lanes)
+            names -= {meta[1]}
         if op == "dot":
             names = frozenset(meta[1]) | (names - set(self.lanes))
-        if len(names & set(self.lanes)) > (2 if op == "matrix" else 1):
-            raise Infeasible
+        if op == "turn":
+            names = frozenset([self.lanes.twin(x) if x in self.lanes else x for x in names])
+        self._check_lanes(names)
         self._seen[key] = self._append(Instr(op, args, meta, dtype, names, 0, eqn), block)
         return len(self.instrs) - 1
+
+    def _check_lanes(self, names: Collection[str]) -> None:
+        """Refuse values with more lanes than a tile has axes, and too large ones."""
+        axes = [self.lanes.axis(x) for x in self.lanes.within(names)]
+        if len(set(axes)) < len(axes) or self.lanes.elements(names) > _MAX_TILE:
+            raise Infeasible
+
+    def _registers(self, names: Collection[str]) -> int:
+        """How many values of one lane at most a value counts for."""
+        return (
+            max(1, self.lanes.elements(names) // _ONE) if len(self.lanes.within(names)) > 1 else 1
+        )
 
     def _append(self, instr: Instr, block: int) -> int:
         if len(self.instrs) >= self.max_instrs or instr.dtype.name.startswith("float8"):
@@ -262,11 +324,29 @@ class RowElements(KernelIR):
         key = (v, at, guards)
         found = self._memo.get(key)
         if found is None or not self._visible(found):
-            lanes = [x for e in at for x in e.names if x in self.lanes]
-            if len(lanes) > 1:
-                raise Infeasible  # a matrix, of one lane with itself perhaps
-            found = self._memo[key] = self._at(v, at, guards)
+            axes = [self.lanes.axis(x) for e in at for x in self.lanes.within(e.names)]
+            if len(set(axes)) < len(axes):
+                raise Infeasible  # a diagonal, or more lanes than a tile has axes
+            if axes == [THIRD] and self._is_computed(v):
+                # Once, along the axis where all values with one lane are.
+                found = self._turned(self.at(v, *self.lanes.turned_at(at, guards)))
+            else:
+                found = self._at(v, at, guards)
+            self._memo[key] = found
         return found
+
+    def _is_computed(self, v: Var) -> bool:
+        """Whether a value is none in memory, moved or known by its index."""
+        if v in self._held or self._is_loop(v):
+            return True
+        return v in self.producer and type(self.producer[v].prim.lowering) not in (View, Source)
+
+    def _turned(self, n: int) -> int:
+        """The value of an instruction along the tile's other axis."""
+        i = self.instrs[n]
+        if not self.lanes.within(i.names):
+            return n
+        return i.args[0] if i.op == "turn" else self._emit("turn", (n,), None, i.dtype)
 
     def _visible(self, n: int) -> bool:
         """Whether the present block, or one around it, holds instruction n."""
@@ -279,7 +359,7 @@ class RowElements(KernelIR):
         if v in self._held or self._is_loop(v):
             if v not in self._held:
                 self._enter(self.producer[v])
-            return self._held[v][self._held_key(v, at)]
+            return self._of_held(v, at)
         if v in self.producer:
             return self._compute(v, self.producer[v], at, guards)
         e = self.outer.get(v)
@@ -293,13 +373,24 @@ class RowElements(KernelIR):
     def _is_loop(self, v: Var) -> bool:
         return v in self.producer and self.producer[v].prim in (scan_p, while_p)
 
-    def _held_key(self, v: Var, at: Index) -> tuple[int, ...]:
+    def _of_held(self, v: Var, at: Index) -> int:
+        """The instruction of what is in registers, turned where its axes are asked for in another
+        order."""
+        key = self._held_key(v, at)
+        if key is not None:
+            return self._held[v][key]
+        key = self._held_key(v, self.lanes.turned_at(at, frozenset())[0])
+        if key is None:
+            raise Infeasible
+        return self._turned(self._held[v][key])
+
+    def _held_key(self, v: Var, at: Index) -> tuple[int, ...] | None:
         """Which element in registers has index `at`."""
         key = []
         for i, here in enumerate(at):
             indices = self._axis(v, i)
             if here not in indices:
-                raise Infeasible
+                return None
             key.append(indices.index(here))
         return tuple(key)
 
@@ -341,40 +432,44 @@ class RowElements(KernelIR):
         """Unrolled axes element by element, then the lane."""
         x, axes, kept = e.ins[0], reduced_axes(e), iter(at)
         _check_accumulates(x.aval.dtype, how)
-        ranges = [self._axis(x, i) if i in axes else [next(kept)] for i in range(x.aval.ndim)]
+        reduced = dict(zip(axes, self._ranges(x, axes, at, guards)))
+        ranges = [reduced[i] if i in axes else [next(kept)] for i in range(x.aval.ndim)]
         if math.prod(map(len, ranges)) > _MAX_UNROLLED:
             raise Infeasible
-        elements = []
-        for index in itertools.product(*ranges):
-            lane = self._lane_of([index[i] for i in axes])
-            if lane and how.position:
-                raise Infeasible
-            elements.append((lane, self.at(x, index, guards)))
-        if how.position:
+        indices = list(itertools.product(*ranges))
+        along = [[index[i] for i in axes] for index in indices]
+        elements = [(self._lanes_of(i), self.at(x, index, guards)) for i, index in zip(along, indices)]
+        if not how.position:
+            return self._combined(elements, how, e, v.aval.dtype)
+        if not any([lanes for lanes, _ in elements]):
             return self._position([n for _, n in elements], how, v.aval.dtype)
-        return self._combined(elements, how, e)
+        sizes = tuple([x.aval.shape[i] for i in axes])
+        numbers = [ix.ravel(tuple(i), sizes) for i in along]
+        return self._position_along(elements, numbers, how, e)
 
-    def _combined(self, elements: Sequence[tuple[str, int]], how: Reduce, e: Eqn) -> int:
-        """The reduction of `elements`, (lane along which one is reduced or "", instruction): those
-        of a lane first, since what lies beside it counts once and not for each of its elements."""
-        dtype = e.outs[0].aval.dtype
+    def _combined(
+        self, elements: Sequence[tuple[tuple[str, ...], int]], how: Reduce, e: Eqn, dtype: DType
+    ) -> int:
+        """The reduction of `elements`, (lanes along which one is reduced, instruction): those of
+        a lane first, since what lies beside it counts once and not for each of its elements."""
         both = lambda a, b: self._emit("combine", (a, b), (how,), dtype, eqn=e)
-        totals: dict[str, int] = {}
-        for lane, n in elements:
-            totals[lane] = both(totals[lane], n) if lane in totals else n
-        whole = [self._across(n, how, lane, e) if lane else n for lane, n in totals.items()]
+        totals: dict[tuple[str, ...], int] = {}
+        for lanes, n in elements:
+            totals[lanes] = both(totals[lanes], n) if lanes in totals else n
+        whole = []
+        for lanes, n in totals.items():
+            for lane in lanes:
+                n = self._across(n, how, lane, e, dtype)
+            whole.append(n)
         return functools.reduce(both, whole)
 
-    def _across(self, n: int, how: Reduce, lane: str, e: Eqn) -> int:
+    def _across(self, n: int, how: Reduce, lane: str, e: Eqn, dtype: DType) -> int:
         """The reduction of a value along its lane."""
-        return self._emit("reduce", (n,), (how, lane), e.outs[0].aval.dtype, eqn=e)
+        return self._emit("reduce", (n,), (how, lane), dtype, eqn=e)
 
-    def _lane_of(self, index: Sequence[Expr]) -> str:
-        """The lane along which an index of reduced axes lies, "" if along none; one at most."""
-        found = {x for i in index for x in i.names if x in self.lanes}
-        if len(found) > 1:
-            raise Infeasible
-        return "".join(found)
+    def _lanes_of(self, index: Sequence[Expr]) -> tuple[str, ...]:
+        """The lanes along which an index of reduced axes lies, the last axis of a tile first."""
+        return tuple(self.lanes.within({x for i in index for x in i.names})[::-1])
 
     def _position(self, elements: Sequence[int], how: Reduce, dtype: DType) -> int:
         """Where the first extreme is; NaN is one."""
@@ -393,6 +488,28 @@ class RowElements(KernelIR):
             found = self._map(ops.select_p, better, here, found, dtype=dtype)
             best = self._map(ops.select_p, better, x, best, dtype=kind)
         return found
+
+    def _position_along(
+        self,
+        elements: Sequence[tuple[tuple[str, ...], int]],
+        numbers: Sequence[Expr],
+        how: Reduce,
+        e: Eqn,
+    ) -> int:
+        """Where the first extreme is, of elements with these numbers some of which are lanes: the
+        least number of those that equal the extreme; NaN is one."""
+        kind, dtype = self.instrs[elements[0][1]].dtype, e.outs[0].aval.dtype
+        extreme = self._combined(elements, Reduce(how.combine, how.identity), e, kind)
+        places = []
+        for (lanes, n), number in zip(elements, numbers):
+            hit = self._map(ops.eq.prim, n, extreme, dtype=dtypes.BOOL)
+            if dtypes.is_float(kind):
+                nan = self._map(ops.ne.prim, n, n, dtype=dtypes.BOOL)
+                hit = self._map(ops.bitwise_or.prim, hit, nan, dtype=dtypes.BOOL)
+            here = self._emit("index", (), number, dtype, number.names)
+            none = Literal(dtypes.iinfo(dtype).max)
+            places.append((lanes, self._map(ops.select_p, hit, here, none, dtype=dtype)))
+        return self._combined(places, _LEAST, e, dtype)
 
     def _dot(self, v: Var, e: Eqn, at: Index, guards: Guards) -> int:
         (lhs, rhs) = e.ins
@@ -414,16 +531,20 @@ class RowElements(KernelIR):
             index_l[i] = next(index)
         for j in free_r:
             index_r[j] = next(index)
-        ranges = [self._axis(lhs, i) for i in contracted_l]
+        ranges = self._ranges(lhs, contracted_l, at, guards)
         if math.prod(map(len, ranges)) > _MAX_UNROLLED:
             raise Infeasible
-        along = {x for i in itertools.chain(*ranges) for x in i.names if x in self.lanes}
-        lane = {x for i in at for x in i.names if x in self.lanes}
-        if along and lane:
-            if len(contracted_l) != 1 or len(along) != 1 or guards:
+        along = set().union(*[self.lanes.within(i.names) for i in itertools.chain(*ranges)])
+        lanes = set().union(*[self.lanes.within(i.names) for i in at])
+        if along and lanes:
+            if len(contracted_l) == 1 and len(lanes) == 1 and not guards:
+                pieces = self._untwinned(ranges[0])
+                found = self._tile_product(e, list(index_l), list(index_r), pieces, lanes)
+                if found is not None:
+                    return found
+            count = math.prod(map(len, ranges)) * self.lanes.elements(along | lanes)
+            if 2 * self.rows * count > _MOST_SUMS:
                 raise Infeasible
-            (name,) = along
-            return self._tile_product(e, index_l, index_r, ranges[0], name, lane)
         products = []
         for ks in itertools.product(*ranges):
             for k, i, j in zip(ks, contracted_l, contracted_r):
@@ -431,10 +552,10 @@ class RowElements(KernelIR):
             a = self.at(lhs, tuple(index_l), guards)
             b = self.at(rhs, tuple(index_r), guards)
             product = self._emit("map", (a, b), (ops.mul.prim, (), False), dtype, eqn=e)
-            products.append((self._lane_of(ks), product))
+            products.append((self._lanes_of(ks), product))
         if not products:
             raise Infeasible
-        return self._combined(products, _SUM, e)
+        return self._combined(products, _SUM, e, dtype)
 
     def _tile_product(
         self,
@@ -442,25 +563,35 @@ class RowElements(KernelIR):
         index_l: list[Any],
         index_r: list[Any],
         pieces: Sequence[Expr],
-        along: str,
-        lane: Collection[str],
-    ) -> int:
+        lanes: Collection[str],
+    ) -> int | None:
         """A tile of rows and a lane times a constant matrix of that lane and another: the sum over
-        the `pieces` of the contracted axis, each a lane."""
-        (lane_name,) = lane
-        tile, tile_index, axis, matrix_at = self._sides(e, index_l, index_r, lane_name)
-        if self._width or any([p.names != frozenset((along,)) for p in pieces]):
-            raise Infeasible
-        depth, width = self.lanes[along], self.lanes[lane_name]
+        the `pieces` of the contracted axis, each a lane. None if the operands are no such things,
+        or too small."""
+        (lane_name,) = lanes
+        sides = self._sides(e, index_l, index_r, lane_name)
+        along = pieces[0].names
+        if sides is None or self._width or len(along) != 1:
+            return None
+        tile, tile_index, axis, matrix_at = sides
+        (name,) = along
+        if any([p.names != along for p in pieces]):
+            return None
+        depth, width = self.lanes[name], self.lanes[lane_name]
         exact = tile.aval.dtype == dtypes.F32 and e.params["precision"] == "highest"
         if exact and 2 * self.rows * depth * len(pieces) * width > _MOST_EXACT:
             raise Infeasible
-        if depth < 16 or width < 16 or depth * width > 128 * 128:
+        if depth < 16 or width < 16:
+            return None
+        if depth * width > 128 * 128:
             raise Infeasible
         total = None
         for piece in pieces:
             tile_index[axis] = piece
-            source, offset = matrix_at(ix.substitute(piece, along, ix.var("k", depth)))
+            matrix = matrix_at(ix.substitute(piece, name, ix.var("k", depth)))
+            if matrix is None:
+                raise Infeasible
+            source, offset = matrix
             a = self.at(tile, tuple(tile_index), frozenset())
             if "p" not in self.instrs[a].names:
                 raise Infeasible
@@ -481,34 +612,33 @@ class RowElements(KernelIR):
 
     def _sides(
         self, e: Eqn, index_l: list[Any], index_r: list[Any], lane: str
-    ) -> tuple[Var, list[Any], int, Callable[[Expr], tuple[Var, Expr]]]:
+    ) -> tuple[Var, list[Any], int, Callable[[Expr], tuple[Var, Expr] | None]] | None:
         """(the operand of a product that is a tile, its index, the contracted axis, a function from
         an index along it in `k` to the matrix in memory and an offset): the matrix is the operand
-        with the result's lane."""
+        with the result's lane. None if there is none that all rows have in common."""
         (contracted_l, contracted_r), _ = e.params["dimension_numbers"]
         sides = [(e.ins[0], index_l, contracted_l), (e.ins[1], index_r, contracted_r)]
         has_lane = lambda index: any(i is not None and lane in i.names for i in index)
         if has_lane(index_l):
             sides.reverse()
         (tile, tile_index, (axis,)), (matrix, matrix_index, (matrix_axis,)) = sides
-        if has_lane(tile_index) or matrix.aval.dtype != tile.aval.dtype:
-            raise Infeasible
         kind = tile.aval.dtype
+        if has_lane(tile_index) or matrix.aval.dtype != kind:
+            return None
         if not dtypes.is_float(kind) or kind == dtypes.F64:
-            raise Infeasible
+            return None
 
-        def matrix_at(k: Expr) -> tuple[Var, Expr]:
+        def matrix_at(k: Expr) -> tuple[Var, Expr] | None:
             matrix_index[matrix_axis] = k
             found = self._in_memory(matrix, tuple(matrix_index))
             if found is None:
-                raise Infeasible
+                return None
             source, index = found
             offset = ix.ravel(index, source.aval.shape)
-            if offset.names != frozenset(("k", lane)):
-                raise Infeasible
-            return source, offset
+            return (source, offset) if offset.names == frozenset(("k", lane)) else None
 
-        return tile, tile_index, axis, matrix_at
+        whole = matrix_at(ix.var("k", matrix.aval.shape[matrix_axis]))
+        return None if whole is None else (tile, tile_index, axis, matrix_at)
 
     def _in_memory(self, v: Var, at: Index, sliced: bool = False) -> tuple[Var, Index] | None:
         """(value in memory, index) of an element, through views, with `sliced` also slices of the
@@ -644,6 +774,7 @@ class RowElements(KernelIR):
 
 
 _SUM = Reduce("add", lambda dtype: 0)
+_LEAST = Reduce("minimum", lambda dtype: dtypes.iinfo(dtype).max)
 
 
 def _check_accumulates(dtype: DType, how: Reduce) -> None:

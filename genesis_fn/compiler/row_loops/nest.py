@@ -78,6 +78,9 @@ class RowNest(RowElements):
             for element in self._elements_of(v):
                 self._write(v, v, element, self._held[v][element], 0)
         self.results = list(e.outs)
+        used = [i.names for i in self.instrs]
+        used += [s.offset.names for stores in self.writes for s in stores]
+        self.lanes.keep(frozenset().union(*used))
 
     def matrix_bytes(self) -> int:
         """The shared memory that constant matrices take."""
@@ -110,8 +113,7 @@ class RowNest(RowElements):
         """The instructions of what a loop carries."""
         for init, v in zip(inits, carry):
             names, held = self._names_of(v), {}
-            if len(names & set(self.lanes)) > 1:
-                raise Infeasible
+            self._check_lanes(names)
             for element in self._elements_of(v):
                 first = self._of(init, v, element)
                 n = self._append(
@@ -123,7 +125,7 @@ class RowNest(RowElements):
                 if not self.instrs[first].names <= names:
                     raise Infeasible
             self._held[v] = held
-        if len(step.carried) > _MAX_CARRIED:
+        if sum([self._registers(self.instrs[n].names) for _, n, _ in step.carried]) > _MAX_CARRIED:
             raise Infeasible
 
     def _of(self, x: Any, v: Var, element: tuple[int, ...]) -> int:
@@ -234,7 +236,7 @@ class RowNest(RowElements):
         step.predicate = self._of(test, test, element)
         names = self.instrs[step.predicate].names
         step.by_row = any_row is not None
-        if names & set(self.lanes) or (names and not step.by_row):
+        if self.lanes.within(names) or (names and not step.by_row):
             raise Infeasible
         nexts = self._nexts(body.outs, carry)
         # A row that is done must keep its values while others of its program go on.

@@ -129,7 +129,7 @@ def _lane_width(nest: RowNest, target: Target) -> int:
     threads to a row, 1.2 with 4 (H200).
     """
     most = max(nest.lanes.values(), default=0)
-    if not most or nest.of("dot"):
+    if not most or nest.of("dot") or nest.lanes.twins:
         return 0
     wanted = max(1, 128 * target.processors // nest.rows)
     width = max(1 << min(5, wanted.bit_length() - 1), most // _MOST_ELEMENTS)

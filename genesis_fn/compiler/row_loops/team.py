@@ -100,6 +100,10 @@ class TeamNest(RowNest):
             raise Infeasible
         return [ix.var(self._lane(found, n, width), n)]
 
+    def _turned_indices(self, indices: Sequence[Expr]) -> Sequence[Expr]:
+        """A member's tiles have two axes."""
+        raise Infeasible
+
     def _waits(self, n: int) -> bool:
         """Whether an instruction needs whole rows that its block shares."""
         instr = self.instrs[n]
@@ -115,7 +119,7 @@ class TeamNest(RowNest):
         shared = Shared(tuple([offset for _, offset in parts]), width)
         return self._emit("share", tuple([n for n, _ in parts]), shared, dtype)
 
-    def _across(self, n: int, how: Reduce, lane: str, e: Eqn) -> int:
+    def _across(self, n: int, how: Reduce, lane: str, e: Eqn, dtype: DType) -> int:
         instr = self.instrs[n]
         width = self.lanes[lane] * self.members
         shared = self._share([(n, ix.var(lane, width))], width, instr.dtype)
@@ -124,7 +128,7 @@ class TeamNest(RowNest):
         self.whole.add(whole)
         # Rows that have it in common have a copy each.
         number = self._emit("whole", (shared,), whole, instr.dtype, frozenset(("p", whole)))
-        return super()._across(number, how, whole, e)
+        return super()._across(number, how, whole, e, dtype)
 
     def _tile_product(
         self,
@@ -132,18 +136,23 @@ class TeamNest(RowNest):
         index_l: list[Any],
         index_r: list[Any],
         pieces: Sequence[Expr],
-        along: str,
-        lane: Collection[str],
-    ) -> int:
-        (name,) = lane
-        tile, tile_index, axis, matrix_at = self._sides(e, index_l, index_r, name)
+        lanes: Collection[str],
+    ) -> int | None:
+        (name,) = lanes
+        sides = self._sides(e, index_l, index_r, name)
+        if sides is None:
+            raise Infeasible
+        tile, tile_index, axis, matrix_at = sides
         depth, precision = tile.aval.shape[axis], e.params["precision"]
         exact = tile.aval.dtype == dtypes.F32 and precision == "highest"
         # One member alone is asked for the sizes only.
         if exact and self.members > 1 and 2 * 16 * depth * self.lanes[name] > _MOST_EXACT:
             raise Infeasible
         k = ix.var("k", depth)
-        source, offset = matrix_at(k)
+        matrix = matrix_at(k)
+        if matrix is None:
+            raise Infeasible
+        source, offset = matrix
         tile_index[axis] = k
         found = self._in_memory(tile, tuple(tile_index), sliced=True)
         row = None if found is None else (found[0], ix.ravel(found[1], found[0].aval.shape))
@@ -156,9 +165,10 @@ class TeamNest(RowNest):
         for piece in pieces:
             tile_index[axis] = piece
             parts.append((self.at(tile, tuple(tile_index), frozenset()), piece))
-        if any(self.instrs[n].names >= {along} for n, _ in parts):
+        along = pieces[0].names & set(self.lanes)
+        if any(self.instrs[n].names >= along for n, _ in parts):
             shared = self._share(parts, depth, tile.aval.dtype)
-            names = frozenset().union(*[self.instrs[n].names for n, _ in parts]) - {along}
+            names = frozenset().union(*[self.instrs[n].names for n, _ in parts]) - along
             n = self._emit("product", (shared,), meta, dtypes.F32, names | {name}, e)
             return self._rounded(n, e.outs[0].aval.dtype)
         raise Infeasible

@@ -21,6 +21,7 @@ from genesis_fn.compiler.loop_ir.kernel import Instr, Literal
 from genesis_fn.compiler.row_loops.nest import RowNest, RowStep, RowStore
 from genesis_fn.compiler.target import Target
 from genesis_fn.core import dtypes
+from genesis_fn.core.backend import index as ix
 from genesis_fn.core.backend.index import Expr, IndexGuard
 from genesis_fn.core.jaxpr import Var
 from genesis_fn.kernels.language.dtypes import MEMORY, NAMES
@@ -45,7 +46,7 @@ class RowTiling:
 
 def choose_row_tiling(nest: RowNest, target: Target) -> RowTiling:
     """Rows enough to fill the processors, then wider programs."""
-    lanes = next_power_of_two(max(nest.lanes.values(), default=1))
+    lanes = max([math.prod(_padded(nest, i.names)) for i in nest.instrs], default=1)
     rows = next_power_of_two(nest.rows)
     if lanes <= 32 and not nest.of("dot"):
         # An element to a thread: a warp to a program before programs of four.
@@ -103,17 +104,24 @@ class RowWriter:
         self._find_wide()
         if nest.rows > 1:
             cast = ".to(tl.int64)" if cdiv(nest.rows, block) * block > INT32 else ""
-            spread = "[:, None]" if nest.lanes else ""
+            spread = self._spread(0) if nest.lanes else ""
             self.line(f"p = tl.program_id(0){cast} * {block} + tl.arange(0, {block}){spread}")
             self._bounded("p", nest.rows, nest.rows % block == 0)
         for name, n in nest.lanes.items():
-            self.line(f"{name} = tl.arange(0, {next_power_of_two(n)})[None, :]")
+            along = self._spread(nest.lanes.axis(name))
+            self.line(f"{name} = tl.arange(0, {next_power_of_two(n)}){along}")
             self._bounded(name, n, n == next_power_of_two(n))
         self._block(0)
         body = "".join([f"{line}\n" for line in self.lines or ["    pass"]])
         names = [*self.parameters, *(["error"] if self.sites else [])]
         make = source_kernel if self.sites else kernel
         return make("rows", ", ".join(names), body), self.parameters
+
+    def _spread(self, axis: int) -> str:
+        """What makes numbers in a row those along an axis of a tile."""
+        places = ["None"] * (3 if self.nest.lanes.twins else 2)
+        places[axis] = ":"
+        return f"[{', '.join(places)}]"
 
     def _find_wide(self) -> None:
         """Find the variables of offsets that need 64 bits."""
@@ -267,7 +275,8 @@ class RowWriter:
         loads, of which several are then under way."""
         size = len(self.nest.blocks[step.block])
         inner = any(self.nest.instrs[n].op == "loop" for n in self.nest.blocks[step.block])
-        if inner or not self._early_loads(step):
+        # A step of whole matrices leaves its loads the time.
+        if inner or self.nest.lanes.twins or not self._early_loads(step):
             return 1
         copies = min(_MOST_STEPS, max(1, _UNROLLED // max(size, 1)), step.length)
         divisors = [k for k in range(1, copies + 1) if step.length % k == 0]
@@ -363,11 +372,14 @@ class RowWriter:
         Numbers are no tiles of one element: for Triton 3.6 the layouts of a long chain of those
         (the words of a key) took minutes.
         """
-        nest, rows = self.nest, str(self.tiling.block if "p" in names else 1)
-        lanes = [next_power_of_two(nest.lanes[x]) for x in names if x in nest.lanes]
-        if "p" not in names and not lanes:
+        lanes = self.nest.lanes
+        rows = self.tiling.block if "p" in names else 1
+        if "p" not in names and not lanes.within(names):
             return ""
-        return f"({rows}, {lanes[0] if lanes else 1})" if nest.lanes else f"({rows},)"
+        sizes = [rows, 1, 1] if lanes.twins else [rows, 1] if lanes else [rows]
+        for x in lanes.within(names):
+            sizes[lanes.axis(x)] = next_power_of_two(lanes[x])
+        return f"({', '.join(map(str, sizes))}{',' if len(sizes) == 1 else ''})"
 
     def _whole(self, text: str, i: Instr) -> str:
         """A value in the shape and register type of instruction `i`."""
@@ -406,6 +418,8 @@ class RowWriter:
             return f"tl.where({guards}, {values[0]}, {values[1]})"
         if i.op == "round":
             return rounded(values[0], i.dtype)
+        if i.op == "turn":
+            return f"tl.permute({self._whole(values[0], self.nest.instrs[i.args[0]])}, (0, 2, 1))"
         if i.op == "word":
             return f"{values[0]}_{i.meta[0]}"
         assert i.op == "combine"
@@ -445,16 +459,18 @@ class RowWriter:
         bad = f"({index} < 0) | ({index} >= {count})"
         mask = self._mask(of.names, ())
         bad = f"({bad}) & {mask}" if mask else bad
-        lanes = [next_power_of_two(self.nest.lanes[x]) for x in of.names if x in self.nest.lanes]
-        size = (self.tiling.block if "p" in of.names else 1) * math.prod(lanes)
+        rows = self.tiling.block if "p" in of.names else 1
+        size = rows * math.prod(_padded(self.nest, of.names))
         flat = [f"tl.reshape(tl.broadcast_to({x}, {shape}), ({size},))" for x in (bad, index)]
         self.line(f"flag_error(error, {flat[0]}, {flat[1]}, {site})")
 
     def _matrix(self, i: Instr) -> str:
         source, offset, depth, lane = i.meta
-        padded = next_power_of_two(depth)
+        padded, width = next_power_of_two(depth), self.nest.lanes[lane]
         self.line(f"k = tl.arange(0, {padded})[:, None]")
-        masks = [self.masks[lane]] if lane in self.masks else []
+        self.line(f"j = tl.arange(0, {next_power_of_two(width)})[None, :]")
+        offset = ix.substitute(offset, lane, ix.var("j", width))
+        masks = [f"(j < {width})"] if lane in self.masks else []
         masks += [f"(k < {depth})"] if padded != depth else []
         other = f", {' & '.join(masks)}, other=0.0" if masks else ""
         return f"tl.load({self._pointer(source, False)} + ({offset.text()}){other})"
@@ -467,21 +483,25 @@ class RowWriter:
             # What lies beyond the lanes is multiplied by zeros, and must be a number.
             text = f"tl.where({self.masks[lane]}, {text}, 0.0)"
         text = stored(text, matrix.dtype)
-        zero = f"tl.zeros({self._shape(i.names)}, tl.float32)"
+        (width,), rows = _padded(self.nest, i.names), self.tiling.block
+        behind = ""
+        if self.nest.lanes.twins:  # tiles of two axes are multiplied
+            text = f"tl.reshape({text}, ({rows}, {next_power_of_two(self.nest.lanes[lane])}))"
+            behind = "[:, :, None]"
+        zero = f"tl.zeros(({rows}, {width}), tl.float32)"
         precision = PRECISION[i.meta[0]]
-        self.line(f'{name} = dot({text}, {self.value[i.args[1]]}, {zero}, "{precision}")')
+        matrix_text = self.value[i.args[1]]
+        self.line(f'{name} = dot({text}, {matrix_text}, {zero}, "{precision}"){behind}')
 
     def _reduce(self, name: str, i: Instr) -> None:
         how, lane = i.meta
         x, text = self.nest.instrs[i.args[0]], self.value[i.args[0]]
         kind = accumulator(x.dtype)
-        padded = next_power_of_two(self.nest.lanes[lane])
         text = f"({text}).to({MEMORY[kind]})"
         if lane in self.masks:
             text = f"tl.where({self.masks[lane]}, {text}, {literal(how.identity(kind), kind)})"
-        rows = self.tiling.block if "p" in x.names else 1
-        self.line(f"{name} = tl.broadcast_to({text}, ({rows}, {padded}))")
-        self.line(f"{name} = {reduced(name, how.combine, kind, 1)}")
+        self.line(f"{name} = tl.broadcast_to({text}, {self._shape(x.names | {lane})})")
+        self.line(f"{name} = {reduced(name, how.combine, kind, self.nest.lanes.axis(lane))}")
         if not i.names:
             self.line(f"{name} = tl.sum({name})")
         if i.dtype == dtypes.BOOL:
@@ -532,6 +552,11 @@ class RowWriter:
         text = stored(self._whole(self.value[store.value], value), store.target.aval.dtype)
         mask = self._mask(names, store.guards)
         return f"{pointer} + ({address})", text, mask
+
+
+def _padded(nest: RowNest, names: Collection[str]) -> list[int]:
+    """The sizes of a row's tile of a value with these names."""
+    return [next_power_of_two(nest.lanes[x]) for x in nest.lanes.within(names)]
 
 
 def _zero(target: Var) -> str:
