@@ -438,7 +438,9 @@ class RowElements(KernelIR):
             raise Infeasible
         indices = list(itertools.product(*ranges))
         along = [[index[i] for i in axes] for index in indices]
-        elements = [(self._lanes_of(i), self.at(x, index, guards)) for i, index in zip(along, indices)]
+        elements = [
+            (self._lanes_of(i), self.at(x, index, guards)) for i, index in zip(along, indices)
+        ]
         if not how.position:
             return self._combined(elements, how, e, v.aval.dtype)
         if not any([lanes for lanes, _ in elements]):
