@@ -52,6 +52,7 @@ _MAX_LANES = 2048
 _MOST_EXACT = 4 << 20
 _MOST_SUMS = 4 << 20  # operations of a product that is written out as products and their sum
 _MAX_TILE = 128 * 128  # elements of a row's value with two lanes
+_MOST_GATHERED = 256  # elements of a lane that change places: Triton's shuffles are their square
 _HOISTED = 48  # loads that are made before the loops, and stay in registers
 _ONE = 512  # elements of a row that count as one of these
 
@@ -72,12 +73,13 @@ class RowElements(KernelIR):
     * "matrix", a constant one: variable, offset in `k` and a lane, depth, lane
     * "dot", a tile times a matrix: the precision, lanes
     * "turn": a value whose lanes are those of its operand along the tile's other axis
+    * "gather" of elements along a lane, if made with `gathers`: the index of each, the lane
     * "words", a block of random words of a key and a counter: (generator,); "word": which of them
     * those of loops: see `RowNest`
     """
 
     def __init__(
-        self, e: Eqn, outer: dict[Var, Eqn], common: bool, width: int, parts: bool
+        self, e: Eqn, outer: dict[Var, Eqn], common: bool, width: int, parts: bool, gathers: bool
     ) -> None:
         super().__init__({}, (), IterationDomain(()), (), _MAX_INSTRUCTIONS, ())
         self.outer = outer
@@ -87,7 +89,7 @@ class RowElements(KernelIR):
         self.depth = [0]
         self.lanes = Lanes()
         self._lane_names: dict[Any, str] = {}
-        self.common, self._width = common, width
+        self.common, self._width, self._gathers = common, width, gathers
         self._indices: dict[Axis, Sequence[Expr]] = {}
         self._home: dict[Var, int] = {}
         self._held: dict[Var, dict[tuple[int, ...], int]] = {}
@@ -193,7 +195,7 @@ class RowElements(KernelIR):
         found = self._classes.find(axis)
         if found in self._rows_at:
             return (self._rows_at[found],)
-        if n < _MIN_LANES or self._classes.is_moved(axis):
+        if n < _MIN_LANES or (self._classes.is_moved(axis) and not self._gathers):
             return self._pieces_along(found) or [ix.const(k) for k in range(n)]
         # A thread has several elements of a row where that leaves threads enough.
         width = math.gcd(n, self._width) if self._width else n
@@ -283,6 +285,8 @@ class RowElements(KernelIR):
             names -= {meta[1]}
         if op == "dot":
             names = frozenset(meta[1]) | (names - set(self.lanes))
+        if op == "gather":
+            names = (names - {meta[1]}) | meta[0].names
         if op == "turn":
             names = frozenset([self.lanes.twin(x) if x in self.lanes else x for x in names])
         self._check_lanes(names)
@@ -321,25 +325,63 @@ class RowElements(KernelIR):
 
     def at(self, v: Var, at: Index, guards: Guards) -> int:
         """The instruction that gives element `at` of `v` where `guards` hold."""
+        # Of one element what guards hold for is that one.
+        at = tuple([ix.ZERO if n == 1 else e for e, n in zip(at, v.aval.shape)])
         key = (v, at, guards)
         found = self._memo.get(key)
         if found is None or not self._visible(found):
             axes = [self.lanes.axis(x) for e in at for x in self.lanes.within(e.names)]
+            computed = self._is_computed(v)
             if len(set(axes)) < len(axes):
-                raise Infeasible  # a diagonal, or more lanes than a tile has axes
-            if axes == [THIRD] and self._is_computed(v):
+                # A diagonal, or one axis as two: what is in memory or in other axes has those.
+                if computed and not self._is_elementwise(v):
+                    raise Infeasible
+                computed = False
+            moved = self._moved_axis(v, at) if computed and self._gathers else None
+            if axes == [THIRD] and computed:
                 # Once, along the axis where all values with one lane are.
                 found = self._turned(self.at(v, *self.lanes.turned_at(at, guards)))
+            elif moved is not None:
+                found = self._gathered(v, at, moved)
             else:
                 found = self._at(v, at, guards)
             self._memo[key] = found
         return found
+
+    def _is_elementwise(self, v: Var) -> bool:
+        return v in self.producer and type(self.producer[v].prim.lowering) is Elementwise
 
     def _is_computed(self, v: Var) -> bool:
         """Whether a value is none in memory, moved or known by its index."""
         if v in self._held or self._is_loop(v):
             return True
         return v in self.producer and type(self.producer[v].prim.lowering) not in (View, Source)
+
+    def _moved_axis(self, v: Var, at: Index) -> int | None:
+        """The first axis of a value in registers along which `at` is none of their indices."""
+        for i, e in enumerate(at):
+            along = self._axis(v, i)
+            if self._has_lane(along) and e not in along and self.lanes.turned(e) not in along:
+                return i
+        return None
+
+    def _gathered(self, v: Var, at: Index, i: int) -> int:
+        """A value in registers at an index that moves its elements along axis `i`. All of them are
+        there, so that what guards the index need not."""
+        here, lanes = at[i], self.lanes.within(at[i].names)
+        others = {
+            self.lanes.axis(x) for e in (*at[:i], *at[i + 1 :]) for x in e.names & set(self.lanes)
+        }
+        axis = self.lanes.axis(lanes[0]) if lanes else THIRD if SECOND in others else SECOND
+        indices = self._untwinned(self._axis(v, i))
+        if len(indices) != 1 or v.aval.shape[i] > _MOST_GATHERED:
+            raise Infeasible
+        (along,) = self._turned_indices(indices) if axis == THIRD else indices
+        n = self.at(v, (*at[:i], along, *at[i + 1 :]), frozenset())
+        (lane,) = self.lanes.within(along.names)
+        if lane not in self.instrs[n].names:
+            return n  # the same for all elements
+        return self._emit("gather", (n,), (here, lane), self.instrs[n].dtype, here.names)
 
     def _turned(self, n: int) -> int:
         """The value of an instruction along the tile's other axis."""

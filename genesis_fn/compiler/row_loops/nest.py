@@ -64,9 +64,10 @@ class RowNest(RowElements):
         common: bool = False,
         width: int = 0,
         parts: bool = False,
+        gathers: bool = False,
     ) -> None:
         e = fresh_eqn(e, {})
-        super().__init__(e, outer, common, width, parts)
+        super().__init__(e, outer, common, width, parts, gathers)
         self.writes: list[list[RowStore]] = [[]]
         self._adopt([e], 0)
         if e.prim is scan_p:

@@ -7,6 +7,7 @@ row, and what the loop carries never leaves its registers.
 
 from __future__ import annotations
 
+import functools
 import math
 
 from genesis_fn.compiler.loop_ir.kernel import Infeasible, loop_slice_p
@@ -70,7 +71,9 @@ def _rows(e: Eqn) -> int:
 def _nest(e: Eqn, outer: dict[Var, Eqn], target: Target) -> Eqn | None:
     found: RowNest | None = None
     if enabled("row_loops"):
-        found = _of_rows(e, outer, target, False) or _of_rows(e, outer, target, True)
+        found = _of_rows(e, outer, target) or _of_rows(e, outer, target, parts=True)
+        # Elements that change places do so in registers last: unrolled ones need not.
+        found = found or _of_rows(e, outer, target, gathers=True)
     # Triton takes 6 s for the matrices of a GRU of 128 units in one program, and 1 s for a team's.
     if enabled("team_loops") and (found is None or found.matrix_bytes() > _LARGE):
         found = _of_team(e, outer, target) or found
@@ -79,18 +82,20 @@ def _nest(e: Eqn, outer: dict[Var, Eqn], target: Target) -> Eqn | None:
     return e.replace(prim=row_loop_p, ins=found.operands(), params={"nest": found})
 
 
-def _of_rows(e: Eqn, outer: dict[Var, Eqn], target: Target, parts: bool) -> RowNest | None:
-    found = _made(e, outer, target, parts=parts)
+def _of_rows(
+    e: Eqn, outer: dict[Var, Eqn], target: Target, parts: bool = False, gathers: bool = False
+) -> RowNest | None:
+    made = functools.partial(_made, e, outer, target, parts=parts, gathers=gathers)
+    found = made()
     if found is None or found.uneven:
         # Rows that compute the same are worth it if there are few of them.
-        other = _made(e, outer, target, common=True, parts=parts)
+        other = made(common=True)
         if found is None or (other is not None and other.work < found.work):
             found = other
     width = 0 if found is None else _lane_width(found, target)
     if found is None or not width:
         return found
-    wide = _made(e, outer, target, common=found.common, width=width, parts=parts)
-    return wide or found
+    return made(common=found.common, width=width) or found
 
 
 def _of_team(e: Eqn, outer: dict[Var, Eqn], target: Target) -> TeamNest | None:
@@ -129,7 +134,7 @@ def _lane_width(nest: RowNest, target: Target) -> int:
     threads to a row, 1.2 with 4 (H200).
     """
     most = max(nest.lanes.values(), default=0)
-    if not most or nest.of("dot") or nest.lanes.twins:
+    if not most or nest.of("dot") or nest.of("gather") or nest.lanes.twins:
         return 0
     wanted = max(1, 128 * target.processors // nest.rows)
     width = max(1 << min(5, wanted.bit_length() - 1), most // _MOST_ELEMENTS)
@@ -143,9 +148,10 @@ def _made(
     common: bool = False,
     width: int = 0,
     parts: bool = False,
+    gathers: bool = False,
 ) -> RowNest | None:
     try:
-        found = RowNest(e, outer, common, width, parts)
+        found = RowNest(e, outer, common, width, parts, gathers)
     except Infeasible:
         return None
     return found if found.matrix_bytes() <= target.shared_memory - _TILES else None

@@ -19,6 +19,7 @@ from genesis_fn.backends.cuda.codegen.row_loops.random_words import philox_lines
 from genesis_fn.backends.cuda.codegen.source import kernel
 from genesis_fn.compiler.loop_ir.kernel import Instr, Literal
 from genesis_fn.compiler.row_loops.nest import RowNest, RowStep, RowStore
+from genesis_fn.compiler.row_loops.registers import most_alive
 from genesis_fn.compiler.target import Target
 from genesis_fn.core import dtypes
 from genesis_fn.core.backend import index as ix
@@ -30,6 +31,7 @@ from genesis_fn.kernels.plan import BufferArg, Launch, Plan
 from genesis_fn.kernels.plan_builder import cdiv, next_power_of_two
 
 PRECISION = {"default": "default", "tf32": "tf32", "tf32x3": "tf32x3", "highest": "ieee"}
+_REGISTERS = 192  # of a thread, for the elements that are alive at once
 _UNROLLED = 160  # instructions of the unrolled steps of a loop
 _MANY, _LONG = 4, 200  # accesses, and instructions, that take long to compile
 _MOST_AHEAD = 64  # loads that are made a step ahead
@@ -57,11 +59,13 @@ def choose_row_tiling(nest: RowNest, target: Target) -> RowTiling:
     block = max(least, min(32, rows, 4096 // lanes))
     while block > least and cdiv(nest.rows, block) < target.processors:
         block //= 2
-    # Eight elements of a value to a thread, of which many are alive. Of matrices 32, which are
-    # turned and reduced in steps: 256 steps of 64 states took 0.65 ms with 4 warps, 0.94 with 8 and
-    # 1.59 with 16 (H200).
-    each = 32 if nest.lanes.twins else 8
-    return RowTiling(block, min(16, max(1, block * lanes // (32 * each))))
+    # Eight elements of a value to a thread, of which many are alive. Matrices are turned and
+    # reduced by as few threads as have registers for them: 256 steps of 64 states took 0.65 ms with
+    # 4 warps, 0.94 with 8 and 1.59 with 16 (H200).
+    wanted = block * lanes // 256
+    if nest.lanes.twins:
+        wanted = next_power_of_two(cdiv(block * most_alive(nest), 32 * _REGISTERS))
+    return RowTiling(block, min(16, max(1, wanted)))
 
 
 def plan_row_nest(
@@ -423,12 +427,28 @@ class RowWriter:
             return rounded(values[0], i.dtype)
         if i.op == "turn":
             return f"tl.permute({self._whole(values[0], self.nest.instrs[i.args[0]])}, (0, 2, 1))"
+        if i.op == "gather":
+            return self._gather(i, values[0])
         if i.op == "word":
             return f"{values[0]}_{i.meta[0]}"
         assert i.op == "combine"
         a, b = values
         combine = i.meta[0].combine
         return f"({a} + {b})" if combine == "add" else f"{combine}({a}, {b})"
+
+    def _gather(self, i: Instr, text: str) -> str:
+        """Elements of a value along a lane, each at its index."""
+        (at, lane), x, lanes = i.meta, self.nest.instrs[i.args[0]], self.nest.lanes
+        axis, rows = lanes.axis(lane), i.names | (x.names & {"p"})
+        whole = self._shape(
+            {n for n in rows if lanes.get(n) is None or lanes.axis(n) != axis} | {lane}
+        )
+        index = f"tl.minimum(tl.maximum({at.text()}, 0), {lanes[lane] - 1})"
+        index = f"tl.broadcast_to({index}, {self._shape(rows)})"
+        narrow = x.dtype == dtypes.BOOL
+        text = f"({text}).to({'tl.int32' if narrow else register(x.dtype)})"
+        found = f"tl.gather(tl.broadcast_to({text}, {whole}), {index}, {axis})"
+        return f"({found} != 0)" if narrow else found
 
     def _access(self, i: Instr) -> tuple[str, str]:
         """(the pointers of a load, its further arguments)."""
