@@ -47,7 +47,7 @@ def walls(xp: Any) -> Callable:
             u, before = c
             inside = 2 * u[1:-1] - before[1:-1] + 0.1 * (u[2:] - 2 * u[1:-1] + u[:-2])
             new = xp.np.concatenate([xp.np.zeros(1), inside, xp.np.zeros(1)])
-            return (new, u), (new[1], xp.np.max(new), xp.np.sum(new[::2]))
+            return (new, u), (new[1], xp.np.max(new), new[-2] > 0)
 
         return xp.lax.scan(step, (x, x), None, length=6)
 
@@ -55,7 +55,7 @@ def walls(xp: Any) -> Callable:
 
 
 def walls_gradient(xp: Any) -> Callable:
-    return xp.grad(lambda x: sum(xp.np.sum(xp.np.sin(y)) for y in walls(xp)(x)[1]))
+    return xp.grad(lambda x: sum(xp.np.sum(xp.np.sin(y)) for y in walls(xp)(x)[1][:2]))
 
 
 def alignment(xp: Any) -> Callable:
@@ -155,7 +155,7 @@ def split(xp: Any) -> Callable:
 
 PROGRAMS: dict[str, tuple[Callable, tuple[Any, ...], int, float]] = {
     "ring": (ring, (normal(5, 100),), 1, 1e-5),
-    "ring-long": (ring, (normal(3, 700),), 1, 1e-5),
+    "ring-many": (ring, (normal(600, 200),), 1, 1e-5),
     "walls": (walls, (normal(5, 90),), 1, 1e-5),
     "walls-gradient": (walls_gradient, (normal(5, 90),), 2, 2e-5),
     "alignment": (

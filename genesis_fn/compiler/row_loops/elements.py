@@ -70,7 +70,8 @@ class RowElements(KernelIR):
 
     * "lookup", a row of a table: variable, offset, stride of rows, rows, mode, what is beyond, the
       number of its check in `checks` or -1
-    * "matrix", a constant one: variable, offset in `k` and a lane, depth, lane
+    * "matrix", a constant one: variable, offset in `k` and a lane, depth, lane,
+      the lane that it is multiplied along
     * "dot", a tile times a matrix: the precision, lanes
     * "turn": a value whose lanes are those of its operand along the tile's other axis
     * "gather" of elements along a lane, if made with `gathers`: the index of each, the lane
@@ -369,19 +370,39 @@ class RowElements(KernelIR):
         """A value in registers at an index that moves its elements along axis `i`. All of them are
         there, so that what guards the index need not."""
         here, lanes = at[i], self.lanes.within(at[i].names)
-        others = {
-            self.lanes.axis(x) for e in (*at[:i], *at[i + 1 :]) for x in e.names & set(self.lanes)
-        }
-        axis = self.lanes.axis(lanes[0]) if lanes else THIRD if SECOND in others else SECOND
+        others = (*at[:i], *at[i + 1 :])
+        taken = {self.lanes.axis(x) for e in others for x in self.lanes.within(e.names)}
+        axis = self.lanes.axis(lanes[0]) if lanes else THIRD if SECOND in taken else SECOND
         indices = self._untwinned(self._axis(v, i))
-        if len(indices) != 1 or v.aval.shape[i] > _MOST_GATHERED:
+        if len(indices) != 1:
             raise Infeasible
         (along,) = self._turned_indices(indices) if axis == THIRD else indices
         n = self.at(v, (*at[:i], along, *at[i + 1 :]), frozenset())
         (lane,) = self.lanes.within(along.names)
         if lane not in self.instrs[n].names:
             return n  # the same for all elements
+        if not lanes:
+            return self._element(n, along, here, lane)
+        if max(self.lanes[lane], self.lanes[lanes[0]]) > _MOST_GATHERED:
+            raise Infeasible
+        # Triton fails to lay out an index that is longer or shorter than what it is of.
+        self.lanes.pad_alike(lanes[0], lane)
         return self._emit("gather", (n,), (here, lane), self.instrs[n].dtype, here.names)
+
+    def _element(self, n: int, along: Expr, here: Expr, lane: str) -> int:
+        """The element of a value at one place along a lane: the greatest of it and of nothing."""
+        dtype = self.instrs[n].dtype
+        if dtypes.is_complex(dtype):
+            raise Infeasible
+        number = self._emit("index", (), along, dtypes.I32, along.names)
+        place = self._emit("index", (), here, dtypes.I32, here.names)
+        hit = self._map(ops.eq.prim, number, place, dtype=dtypes.BOOL)
+        if dtype == dtypes.BOOL:
+            hit = self._map(ops.bitwise_and.prim, hit, n, dtype=dtype)
+            return self._emit("reduce", (hit,), (_ANY, lane), dtype)
+        least = Literal(dtypes.extreme_over_nothing(dtype, True))
+        alone = self._map(ops.select_p, hit, n, least, dtype=dtype)
+        return self._emit("reduce", (alone,), (_GREATEST, lane), dtype)
 
     def _turned(self, n: int) -> int:
         """The value of an instruction along the tile's other axis."""
@@ -639,7 +660,7 @@ class RowElements(KernelIR):
             a = self.at(tile, tuple(tile_index), frozenset())
             if "p" not in self.instrs[a].names:
                 raise Infeasible
-            meta = source, offset, depth, lane_name
+            meta = source, offset, depth, lane_name, name
             m = self._emit("matrix", (), meta, source.aval.dtype, frozenset())
             dot = (e.params["precision"], (lane_name,))
             product = self._emit("dot", (a, m), dot, dtypes.F32, eqn=e)
@@ -818,6 +839,8 @@ class RowElements(KernelIR):
 
 
 _SUM = Reduce("add", lambda dtype: 0)
+_ANY = Reduce("bit_or", lambda dtype: False)
+_GREATEST = Reduce("maximum", lambda dtype: dtypes.extreme_over_nothing(dtype, True))
 _LEAST = Reduce("minimum", lambda dtype: dtypes.iinfo(dtype).max)
 
 

@@ -19,6 +19,10 @@ SECOND, THIRD = 1, 2  # axes of a tile; its first one is that of rows
 class Lanes(dict[str, int]):
     """The sizes of lanes, and of the twins that something needs, by name."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self._least: dict[str, int] = {}  # of lanes whose tiles are longer than they need
+
     def within(self, names: Collection[str]) -> list[str]:
         """The lanes among names, in the order of a tile's axes."""
         return sorted([x for x in names if x in self], key=self.axis)
@@ -26,6 +30,14 @@ class Lanes(dict[str, int]):
     def axis(self, name: str) -> int:
         """The axis of a tile along which a lane runs."""
         return THIRD if name.startswith("s") else SECOND
+
+    def padded(self, name: str) -> int:
+        """The length of a tile along a lane, a power of two."""
+        return max(1 << (self[name] - 1).bit_length(), self._least.get(name[1:], 1))
+
+    def pad_alike(self, a: str, b: str) -> None:
+        """Have tiles of one length along two lanes, and along their twins."""
+        self._least[a[1:]] = self._least[b[1:]] = max(self.padded(a), self.padded(b))
 
     def elements(self, names: Collection[str]) -> int:
         """How many elements a row of a value with these names has."""

@@ -86,7 +86,8 @@ class RowNest(RowElements):
     def matrix_bytes(self) -> int:
         """The shared memory that constant matrices take."""
         found = [self.instrs[n] for n in self.of("matrix")]
-        return sum([i.meta[2] * self.lanes[i.meta[3]] * i.dtype.itemsize for i in found])
+        padded = self.lanes.padded
+        return sum([padded(i.meta[3]) * padded(i.meta[4]) * i.dtype.itemsize for i in found])
 
     # ---- loops ----
 

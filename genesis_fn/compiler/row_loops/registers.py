@@ -48,8 +48,8 @@ def most_alive(nest: RowNest) -> int:
         i = nest.instrs[n]
         if i.op not in _FREE:
             ahead = i.op == "load" and nest.block_of[n] > 0
-            sizes = [1 << (nest.lanes[x] - 1).bit_length() for x in nest.lanes.within(i.names)]
-            size = math.prod(sizes) * (2 if ahead else 1)
+            size = math.prod(map(nest.lanes.padded, nest.lanes.within(i.names)))
+            size *= 2 if ahead else 1
             alive[begins[n]] += size
             alive[end + 1] -= size
     return max(itertools.accumulate(alive))

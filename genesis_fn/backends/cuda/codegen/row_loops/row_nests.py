@@ -24,6 +24,7 @@ from genesis_fn.compiler.target import Target
 from genesis_fn.core import dtypes
 from genesis_fn.core.backend import index as ix
 from genesis_fn.core.backend.index import Expr, IndexGuard
+from genesis_fn.core.dtypes import DType
 from genesis_fn.core.jaxpr import Var
 from genesis_fn.kernels.language.dtypes import MEMORY, NAMES
 from genesis_fn.kernels.language.expressions import literal, loaded, register, rounded, stored
@@ -116,8 +117,9 @@ class RowWriter:
             self._bounded("p", nest.rows, nest.rows % block == 0)
         for name, n in nest.lanes.items():
             along = self._spread(nest.lanes.axis(name))
-            self.line(f"{name} = tl.arange(0, {next_power_of_two(n)}){along}")
-            self._bounded(name, n, n == next_power_of_two(n))
+            padded = nest.lanes.padded(name)
+            self.line(f"{name} = tl.arange(0, {padded}){along}")
+            self._bounded(name, n, n == padded)
         self._block(0)
         body = "".join([f"{line}\n" for line in self.lines or ["    pass"]])
         names = [*self.parameters, *(["error"] if self.sites else [])]
@@ -232,9 +234,10 @@ class RowWriter:
         for _, here, _ in step.carried:
             # Of one shape and dtype in every step.
             self.value[here] = f"c{here}"
-        for first, here, _ in step.carried:
+        for k, (first, here, _) in enumerate(step.carried):
             i = self.nest.instrs[here]
-            self.line(f"c{here} = {self._whole(self.value[first], i)}")
+            text = self._whole(self.value[first], i)
+            self.line(f"c{here} = {_another(text, i.dtype) if k else text}")
         if step.predicate is not None:
             self._while(step)
             return
@@ -385,7 +388,7 @@ class RowWriter:
             return ""
         sizes = [rows, 1, 1] if lanes.twins else [rows, 1] if lanes else [rows]
         for x in lanes.within(names):
-            sizes[lanes.axis(x)] = next_power_of_two(lanes[x])
+            sizes[lanes.axis(x)] = lanes.padded(x)
         return f"({', '.join(map(str, sizes))}{',' if len(sizes) == 1 else ''})"
 
     def _whole(self, text: str, i: Instr) -> str:
@@ -488,10 +491,10 @@ class RowWriter:
         self.line(f"flag_error(error, {flat[0]}, {flat[1]}, {site})")
 
     def _matrix(self, i: Instr) -> str:
-        source, offset, depth, lane = i.meta
-        padded, width = next_power_of_two(depth), self.nest.lanes[lane]
+        source, offset, depth, lane, along = i.meta
+        padded, width = self.nest.lanes.padded(along), self.nest.lanes[lane]
         self.line(f"k = tl.arange(0, {padded})[:, None]")
-        self.line(f"j = tl.arange(0, {next_power_of_two(width)})[None, :]")
+        self.line(f"j = tl.arange(0, {self.nest.lanes.padded(lane)})[None, :]")
         offset = ix.substitute(offset, lane, ix.var("j", width))
         masks = [f"(j < {width})"] if lane in self.masks else []
         masks += [f"(k < {depth})"] if padded != depth else []
@@ -509,7 +512,7 @@ class RowWriter:
         (width,), rows = _padded(self.nest, i.names), self.tiling.block
         behind = ""
         if self.nest.lanes.twins:  # tiles of two axes are multiplied
-            text = f"tl.reshape({text}, ({rows}, {next_power_of_two(self.nest.lanes[lane])}))"
+            text = f"tl.reshape({text}, ({rows}, {self.nest.lanes.padded(lane)}))"
             behind = "[:, :, None]"
         zero = f"tl.zeros(({rows}, {width}), tl.float32)"
         precision = PRECISION[i.meta[0]]
@@ -577,9 +580,21 @@ class RowWriter:
         return f"{pointer} + ({address})", text, mask
 
 
+def _another(text: str, dtype: DType) -> str:
+    """A value that is another one for Triton's front end, and the same for its compiler.
+
+    The front end takes a variable for one that a loop does not change if it has, after a step, the
+    very value that it had before the loop. Of two carries with one first value that is so of one
+    that takes the other's (positions now and a step ago, that begin alike): it would never change.
+    """
+    if dtype == dtypes.BOOL:
+        return f"({text} | False)"
+    return f"({text} * 1.0)" if dtypes.is_float(dtype) else f"({text} + 0)"
+
+
 def _padded(nest: RowNest, names: Collection[str]) -> list[int]:
     """The sizes of a row's tile of a value with these names."""
-    return [next_power_of_two(nest.lanes[x]) for x in nest.lanes.within(names)]
+    return [nest.lanes.padded(x) for x in nest.lanes.within(names)]
 
 
 def _zero(target: Var) -> str:
