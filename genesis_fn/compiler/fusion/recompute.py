@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Protocol
 
+from genesis_fn.compiler.fusion.gemv_fusion import few_row_sizes, is_tiled_matmul
 from genesis_fn.compiler.fusion.group import FusionGroup
 from genesis_fn.compiler.fusion.value_graph import ValueGraph
 from genesis_fn.compiler.loop_ir.kernel import Infeasible, IterationDomain, KernelIR, SliceStore
@@ -113,10 +114,20 @@ def _is_optional(state: Merged, v: Var) -> bool:
     if not readers or any([state.groups[r].kernel is None for r in readers]):
         return False
     if state.groups[n].kernel is None:
-        # Of several kernels each would have rows to look up, and be no part of a product.
-        alone = n not in state.before and n not in state.after and len(readers) == 1
-        return alone and state.groups[n].eqn in graph.gathers
+        # A kernel that looks rows up is no part of a product, which one of several may be.
+        alone = n not in state.before and n not in state.after
+        parts = len(readers) > 1 and any([_may_join_product(state, r) for r in readers])
+        return alone and not parts and state.groups[n].eqn in graph.gathers
     return graph.kind[id(graph.producer[v])] in ("map", "view")
+
+
+def _may_join_product(state: Merged, n: int) -> bool:
+    """Whether a product reads what step n computes, or step n what a product does."""
+    near = {r for v in state.groups[n].roots for r in state.readers.get(v, ())}
+    near |= {state.owner[v] for v in state.groups[n].reads if v in state.owner}
+    eqns = [state.groups[m].eqn for m in near]
+    products = [e for e in eqns if e is not None]
+    return any([few_row_sizes(e) is not None or is_tiled_matmul(e) for e in products])
 
 
 def _without(state: Merged, v: Var) -> dict[int, FusionGroup | None] | None:

@@ -27,6 +27,7 @@ from genesis_fn.primitives.indexing.scatter import segment_sum_p
 from genesis_fn.primitives.shape import concatenate_p, reshape_p
 
 _SUMS = (ew.add.prim, ew.add_n.prim)
+_SORT = 3  # what a sort of few ids takes, a chain of launches, in starts of a kernel
 
 
 def joined_sums(jaxpr: Jaxpr, target: Target) -> Jaxpr:
@@ -40,7 +41,7 @@ def joined_sums(jaxpr: Jaxpr, target: Target) -> Jaxpr:
     joining = _Joining(jaxpr, target)
     for e in jaxpr.eqns:
         if e.prim not in _SUMS or not joining.take(e):
-            joining.keep(e)
+            joining.append(e)
     if not joining.gone:
         return jaxpr
     eqns = [e for e in joining.eqns if joining.gone.isdisjoint(e.outs)]
@@ -53,27 +54,30 @@ class _Joining:
     def __init__(self, jaxpr: Jaxpr, target: Target) -> None:
         self.target = target
         self.uses = use_counts(jaxpr.eqns, jaxpr.outs)
-        self.sums_of: dict[Any, int] = {}
         self.eqns: list[Eqn] = []
-        self.producer: dict[Any, Eqn] = {}
+        self.producer: dict[Any, Eqn] = {o: e for e in jaxpr.eqns for o in e.outs}
         self.gone: set[Var] = set()
         self.flat: dict[Var, Var] = {}  # ids as vectors, by what they were before
         self.ids: dict[tuple[Var, ...], Var] = {}  # several of these, so that their sort is shared
+        # The sorts of sums that stay what they are, whatever is joined.
+        taken = {
+            id(self._member(e.ins[n]))
+            for e in jaxpr.eqns
+            if e.prim in _SUMS
+            for at in self._joinable(e)
+            for n in at
+        }
+        kept = [e for e in jaxpr.eqns if e.prim is segment_sum_p and id(e) not in taken]
+        self.sorted = {self._sort_of(e) for e in kept}
 
-    def keep(self, e: Eqn) -> None:
-        """Add an equation of the program."""
-        self._append(e)
-        if e.prim is segment_sum_p:
-            key = self._sort_of(e)
-            self.sums_of[key] = self.sums_of.get(key, 0) + 1
+    def append(self, e: Eqn) -> None:
+        """Add an equation."""
+        self.eqns.append(e)
+        self.producer.update(dict.fromkeys(e.outs, e))
 
     def take(self, e: Eqn) -> bool:
         """Add an addition as one of fewer terms, if sums by segment among them can be joined."""
-        found: dict[tuple[Any, ...], list[int]] = {}
-        for n, v in enumerate(e.ins):
-            if (below := self._sum_below(v)) is not None:
-                found.setdefault(_kind(below[0]), []).append(n)
-        joined = [at for at in found.values() if len(at) > 1 and self._pays(e, at)]
+        joined = [at for at in self._joinable(e) if self._pays(e, at)]
         if not joined:
             return False
         terms: dict[int, Any] = dict(enumerate(e.ins))
@@ -83,12 +87,16 @@ class _Joining:
             for n in at[1:]:
                 del terms[n]
         if len(terms) > 1:
-            self._append(e.replace(ins=[*terms.values()]))
+            self.append(e.replace(ins=[*terms.values()]))
         return True
 
-    def _append(self, e: Eqn) -> None:
-        self.eqns.append(e)
-        self.producer.update(dict.fromkeys(e.outs, e))
+    def _joinable(self, e: Eqn) -> list[list[int]]:
+        """The terms of an addition that are sums of one kind, by number."""
+        found: dict[tuple[Any, ...], list[int]] = {}
+        for n, v in enumerate(e.ins):
+            if (below := self._sum_below(v)) is not None:
+                found.setdefault(_kind(below[0]), []).append(n)
+        return [at for at in found.values() if len(at) > 1]
 
     def _sum_below(self, v: Any) -> tuple[Eqn, list[Var]] | None:
         """(the sum that `v` is a reshape of, the values between that nothing else reads)."""
@@ -133,13 +141,15 @@ class _Joining:
         sums = [self._member(e.ins[n]) for n in at]
         if sum([s.ins[1].aval.size for s in sums]) > MOST_UPDATES:
             return False
-        # All but one table are neither filled nor read, and as many sorts are saved as are not of
-        # another sum, too, but for the one of all ids.
+        # All but one table are neither filled nor read. The joined ids are a sort of their own.
         first = sums[0]
         saved = 2 * first.outs[0].aval.nbytes * (len(sums) - 1)
-        alone = sum([self.sums_of[self._sort_of(s)] == 1 for s in sums])
         if scatter_of(first.prim, [i.aval for i in first.ins], first.params).sorts:
-            saved += self.target.launch_bytes * (alone - 1)
+            sorts = {self._sort_of(s) for s in sums}
+            more = 1 - len(sorts - self.sorted)
+            if len(sorts) == 1 and sorts <= self.sorted:
+                more = 0
+            saved -= _SORT * more * self.target.launch_bytes
         if saved < 0:
             return False
         data = [s.ins[0] for s in sums]
@@ -168,7 +178,9 @@ class _Joining:
             data, ids = s.ins
             source, count = self._source(ids), ids.aval.size
             if source not in self.flat:
-                self.flat[source] = ids if ids.aval.ndim == 1 else make(reshape_p, ids, shape=(count,))
+                self.flat[source] = (
+                    ids if ids.aval.ndim == 1 else make(reshape_p, ids, shape=(count,))
+                )
             row = first.outs[0].aval.shape[1:]
             if data.aval.shape != (count, *row):
                 data = make(reshape_p, data, shape=(count, *row))
@@ -179,11 +191,11 @@ class _Joining:
             else:
                 sources.append(source)
                 updates.append(data)
-        all_updates = updates[0] if len(updates) == 1 else make(concatenate_p, *updates, dimension=0)
+        all_updates = (
+            updates[0] if len(updates) == 1 else make(concatenate_p, *updates, dimension=0)
+        )
         all_ids = self._joined_ids(e, tuple(sources))
         result = make(segment_sum_p, all_updates, all_ids, **first.params)
-        key = self._sort_of(self.eqns[-1])
-        self.sums_of[key] = self.sums_of.get(key, 0) + 1
         if result.aval.shape != shape:
             self.uses[result] = 1
             result = make(reshape_p, result, shape=shape)
@@ -191,7 +203,7 @@ class _Joining:
             self.uses[result] = 1
             return result
         # The last equation gives the result of the addition.
-        self._append(self.eqns.pop().replace(outs=(out,)))
+        self.append(self.eqns.pop().replace(outs=(out,)))
         return out
 
     def _joined_ids(self, e: Eqn, sources: tuple[Var, ...]) -> Var:
