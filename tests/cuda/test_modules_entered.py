@@ -42,6 +42,7 @@ BODY = {
     "vectors_left": pipeline.vectors_left, "inner_products": pipeline.inner_products,
     "pitched_products": pipeline.pitched_products, "group_matmuls": pipeline.group_matmuls,
     "row_sums": pipeline.row_sums, "joined_sums": pipeline.joined_sums,
+    "stacked_sums": pipeline.stacked_sums,
     "share_sorts": pipeline.share_sorts, "random_words": pipeline.random_words,
     "rotations": pipeline.rotations, "overlays": pipeline.overlays,
     "computed_reductions": pipeline.computed_reductions, "row_factors": pipeline.row_factors,

@@ -31,6 +31,7 @@ from genesis_fn.backends.cuda.lower.joined_sums import joined_sums
 from genesis_fn.backends.cuda.lower.overlap import overlap_collectives
 from genesis_fn.backends.cuda.lower.pitched_products import pitched_products
 from genesis_fn.backends.cuda.lower.shared_sorts import share_sorts
+from genesis_fn.backends.cuda.lower.stacked_sums import stacked_sums
 from genesis_fn.backends.cuda.lower.steps import (
     BufferTable,
     ProgramLowering,
@@ -199,6 +200,9 @@ def schedule(
 
     # Sums by segment that are added are one sum.
     jaxpr = joined_sums(jaxpr, table.target)
+
+    # Sums by segment of several tables are one sort and one sum.
+    jaxpr = stacked_sums(jaxpr)
 
     # Sort the ids of sums by segment once for all that have the same.
     jaxpr = share_sorts(jaxpr)
