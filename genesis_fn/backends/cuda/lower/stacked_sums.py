@@ -64,20 +64,18 @@ def _stacks(jaxpr: Jaxpr) -> list[_Stack]:
     producer = {o: e for e in jaxpr.eqns for o in e.outs}
     read, opaque = _reads(jaxpr)
     known = {_source(e.outs[0], producer) for e in jaxpr.eqns if e.prim is constant_p}
-    sums = [e for e in jaxpr.eqns if e.prim is segment_sum_p and e.outs[0] not in opaque]
-    ids = [_source(e.ins[1], producer) for e in jaxpr.eqns if e.prim is segment_sum_p]
+    sums = [(n, e) for n, e in enumerate(jaxpr.eqns) if e.prim is segment_sum_p]
+    ids = [_source(e.ins[1], producer) for _, e in sums]
     found: list[_Stack] = []
-    place = {id(e): n for n, e in enumerate(jaxpr.eqns)}
-    for e in sums:
+    for n, e in sums:
         source = _source(e.ins[1], producer)
         # A sort that several sums share stays theirs.
-        if not _is_short(e) or source in known or ids.count(source) > 1:
+        shared = source in known or ids.count(source) > 1
+        if shared or e.outs[0] in opaque or not _is_short(e):
             continue
         kind = _kind(e)
         open_to = [
-            s
-            for s in found
-            if s.kind == kind and place[id(e)] < s.until and _fits([*s.members, e], producer)
+            s for s in found if s.kind == kind and n < s.until and _fits([*s.members, e], producer)
         ]
         stack = open_to[0] if open_to else _Stack(kind)
         if not open_to:
