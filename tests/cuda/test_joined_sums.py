@@ -91,7 +91,7 @@ def test_a_step_of_words_and_their_neighbours(deterministic: bool, width: int) -
     np.testing.assert_allclose(value, want, rtol=1e-5)
     np.testing.assert_allclose(words, args[0] - 0.5 * dw, rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(contexts, args[1] - 0.5 * dc, rtol=1e-5, atol=1e-6)
-    # A table for each gradient, or one for both where sums sort their ids and compute what they add.
+    # A table for each gradient, or one for both where sums sort ids and compute what they add.
     assert cleared == (1 if deterministic and width == WIDTH else 2)
     with g.deterministic(deterministic), without("sums"):
         assert prims(step, *args).count("segment_sum") == 3
