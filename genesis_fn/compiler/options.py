@@ -24,7 +24,7 @@ PASSES = {
     "carry_turns": "iterations of a loop write their carry elsewhere in turns, and copy nothing",
     "segments": "a sum of matrix products is one product with several pairs of operands",
     "epilogues": "the only reader of a tiled matrix product becomes its epilogue",
-    "sums": "sums by segment compute what they add, and share the sort of equal ids",
+    "sums": "sums by segment compute what they add, share sorts, and are one if they are added",
     "stored_casts": "a cast of a product that must be in memory is what its kernel stores",
     "lookups": "kernels do gathers and dynamic slices where they need the elements",
     "recompute": "values that merged kernels store are computed again where that is faster",

@@ -24,8 +24,8 @@ pytestmark = pytest.mark.interpreted
 PASSES = [
     "known_indices", "products_outside", "row_loops", "joined_iterations", "absorb_casts",
     "shallow_products", "vectors_left", "inner_products", "pitched_products", "group_matmuls",
-    "row_sums", "share_sorts", "random_words", "rotations", "overlays", "computed_reductions",
-    "row_factors", "reductions_by_columns",
+    "row_sums", "joined_sums", "stacked_sums", "share_sorts", "random_words", "rotations",
+    "overlays", "computed_reductions", "row_factors", "reductions_by_columns",
 ]  # fmt: skip
 rng = np.random.default_rng(17)
 

@@ -27,9 +27,11 @@ from collections.abc import Sequence
 from genesis_fn.backends.cuda.lower.fused_casts import absorb_casts
 from genesis_fn.backends.cuda.lower.fused_sums import takes_updates
 from genesis_fn.backends.cuda.lower.horizontal_fusion import fuse_horizontally
+from genesis_fn.backends.cuda.lower.joined_sums import joined_sums
 from genesis_fn.backends.cuda.lower.overlap import overlap_collectives
 from genesis_fn.backends.cuda.lower.pitched_products import pitched_products
 from genesis_fn.backends.cuda.lower.shared_sorts import share_sorts
+from genesis_fn.backends.cuda.lower.stacked_sums import stacked_sums
 from genesis_fn.backends.cuda.lower.steps import (
     BufferTable,
     ProgramLowering,
@@ -195,6 +197,12 @@ def schedule(
 
     # What adds whole rows to zeros is a sum by segment.
     jaxpr = row_sums(jaxpr)
+
+    # Sums by segment that are added are one sum.
+    jaxpr = joined_sums(jaxpr, table.target)
+
+    # Sums by segment of several tables are one sort and one sum.
+    jaxpr = stacked_sums(jaxpr)
 
     # Sort the ids of sums by segment once for all that have the same.
     jaxpr = share_sorts(jaxpr)

@@ -12,11 +12,17 @@ from collections.abc import Collection
 from typing import Protocol
 
 from genesis_fn.compiler.fusion.group import FusionGroup
+from genesis_fn.compiler.fusion.matmul_grouping import grouped_matmul_p
 from genesis_fn.compiler.fusion.value_graph import ValueGraph
 from genesis_fn.compiler.loop_ir.kernel import Infeasible, IterationDomain, KernelIR, SliceStore
+from genesis_fn.compiler.loop_ir.layouts import pitched_product_p
 from genesis_fn.compiler.target import Target
 from genesis_fn.core.backend.lowering import Elementwise
 from genesis_fn.core.jaxpr import Var
+from genesis_fn.primitives.dot_general import dot_general_p
+
+_ROW = 256  # bytes of a row of a table that are read at random in the time of those in order
+_PRODUCTS = (dot_general_p, grouped_matmul_p, pitched_product_p)
 
 
 class Merged(Protocol):
@@ -113,10 +119,24 @@ def _is_optional(state: Merged, v: Var) -> bool:
     if not readers or any([state.groups[r].kernel is None for r in readers]):
         return False
     if state.groups[n].kernel is None:
-        # Of several kernels each would have rows to look up, and be no part of a product.
-        alone = n not in state.before and n not in state.after and len(readers) == 1
-        return alone and state.groups[n].eqn in graph.gathers
+        alone = n not in state.before and n not in state.after
+        if not alone or state.groups[n].eqn not in graph.gathers:
+            return False
+        # Of several kernels each has rows to look up, and is no part of a product.
+        table = graph.producer[v].ins[0].aval
+        row = table.nbytes // table.shape[0]
+        return len(readers) == 1 or (
+            row >= _ROW and not any([_meets_product(state, r) for r in readers])
+        )
     return graph.kind[id(graph.producer[v])] in ("map", "view")
+
+
+def _meets_product(state: Merged, n: int) -> bool:
+    """Whether a product reads what step n computes, or step n what a product does."""
+    near = {r for v in state.groups[n].roots for r in state.readers.get(v, ())}
+    near |= {state.owner[v] for v in state.groups[n].reads if v in state.owner}
+    eqns = [state.groups[m].eqn for m in near]
+    return any([e is not None and e.prim in _PRODUCTS for e in eqns])
 
 
 def _without(state: Merged, v: Var) -> dict[int, FusionGroup | None] | None:

@@ -7,8 +7,10 @@ again, messages take longer than the gather and the sum.
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
+from genesis_fn.compiler.fusion.value_graph import kind_of
 from genesis_fn.compiler.loop_ir.kernel import (
     Instr,
     IterationDomain,
@@ -66,6 +68,25 @@ def fits_updates(kernel: KernelIR, domain: IterationDomain, data: Var) -> bool:
         return False
     ((target, offset, _),) = kernel.stores
     return target is data and offset == domain.position() and len(kernel.loads) <= _MAX_READS
+
+
+def could_compute(data: Collection[Var], producer: Mapping[Var, Eqn]) -> bool:
+    """Whether a sum of all `data` would compute it, however much of that is stored: few values and
+    few steps lie below."""
+    seen, todo, reads, steps = {*data}, [*data], 0, 0
+    while todo:
+        v = todo.pop()
+        e = producer.get(v)
+        kind = "opaque" if e is None else kind_of(e)
+        if e is None or kind not in ("map", "view"):
+            reads += 1
+            continue
+        steps += kind == "map"
+        new = [i for i in e.ins if type(i) is Var and i not in seen]
+        seen.update(new)
+        todo += new
+    # Of each of several arrays an element is read under a condition, which is a step as well.
+    return reads <= _MAX_READS and 2 * len(data) + reads + steps <= _MAX_INSTRUCTIONS
 
 
 def loading(v: Var) -> KernelIR:

@@ -105,7 +105,7 @@ class _UpdatesText(InlinedKernel):
         self.tiled = ix.add(ix.scale(ix.var("i", self.rows), columns), ix.var("j", columns))
         self.carried: Var | None = None
         self.root = body.stores[0][2]
-        self._gathers: dict[tuple[Eqn, str], tuple[str, str]] = {}
+        self._gathers: dict[tuple[Eqn, str, frozenset[IndexGuard]], tuple[str, str]] = {}
 
     def carriable(self) -> Var | None:
         """The indices that all gathers have in common, if nothing else depends on the number of an
@@ -180,12 +180,14 @@ class _UpdatesText(InlinedKernel):
         rows, columns = table.aval.shape[0], math.prod(table.aval.shape[1:])
         row, column = ix.div(at, columns), ix.mod(at, columns)
         fills = gather.params["mode"] == "fill"
-        key = gather, self._text(row)
+        # Of several arrays that are joined each has its own part of the numbers of updates.
+        held = frozenset([g for g in guards if self.untiled(g.expr).names <= row.names])
+        key = gather, self._text(row), held
         if key not in self._gathers:
             name = f"row{len(self._gathers)}"
             if self.carried is None:
                 pointer = self.pointer(indices, False)
-                condition = self.mask(row.names)
+                condition = self.mask(row.names, held)
                 self.line(f"{name} = tl.load({pointer} + ({key[1]}), {condition}, other=0)")
             else:
                 self.line(f"{name} = i")
