@@ -1,4 +1,4 @@
-"""What one row of a loop computes, but for the loops: instructions in nested blocks.
+"""The elements of a row of a loop: instructions in nested blocks, and their axes.
 
 Block 0 runs once, the block of a loop once for each of its steps. Axes that are none of rows are
 unrolled, an instruction for each element, or are *lanes*: loop variables `r0`, `r1`, ... that run
@@ -9,48 +9,31 @@ change leaves its loop.
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
-from genesis_fn.compiler.loop_ir.kernel import (
-    Infeasible,
-    Instr,
-    IterationDomain,
-    KernelIR,
-    Literal,
-    loop_slice_p,
-    reduced_axes,
-)
+from genesis_fn.compiler.loop_ir.kernel import Infeasible, Instr, IterationDomain, KernelIR, Literal
 from genesis_fn.compiler.row_loops.axes import Axis
 from genesis_fn.compiler.row_loops.bodies import classes_of
 from genesis_fn.compiler.row_loops.lanes import SECOND, THIRD, Lanes
 from genesis_fn.compiler.simplify.rewriter import has_effect
 from genesis_fn.core import dtypes
 from genesis_fn.core.backend import index as ix
-from genesis_fn.core.backend.index import Expr, Guards, Index, IndexGuard
+from genesis_fn.core.backend.index import Expr, Guards, Index
 from genesis_fn.core.backend.lowering import Elementwise, Reduce, Source, View
 from genesis_fn.core.dtypes import DType
 from genesis_fn.core.jaxpr import Eqn, Var
 from genesis_fn.primitives import elementwise as ops
-from genesis_fn.primitives.dot_general import dot_general_p, free_dims
-from genesis_fn.primitives.indexing.gather import take_rows_p
-from genesis_fn.primitives.random_bits import key_hash_p, random_bits_p
 from genesis_fn.primitives.shape import copy_p
-from genesis_fn.transforms.control_flow.conditionals import cond_p
 from genesis_fn.transforms.control_flow.loops import while_p
 from genesis_fn.transforms.control_flow.scanning import scan_p
 
 _MAX_INSTRUCTIONS = 1024
-_MAX_UNROLLED = 64  # elements of a value, an instruction each
+MAX_UNROLLED = 64  # elements of a value, an instruction each
 _MIN_LANES = 8  # elements that are a lane rather than unrolled
 _MAX_LANES = 2048
-# Operations of a product without tensor cores, of which Triton's tiles reach 0.5 TFLOP/s (H200): in
-# the 8 us that it takes as steps of a graph.
-_MOST_EXACT = 4 << 20
-_MOST_SUMS = 4 << 20  # operations of a product that is written out as products and their sum
 _MAX_TILE = 128 * 128  # elements of a row's value with two lanes
 _MOST_GATHERED = 256  # elements of a lane that change places: Triton's shuffles are their square
 _HOISTED = 48  # loads that are made before the loops, and stay in registers
@@ -237,7 +220,7 @@ class RowElements(KernelIR):
     def _elements_of(self, v: Var) -> Iterator[tuple[int, ...]]:
         """The elements of a value that a row has, as positions among the indices of each axis."""
         sizes = [len(self._axis(v, i)) for i in range(v.aval.ndim)]
-        if math.prod(sizes) > _MAX_UNROLLED:
+        if math.prod(sizes) > MAX_UNROLLED:
             raise Infeasible
         return itertools.product(*map(range, sizes))
 
@@ -465,387 +448,10 @@ class RowElements(KernelIR):
                 self.producer[v] = e
                 self._home[v] = block
 
-    # ---- equations ----
-
-    def _compute(self, v: Var, e: Eqn, at: Index, guards: Guards) -> int:
-        if e.prim is dot_general_p:
-            return self._dot(v, e, at, guards)
-        if e.prim is random_bits_p:
-            return self._random_bits(e, at, guards)
-        if e.prim is key_hash_p:
-            return self._key_hash(e, at, guards)
-        if e.prim is take_rows_p:
-            return self._lookup(e, at, guards)
-        if e.prim is cond_p:
-            return self._chosen(v, e, at, guards)
-        lowering = e.prim.lowering
-        if type(lowering) is Reduce and e.ins[0].aval.size:
-            return self._row_reduction(v, e, lowering, at, guards)
-        if type(lowering) not in (Elementwise, View, Source, Reduce):
-            raise Infeasible
-        if type(lowering) is Elementwise and lowering.triton is None:
-            raise Infeasible
-        return super()._compute(v, e, at, guards)
-
-    def _counter(self, counter: Var, length: int, reverse: bool) -> Expr:
-        here = ix.var(self.counters[counter], length)
-        return ix.shift(ix.scale(here, -1), length - 1) if reverse else here
-
-    def _row_reduction(self, v: Var, e: Eqn, how: Reduce, at: Index, guards: Guards) -> int:
-        """Unrolled axes element by element, then the lane."""
-        x, axes, kept = e.ins[0], reduced_axes(e), iter(at)
-        _check_accumulates(x.aval.dtype, how)
-        reduced = dict(zip(axes, self._ranges(x, axes, at, guards)))
-        ranges = [reduced[i] if i in axes else [next(kept)] for i in range(x.aval.ndim)]
-        if math.prod(map(len, ranges)) > _MAX_UNROLLED:
-            raise Infeasible
-        indices = list(itertools.product(*ranges))
-        along = [[index[i] for i in axes] for index in indices]
-        elements = [
-            (self._lanes_of(i), self.at(x, index, guards)) for i, index in zip(along, indices)
-        ]
-        if not how.position:
-            return self._combined(elements, how, e, v.aval.dtype)
-        if not any([lanes for lanes, _ in elements]):
-            return self._position([n for _, n in elements], how, v.aval.dtype)
-        sizes = tuple([x.aval.shape[i] for i in axes])
-        numbers = [ix.ravel(tuple(i), sizes) for i in along]
-        return self._position_along(elements, numbers, how, e)
-
-    def _combined(
-        self, elements: Sequence[tuple[tuple[str, ...], int]], how: Reduce, e: Eqn, dtype: DType
-    ) -> int:
-        """The reduction of `elements`, (lanes along which one is reduced, instruction): those of
-        a lane first, since what lies beside it counts once and not for each of its elements."""
-        both = lambda a, b: self._emit("combine", (a, b), (how,), dtype, eqn=e)
-        totals: dict[tuple[str, ...], int] = {}
-        for lanes, n in elements:
-            totals[lanes] = both(totals[lanes], n) if lanes in totals else n
-        whole = []
-        for lanes, n in totals.items():
-            for lane in lanes:
-                n = self._across(n, how, lane, e, dtype)
-            whole.append(n)
-        return functools.reduce(both, whole)
-
-    def _across(self, n: int, how: Reduce, lane: str, e: Eqn, dtype: DType) -> int:
-        """The reduction of a value along its lane."""
-        return self._emit("reduce", (n,), (how, lane), dtype, eqn=e)
-
-    def _lanes_of(self, index: Sequence[Expr]) -> tuple[str, ...]:
-        """The lanes along which an index of reduced axes lies, the last axis of a tile first."""
-        return tuple(self.lanes.within({x for i in index for x in i.names})[::-1])
-
-    def _position(self, elements: Sequence[int], how: Reduce, dtype: DType) -> int:
-        """Where the first extreme is; NaN is one."""
-        kind = self.instrs[elements[0]].dtype
-        better_p = ops.gt if how.combine == "maximum" else ops.lt
-        best = elements[0]
-        found = self._emit("const", (), Literal(0), dtype)
-        for k, x in enumerate(elements[1:], 1):
-            better = self._map(better_p.prim, x, best, dtype=dtypes.BOOL)
-            if dtypes.is_float(kind):
-                nan = self._map(ops.ne.prim, x, x, dtype=dtypes.BOOL)
-                known = self._map(ops.eq.prim, best, best, dtype=dtypes.BOOL)
-                first = self._map(ops.bitwise_and.prim, nan, known, dtype=dtypes.BOOL)
-                better = self._map(ops.bitwise_or.prim, better, first, dtype=dtypes.BOOL)
-            here = self._emit("const", (), Literal(k), dtype)
-            found = self._map(ops.select_p, better, here, found, dtype=dtype)
-            best = self._map(ops.select_p, better, x, best, dtype=kind)
-        return found
-
-    def _position_along(
-        self,
-        elements: Sequence[tuple[tuple[str, ...], int]],
-        numbers: Sequence[Expr],
-        how: Reduce,
-        e: Eqn,
-    ) -> int:
-        """Where the first extreme is, of elements with these numbers some of which are lanes: the
-        least number of those that equal the extreme; NaN is one."""
-        kind, dtype = self.instrs[elements[0][1]].dtype, e.outs[0].aval.dtype
-        extreme = self._combined(elements, Reduce(how.combine, how.identity), e, kind)
-        places = []
-        for (lanes, n), number in zip(elements, numbers):
-            hit = self._map(ops.eq.prim, n, extreme, dtype=dtypes.BOOL)
-            if dtypes.is_float(kind):
-                nan = self._map(ops.ne.prim, n, n, dtype=dtypes.BOOL)
-                hit = self._map(ops.bitwise_or.prim, hit, nan, dtype=dtypes.BOOL)
-            here = self._emit("index", (), number, dtype, number.names)
-            none = Literal(dtypes.iinfo(dtype).max)
-            places.append((lanes, self._map(ops.select_p, hit, here, none, dtype=dtype)))
-        return self._combined(places, _LEAST, e, dtype)
-
-    def _dot(self, v: Var, e: Eqn, at: Index, guards: Guards) -> int:
-        (lhs, rhs) = e.ins
-        if type(lhs) is not Var or type(rhs) is not Var:
-            raise Infeasible
-        dtype = v.aval.dtype
-        if dtypes.is_complex(dtype) or (dtypes.is_integer(dtype) and dtype.itemsize < 4):
-            raise Infeasible
-        numbers = e.params["dimension_numbers"]
-        (contracted_l, contracted_r), (batch_l, batch_r) = numbers
-        free_l = free_dims(lhs.aval.ndim, (*contracted_l, *batch_l))
-        free_r = free_dims(rhs.aval.ndim, (*contracted_r, *batch_r))
-        index = iter(at)
-        index_l: list[Any] = [None] * lhs.aval.ndim
-        index_r: list[Any] = [None] * rhs.aval.ndim
-        for i, j in zip(batch_l, batch_r):
-            index_l[i] = index_r[j] = next(index)
-        for i in free_l:
-            index_l[i] = next(index)
-        for j in free_r:
-            index_r[j] = next(index)
-        ranges = self._ranges(lhs, contracted_l, at, guards)
-        if math.prod(map(len, ranges)) > _MAX_UNROLLED:
-            raise Infeasible
-        along = set().union(*[self.lanes.within(i.names) for i in itertools.chain(*ranges)])
-        lanes = set().union(*[self.lanes.within(i.names) for i in at])
-        if along and lanes:
-            if len(contracted_l) == 1 and len(lanes) == 1 and not guards:
-                pieces = self._untwinned(ranges[0])
-                found = self._tile_product(e, list(index_l), list(index_r), pieces, lanes)
-                if found is not None:
-                    return found
-            count = math.prod(map(len, ranges)) * self.lanes.elements(along | lanes)
-            if 2 * self.rows * count > _MOST_SUMS:
-                raise Infeasible
-        products = []
-        for ks in itertools.product(*ranges):
-            for k, i, j in zip(ks, contracted_l, contracted_r):
-                index_l[i] = index_r[j] = k
-            a = self.at(lhs, tuple(index_l), guards)
-            b = self.at(rhs, tuple(index_r), guards)
-            product = self._emit("map", (a, b), (ops.mul.prim, (), False), dtype, eqn=e)
-            products.append((self._lanes_of(ks), product))
-        if not products:
-            raise Infeasible
-        return self._combined(products, _SUM, e, dtype)
-
-    def _tile_product(
-        self,
-        e: Eqn,
-        index_l: list[Any],
-        index_r: list[Any],
-        pieces: Sequence[Expr],
-        lanes: Collection[str],
-    ) -> int | None:
-        """A tile of rows and a lane times a constant matrix of that lane and another: the sum over
-        the `pieces` of the contracted axis, each a lane. None if the operands are no such things,
-        or too small."""
-        (lane_name,) = lanes
-        sides = self._sides(e, index_l, index_r, lane_name)
-        along = pieces[0].names
-        if sides is None or self._width or len(along) != 1:
-            return None
-        tile, tile_index, axis, matrix_at = sides
-        (name,) = along
-        if any([p.names != along for p in pieces]):
-            return None
-        depth, width = self.lanes[name], self.lanes[lane_name]
-        exact = tile.aval.dtype == dtypes.F32 and e.params["precision"] == "highest"
-        if exact and 2 * self.rows * depth * len(pieces) * width > _MOST_EXACT:
-            raise Infeasible
-        if depth < 16 or width < 16:
-            return None
-        if depth * width > 128 * 128:
-            raise Infeasible
-        total = None
-        for piece in pieces:
-            tile_index[axis] = piece
-            matrix = matrix_at(ix.substitute(piece, name, ix.var("k", depth)))
-            if matrix is None:
-                raise Infeasible
-            source, offset = matrix
-            a = self.at(tile, tuple(tile_index), frozenset())
-            if "p" not in self.instrs[a].names:
-                raise Infeasible
-            meta = source, offset, depth, lane_name, name
-            m = self._emit("matrix", (), meta, source.aval.dtype, frozenset())
-            dot = (e.params["precision"], (lane_name,))
-            product = self._emit("dot", (a, m), dot, dtypes.F32, eqn=e)
-            total = product if total is None else self._sum(total, product)
-        assert total is not None
-        return self._rounded(total, e.outs[0].aval.dtype)
-
-    def _sum(self, a: int, b: int) -> int:
-        return self._emit("map", (a, b), (ops.add.prim, (), False), self.instrs[a].dtype)
-
-    def _rounded(self, n: int, dtype: DType) -> int:
-        """A value in registers, which hold float32, with the precision of its dtype."""
-        return self._emit("round", (n,), None, dtype) if dtype in dtypes.NARROW else n
-
-    def _sides(
-        self, e: Eqn, index_l: list[Any], index_r: list[Any], lane: str
-    ) -> tuple[Var, list[Any], int, Callable[[Expr], tuple[Var, Expr] | None]] | None:
-        """(the operand of a product that is a tile, its index, the contracted axis, a function from
-        an index along it in `k` to the matrix in memory and an offset): the matrix is the operand
-        with the result's lane. None if there is none that all rows have in common."""
-        (contracted_l, contracted_r), _ = e.params["dimension_numbers"]
-        sides = [(e.ins[0], index_l, contracted_l), (e.ins[1], index_r, contracted_r)]
-        has_lane = lambda index: any(i is not None and lane in i.names for i in index)
-        if has_lane(index_l):
-            sides.reverse()
-        (tile, tile_index, (axis,)), (matrix, matrix_index, (matrix_axis,)) = sides
-        kind = tile.aval.dtype
-        if has_lane(tile_index) or matrix.aval.dtype != kind:
-            return None
-        if not dtypes.is_float(kind) or kind == dtypes.F64:
-            return None
-
-        def matrix_at(k: Expr) -> tuple[Var, Expr] | None:
-            matrix_index[matrix_axis] = k
-            found = self._in_memory(matrix, tuple(matrix_index))
-            if found is None:
-                return None
-            source, index = found
-            offset = ix.ravel(index, source.aval.shape)
-            return (source, offset) if offset.names == frozenset(("k", lane)) else None
-
-        whole = matrix_at(ix.var("k", matrix.aval.shape[matrix_axis]))
-        return None if whole is None else (tile, tile_index, axis, matrix_at)
-
-    def _in_memory(self, v: Var, at: Index, sliced: bool = False) -> tuple[Var, Index] | None:
-        """(value in memory, index) of an element, through views, with `sliced` also slices of the
-        loops around; None where something computes it."""
-        while v not in self._held and not self._is_loop(v):
-            e = self.producer.get(v) or self.outer.get(v)
-            if e is None:
-                return v, at
-            view = e.prim.lowering
-            if type(view) is not View or (e.prim is loop_slice_p and not sliced):
-                return None
-            if e.prim is loop_slice_p:
-                step = self._counter(e.ins[1], e.params["length"], e.params["reverse"])
-                v, at = e.ins[0], (step, *at)
-                continue
-            avals = [i.aval if type(i) is Var else i for i in e.ins]
-            pieces = view.pieces(e.outs.index(v), at, *avals, **e.params)
-            if len(pieces) != 1 or pieces[0][2] or type(e.ins[pieces[0][0]]) is not Var:
-                return None
-            v, at = e.ins[pieces[0][0]], pieces[0][1]
-        return None
-
-    # ---- lookups and branches ----
-
-    def _lookup(self, e: Eqn, at: Index, guards: Guards) -> int:
-        """A row of a table in memory, whose number the row has computed."""
-        (table, indices), mode = e.ins, e.params["mode"]
-        if indices.aval.dtype.itemsize > 4 or guards:
-            raise Infeasible
-        count = table.aval.shape[0]
-        row, rest = at[: indices.aval.ndim], at[indices.aval.ndim :]
-        found = self._in_memory(table, (ix.var("k", count), *rest))
-        if found is None:
-            raise Infeasible
-        source, index = found
-        offset = ix.ravel(index, source.aval.shape)
-        strides = [n for atom, n in offset.terms.items() if atom.key[:2] == ("var", "k")]
-        first = ix.substitute(offset, "k", ix.ZERO)
-        if "k" in first.names or len(strides) > 1:
-            raise Infeasible
-        number = self.at(indices, row, guards)
-        check = -1
-        if mode == "check":
-            if self._speculative:
-                raise Infeasible  # what is not chosen must not be checked
-            if e not in self.checks:
-                self.checks.append(e)
-            check = self.checks.index(e)
-        stride = strides[0] if strides else 0
-        meta = (source, first, stride, count, mode, e.params["fill_value"], check)
-        return self._emit("lookup", (number,), meta, table.aval.dtype, first.names)
-
-    def _chosen(self, v: Var, e: Eqn, at: Index, guards: Guards) -> int:
-        """The result of the branch that is chosen, of all branches' results."""
-        k, index = e.outs.index(v), e.ins[0]
-        if type(index) is not Var:
-            raise Infeasible
-        block = self._home.get(v, 0)
-        for branch in e.params["branches"]:
-            if branch.invars and branch.invars[0] in self.producer:
-                continue
-            if any([x.prim in (scan_p, while_p) for x in branch.eqns]):
-                raise Infeasible
-            self._alias(branch.invars, e.ins[1:], block)
-            self._adopt(branch.eqns, block)
-        before, self._speculative = self._speculative, True
-        results = [
-            self.at(b.outs[k], at, guards)
-            if type(b.outs[k]) is Var
-            else self._emit("const", (), Literal(b.outs[k]), v.aval.dtype)
-            for b in e.params["branches"]
-        ]
-        self._speculative = before
-        number = self.at(index, (), guards)
-        found = results[-1]
-        for i in range(len(results) - 2, -1, -1):
-            here = self._map(ops.le.prim, number, Literal(i), dtype=dtypes.BOOL)
-            found = self._map(ops.select_p, here, results[i], found, dtype=v.aval.dtype)
-        return found
-
-    # ---- random words ----
-
-    def _words(self, impl: str, key: tuple[int, int], counter: tuple[Any, ...], k: int) -> int:
-        words = self._emit("words", (*key, *counter), (impl,), dtypes.U32)
-        return self._emit("word", (words,), (k,), dtypes.U32)
-
-    def _key(self, key: Var, at: Index, guards: Guards) -> tuple[int, int]:
-        return (self.at(key, (*at, ix.ZERO), guards), self.at(key, (*at, ix.const(1)), guards))
-
-    def _integer(self, e: Expr) -> Any:
-        if not e.names:
-            return Literal(e.const)
-        return self._emit("index", (), e, dtypes.U32, e.names)
-
-    def _random_bits(self, e: Eqn, at: Index, guards: Guards) -> int:
-        p, key = e.params, e.ins[0]
-        keys = key.aval.ndim - 1
-        if p["width"] != 32 or math.prod(p["shape"]) >= 1 << 31:
-            raise Infeasible
-        words = self._key(key, at[:keys], guards)
-        number = ix.ravel(at[keys:], tuple(p["shape"]))
-        if p["impl"] != "philox":
-            counter = (Literal(0), self._integer(number))
-            a, b = [self._words(p["impl"], words, counter, k) for k in range(2)]
-            return self._map(ops.bitwise_xor.prim, a, b, dtype=dtypes.U32)
-        zeros = (Literal(0),) * 3
-        block, which = ix.div(number, 4), ix.mod(number, 4)
-        counter = (self._integer(block), *zeros)
-        if not which.names:
-            return self._words("philox", words, counter, which.const)
-        found = self._words("philox", words, counter, 3)
-        for k in (2, 1, 0):
-            guard = frozenset((IndexGuard(which, k, k + 1),))
-            other = self._words("philox", words, counter, k)
-            found = self._emit("where", (other, found), guard, dtypes.U32, which.names)
-        return found
-
-    def _key_hash(self, e: Eqn, at: Index, guards: Guards) -> int:
-        p, (key, data) = e.params, e.ins
-        if at[-1].names:
-            raise Infeasible
-        words = self._key(key, at[: key.aval.ndim - 1], guards)
-        d = self.at(data, at[:-1], guards) if type(data) is Var else Literal(data)
-        if p["impl"] == "philox":
-            counter = (d, Literal(0), Literal(0), Literal(p["tag"]))
-        else:
-            counter = (Literal(0), d)
-        return self._words(p["impl"], words, counter, at[-1].const)
-
     def _alias(self, inner: Sequence[Var], outer: Sequence[Any], block: int) -> None:
         """Let a body's inputs be values from outside."""
         self._adopt([Eqn(copy_p, [x], {}, (v,)) for v, x in zip(inner, outer)], block)
 
 
-_SUM = Reduce("add", lambda dtype: 0)
 _ANY = Reduce("bit_or", lambda dtype: False)
 _GREATEST = Reduce("maximum", lambda dtype: dtypes.extreme_over_nothing(dtype, True))
-_LEAST = Reduce("minimum", lambda dtype: dtypes.iinfo(dtype).max)
-
-
-def _check_accumulates(dtype: DType, how: Reduce) -> None:
-    """Refuse sums of integers that are narrower than registers."""
-    wraps = dtypes.is_integer(dtype) and dtype.itemsize < 4
-    if wraps and how.combine in ("add", "multiply"):
-        raise Infeasible

@@ -1,4 +1,4 @@
-"""The IR of a loop that runs for each row by itself: `RowElements`, and loops in loops."""
+"""The IR of a loop that runs for each row by itself: `RowEquations`, and loops in loops."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from genesis_fn.compiler.loop_ir.kernel import Infeasible, Instr, Literal, loop_slice_p
 from genesis_fn.compiler.row_loops.axes import row_predicate
 from genesis_fn.compiler.row_loops.bodies import fresh_eqn
-from genesis_fn.compiler.row_loops.elements import RowElements
+from genesis_fn.compiler.row_loops.equations import RowEquations
 from genesis_fn.core import dtypes
 from genesis_fn.core.aval import aval
 from genesis_fn.core.backend import index as ix
@@ -49,7 +49,7 @@ class RowStore:
     guards: Guards
 
 
-class RowNest(RowElements):
+class RowNest(RowEquations):
     """The instructions of one loop equation, for `rows` rows: `writes[b]` are the stores of block
     b, `results` the values that the equation gives.
 
