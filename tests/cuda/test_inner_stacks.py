@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Iterable
 from types import SimpleNamespace
 from typing import Any
 
-import accesses
 import jax
 import numpy as np
 import programs
 import pytest
+from triton.runtime import interpreter as triton_interpreter
 
 import genesis_fn as g
 from genesis_fn.compiler.row_loops import row_loops as pass_
@@ -278,6 +278,80 @@ PROGRAMS: dict[str, tuple[Callable, tuple[Any, ...], int, float]] = {
 }  # fmt: skip
 
 
+class Order:
+    """Whether threads of a launch see what others wrote: a load must not find what another program
+    wrote, or its own one since the last barrier, nor a store what was read since then."""
+
+    def __init__(self) -> None:
+        self.faults: set[str] = set()
+        self.barriers = 0
+        self.begin()
+
+    def begin(self) -> None:
+        """A launch."""
+        self.written: dict[int, Any] = {}
+        self.read: dict[int, Any] = {}
+
+    def load(self, addresses: Iterable[int], now: Any) -> None:
+        """Note reads, `now` in (program, number of barriers)."""
+        for x in addresses:
+            self._compare(self.written.get(x), now, "read what was written")
+            self.read[x] = now
+
+    def store(self, addresses: Iterable[int], now: Any) -> None:
+        """Note writes."""
+        for x in addresses:
+            self._compare(self.read.get(x), now, "written what was read")
+            if x in self.read and x not in self.written:
+                self.faults.add("read before it was written")
+            if x in self.written and self.written[x][0] != now[0]:
+                self.faults.add("written by two programs")
+            self.written[x] = now
+
+    def _compare(self, before: Any, now: Any, what: str) -> None:
+        if before is not None and before[0] != now[0]:
+            self.faults.add(f"{what} by another program")
+        if before == now:
+            self.faults.add(f"{what} without a barrier")
+
+
+@pytest.fixture
+def order(monkeypatch: pytest.MonkeyPatch) -> Generator[Order]:
+    """The memory operations of all launches, which must be in order."""
+    noted, builder = Order(), triton_interpreter.InterpreterBuilder
+    load, store = builder.create_masked_load, builder.create_masked_store
+    begin = builder.set_grid_dim
+
+    def addresses(pointers: Any, mask: Any) -> list[int]:
+        pointers, mask = np.broadcast_arrays(pointers.data, mask.data)
+        return pointers[mask.astype(bool)].astype(np.int64).tolist()
+
+    def now(self: Any) -> Any:
+        return tuple(self.grid_idx), noted.barriers
+
+    def noted_load(self: Any, ptrs: Any, mask: Any, *more: Any, **named: Any) -> Any:
+        noted.load(addresses(ptrs, mask), now(self))
+        return load(self, ptrs, mask, *more, **named)
+
+    def noted_store(self: Any, ptrs: Any, value: Any, mask: Any, *more: Any, **named: Any) -> Any:
+        noted.store(addresses(ptrs, mask), now(self))
+        return store(self, ptrs, value, mask, *more, **named)
+
+    def noted_begin(self: Any, *sizes: int) -> None:
+        noted.begin()
+        begin(self, *sizes)
+
+    def noted_barrier(self: Any) -> None:
+        noted.barriers += 1
+
+    monkeypatch.setattr(builder, "create_masked_load", noted_load)
+    monkeypatch.setattr(builder, "create_masked_store", noted_store)
+    monkeypatch.setattr(builder, "set_grid_dim", noted_begin)
+    monkeypatch.setattr(builder, "create_barrier", noted_barrier)
+    yield noted
+    assert not noted.faults
+
+
 @pytest.fixture
 def loops(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The nests that become kernels, None for loops that do not."""
@@ -295,21 +369,22 @@ def loops(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 
 def run(f: Callable, *args: Any) -> list[np.ndarray]:
-    """The results of a compiled program on the device, run twice in the same memory."""
+    """The results of a compiled program on the device."""
     jaxpr, inputs = programs.traced(f, *args)
     compiled = programs.compile_jaxpr(jaxpr, programs.PLACE)
-    compiled(*map(programs.put, inputs))
     return [programs.get(x) for x in compiled(*map(programs.put, inputs))]
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_values(name: str, loops: list[Any]) -> None:
+def test_values(name: str, loops: list[Any], order: Order) -> None:
     make, args, count, tolerance = PROGRAMS[name]
     with g.default_matmul_precision("highest"):
         got = run(make(OURS), *args)
     with jax.default_matmul_precision("highest"):
         want = [np.asarray(x) for x in jax.tree.leaves(make(JAX)(*args))]
     assert len(loops) == count and None not in loops
+    assert all([nest.rows > 2 or "one row" in name for nest in loops])
+    assert bool(order.barriers) == any([nest.scratch for nest in loops])
     for x, y in zip(got, want, strict=True):
         x, y = x.astype(np.float64), y.astype(np.float64)
         np.testing.assert_allclose(x, y, rtol=tolerance, atol=tolerance * np.nanmax(np.abs(y)))

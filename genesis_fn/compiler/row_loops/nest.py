@@ -10,7 +10,7 @@ from genesis_fn.compiler.loop_ir.kernel import Infeasible, Instr, Literal, loop_
 from genesis_fn.compiler.row_loops.axes import row_predicate
 from genesis_fn.compiler.row_loops.bodies import fresh_eqn
 from genesis_fn.compiler.row_loops.elements import RowElements
-from genesis_fn.compiler.row_loops.stacks import Scratch, Stack, scratch_of
+from genesis_fn.compiler.row_loops.stacks import Scratch, Stack, is_view, scratch_of
 from genesis_fn.core import dtypes
 from genesis_fn.core.aval import aval
 from genesis_fn.core.backend import index as ix
@@ -80,13 +80,13 @@ class RowNest(RowElements):
         self._adopt([e], 0)
         if e.prim is scan_p:
             for v, stack in zip(e.outs[e.params["carry"] :], self._scan(e)):
-                self._store(v, (), stack)
+                self._store(v, stack)
         else:
             self._while(e)
         count = len(e.outs) if e.prim is while_p else e.params["carry"]
         for v in e.outs[:count]:
             for element in self._elements_of(v):
-                self._write(v, v, element, self._held[v][element], 0)
+                self._write(v, v, self._index(v, element), self._held[v][element], 0)
         self.results = list(e.outs)
 
     def matrix_bytes(self) -> int:
@@ -171,17 +171,9 @@ class RowNest(RowElements):
             for element in self._elements_of(v)
         ]
 
-    def _write(
-        self,
-        v: Var,
-        target: Var,
-        element: tuple[int, ...],
-        n: int,
-        block: int,
-        steps: Index = (),
-    ) -> None:
-        """Store an element of `v`; `steps`: in that row of `target`, a stack of values like it."""
-        offset = ix.ravel((*steps, *self._index(v, element)), target.aval.shape)
+    def _write(self, v: Var, target: Var, at: Index, n: int, block: int) -> None:
+        """Store an element of `v` as the one at index `at` of a result."""
+        offset = ix.ravel(at, target.aval.shape)
         # Of rows that have one value in common the first stores it.
         mine = {self._classes.find((v, i)) for i, size in enumerate(v.aval.shape) if size != 1}
         once = [IndexGuard(e, 0, 1) for c, e in self._rows_at.items() if c not in mine]
@@ -275,8 +267,13 @@ class RowNest(RowElements):
         """What a loop, whose block is the present one, stacks of its body's value `v`."""
         if type(v) is not Var:
             raise Infeasible
-        if self._is_stack(v) and self._home[v] == self._here:
-            return Stack(length, step, self._here, v, inner=self._stacked(v))
+        views, whole = [], v
+        while whole in self.producer and is_view(self.producer[whole]):
+            views.append(self.producer[whole])
+            whole = views[-1].ins[0]
+        if self._is_stack(whole) and self._home[whole] == self._here:
+            inner = self._stacked(whole)
+            return Stack(length, step, self._here, v, inner=inner, views=views[::-1])
         values = {element: self._of(v, v, element) for element in self._elements_of(v)}
         return Stack(length, step, self._here, v, values)
 
@@ -290,12 +287,12 @@ class RowNest(RowElements):
             self._enter(self.producer[v])
         return self._stacks[v]
 
-    def _store(self, target: Var, steps: Index, stack: Stack) -> None:
-        """Store a stack in rows `steps` of a result."""
-        levels = stack.levels()
-        last, whole = levels[-1], (*steps, *[s.step for s in levels])
+    def _store(self, target: Var, stack: Stack) -> None:
+        """Store a stack as a result."""
+        last = stack.levels()[-1]
         for element, n in last.values.items():
-            self._write(last.of, target, element, n, last.block, whole)
+            at = stack.place(self._index(last.of, element))
+            self._write(last.of, target, at, n, last.block)
 
     def _keep(self, stack: Stack) -> Scratch:
         """Store a stack where reads find it."""
@@ -316,13 +313,15 @@ class RowNest(RowElements):
         return frozenset().union(*[i.names for i in self._index(v, element)])
 
     def _at(self, v: Var, at: Index, guards: Guards) -> int:
+        # Where guards hold, an index along an axis of one element is 0, whatever it says.
+        at = tuple([ix.ZERO if n == 1 else i for i, n in zip(at, v.aval.shape)])
         if not self._is_stack(v):
             return super()._at(v, at, guards)
         stack = self._stacked(v)
         scratch = stack.scratch or self._keep(stack)
-        levels = stack.levels()
-        last, steps = levels[-1], at[: len(levels)]
-        element = self._held_key(last.of, at[len(levels) :])
+        last = stack.levels()[-1]
+        steps, index = stack.steps_and_index(at)
+        element = self._held_key(last.of, index)
         k = list(last.values).index(element)
         offset = scratch.offset(steps, k, self._names_at(last.of, element))
         names = offset.names.union(*[g.expr.names for g in guards])

@@ -17,13 +17,16 @@ from genesis_fn.compiler.scans.parts import MOST_STACKED
 from genesis_fn.core.aval import aval
 from genesis_fn.core.backend import index as ix
 from genesis_fn.core.backend.index import Expr, Index
-from genesis_fn.core.jaxpr import Var
+from genesis_fn.core.backend.lowering import View
+from genesis_fn.core.jaxpr import Eqn, Var
+from genesis_fn.primitives.shape import reshape_p, transpose_p
 
 
 @dataclass(slots=True)
 class Stack:
     """What a loop of `length` steps stacks: in a step that runs `block` row `step` of it, `values`
-    by elements of the body's value `of`, or the whole `inner` stack of a loop in its body.
+    by elements of the body's value `of`, or `views` of the whole `inner` stack of a loop in its
+    body.
 
     `loop` is the instruction of the loop, once it is closed; `scratch` where reads find it.
     """
@@ -34,6 +37,7 @@ class Stack:
     of: Var
     values: Mapping[tuple[int, ...], int] = field(default_factory=dict)
     inner: Stack | None = None
+    views: Sequence[Eqn] = ()
     loop: int = -1
     scratch: Scratch | None = None
 
@@ -43,6 +47,38 @@ class Stack:
         while found[-1].inner is not None:
             found.append(found[-1].inner)
         return found
+
+    def place(self, index: Index) -> Index:
+        """Where an element of the last level's value lies in this stack in the steps at hand."""
+        if self.inner is not None:
+            index = self.inner.place(index)
+            for e in self.views:
+                index = _viewed(e, index)
+        return (self.step, *index)
+
+    def steps_and_index(self, at: Index) -> tuple[Index, Index]:
+        """(the steps of all levels, the index in the last level's value) of an element."""
+        if self.inner is None:
+            return at[:1], at[1:]
+        index = at[1:]
+        for e in reversed(self.views):
+            view = e.prim.lowering
+            assert type(view) is View
+            ((_, index, _),) = view.pieces(0, index, e.ins[0].aval, **e.params)
+        steps, index = self.inner.steps_and_index(index)
+        return (*at[:1], *steps), index
+
+
+def is_view(e: Eqn) -> bool:
+    """Whether an equation gives each element of an array another index and no more."""
+    return e.prim in (reshape_p, transpose_p) and type(e.ins[0]) is Var
+
+
+def _viewed(e: Eqn, index: Index) -> Index:
+    """The index in a view of the element at `index` of its operand."""
+    if e.prim is transpose_p:
+        return tuple([index[d] for d in e.params["permutation"]])
+    return ix.unravel(ix.ravel(index, e.ins[0].aval.shape), e.outs[0].aval.shape)
 
 
 @dataclass(frozen=True, slots=True)
