@@ -13,6 +13,7 @@ import pytest
 from triton.runtime import interpreter as triton_interpreter
 
 import genesis_fn as g
+from genesis_fn import lax
 from genesis_fn.compiler.row_loops import row_loops as pass_
 
 NAMES = "lax", "random", "vmap", "grad", "checkpoint", "nn", "tree"
@@ -245,26 +246,97 @@ def halves(xp: Any) -> Callable:
     return run
 
 
+def attentive(xp: Any, reverse: bool = False) -> Callable:
+    """Features that steps reduce, so that threads share them: stacks of lanes."""
+
+    def run(s: Any) -> Any:
+        def step(s: Any, _: Any) -> Any:
+            def inner(c: Any, _: Any) -> Any:
+                c = xp.nn.softmax(c * 2.0, axis=-1) + 0.1 * c
+                return c, (c, xp.np.max(c, axis=-1))
+
+            def back(c: Any, now: Any) -> Any:
+                return c * 0.5 + now[0] * now[1][:, None], xp.np.mean(c, axis=-1)
+
+            s, stacked = xp.lax.scan(inner, s, None, length=3)
+            mean = xp.np.mean(stacked[0], axis=0)
+            s, ys = xp.lax.scan(back, s - mean, stacked, reverse=reverse)
+            return s, (ys, stacked[1])
+
+        return xp.lax.scan(step, s, None, length=3)
+
+    return run
+
+
+def attentive_gradient(xp: Any) -> Callable:
+    """Its gradient, with a body that is computed again."""
+
+    def loss(s: Any, w: Any) -> Any:
+        inner = lambda c, _: (xp.nn.softmax(c * w, axis=-1) + 0.1 * c, None)
+        step = xp.checkpoint(lambda s, _: (xp.lax.scan(inner, s, None, length=4)[0], None))
+        return xp.np.sum(xp.lax.scan(step, s, None, length=3)[0] ** 2)
+
+    return xp.grad(loss, argnums=(0, 1))
+
+
+def layers(xp: Any) -> Callable:
+    """Weights of many units: their gradients are products of what inner loops stack."""
+
+    def loss(w: Any, s: Any) -> Any:
+        def inner(s: Any, _: Any) -> Any:
+            h = xp.np.tanh(xp.np.matmul(s, w["a"], precision="highest"))
+            return s * 0.9 + 0.1 * xp.np.matmul(h, w["b"], precision="highest"), None
+
+        def step(s: Any, _: Any) -> Any:
+            s, _ = xp.lax.scan(inner, s, None, length=2)
+            return s, xp.np.sum(s**2)
+
+        return xp.np.sum(xp.lax.scan(step, s, None, length=3)[1])
+
+    return xp.grad(loss, argnums=(0, 1))
+
+
+def narrow(xp: Any) -> Callable:
+    """What is read is what its dtype holds."""
+
+    def step(h: Any, x: Any) -> Any:
+        inner = lambda c, _: ((c * 0.5 + x).astype(xp.np.bfloat16), c)
+        h, ys = xp.lax.scan(inner, h, None, length=3)
+        h, _ = xp.lax.scan(lambda c, y: ((c * 0.3 + y).astype(xp.np.bfloat16), None), h, ys)
+        return h, xp.np.max(ys, axis=0)
+
+    return lambda h, x: xp.lax.scan(step, h.astype(xp.np.bfloat16), x.astype(xp.np.bfloat16))
+
+
 # name: (program, operands, how many kernels of loops, tolerance)
 PROGRAMS: dict[str, tuple[Callable, tuple[Any, ...], int, float]] = {
     "substeps": (substeps, (normal(40, 2), normal(5, 40, seed=1)), 2, 1e-5),
     "substeps of one row": (substeps, (normal(1, 2), normal(5, 1, seed=1)), 2, 1e-5),
     "trained": (trained, (normal(2), normal(37, 2, seed=1)), 2, 1e-5),
     "checkpointed": (checkpointed, (normal(37), normal(4, 37, seed=1)), 2, 1e-5),
-    "checkpointed lanes": (checkpointed, (normal(9, 16), normal(4, 9, 16, seed=1)), 2, 1e-5),
+    "checkpointed matrix": (checkpointed, (normal(9, 16), normal(4, 9, 16, seed=1)), 2, 1e-5),
+    "lanes": (attentive, (normal(9, 20),), 1, 5e-6),
+    "lanes backwards": (lambda xp: attentive(xp, True), (normal(37, 32),), 1, 5e-6),
+    "lanes of few": (attentive, (normal(3, 8),), 1, 5e-6),
+    "unrolled": (attentive, (normal(37, 3),), 1, 5e-6),
+    "gradient of lanes": (attentive_gradient, (normal(9, 16), normal(16, seed=1)), 2, 1e-5),
+    "gradient of unrolled": (attentive_gradient, (normal(37, 3), normal(3, seed=1)), 2, 1e-5),
+    "layers": (
+        layers, ({"a": normal(3, 16, seed=1), "b": normal(16, 3, seed=2)}, normal(40, 3)), 2, 1e-5,
+    ),
+    "narrow": (narrow, (normal(33), normal(5, 33, seed=1)), 1, 2e-2),
     "read again": (read_again, (normal(150), normal(3, 150, seed=1)), 1, 5e-6),
     "read backwards": (
         lambda xp: read_again(xp, True), (normal(37, 3), normal(3, 37, 3, seed=1)), 1, 5e-6,
     ),
-    "read lanes": (read_again, (normal(9, 20), normal(3, 9, 20, seed=1)), 1, 5e-6),
-    "read lanes of few": (read_again, (normal(2, 32), normal(3, 2, 32, seed=1)), 1, 5e-6),
+    "read in a matrix": (read_again, (normal(9, 20), normal(3, 9, 20, seed=1)), 1, 5e-6),
     "of one step": (
         lambda xp: read_again(xp, length=1), (normal(37), normal(3, 37, seed=1)), 1, 5e-6,
     ),
     "of time": (of_time, (normal(37),), 1, 5e-6),
-    "of time and lanes": (of_time, (normal(5, 16),), 1, 5e-6),
+    "of time in a matrix": (of_time, (normal(5, 16),), 1, 5e-6),
     "levels": (levels, (normal(37),), 1, 5e-6),
-    "levels of lanes": (levels, (normal(5, 16),), 1, 5e-6),
+    "levels of a matrix": (levels, (normal(5, 16),), 1, 5e-6),
     "of all rows": (of_all_rows, (normal(300), np.float32(0.3)), 1, 5e-6),
     "matrices": (matrices, (normal(7, 5), normal(7, seed=1)), 1, 5e-6),
     "until": (until, (np.abs(normal(37)) + 0.2,), 1, 5e-6),
@@ -388,3 +460,50 @@ def test_values(name: str, loops: list[Any], order: Order) -> None:
     for x, y in zip(got, want, strict=True):
         x, y = x.astype(np.float64), y.astype(np.float64)
         np.testing.assert_allclose(x, y, rtol=tolerance, atol=tolerance * np.nanmax(np.abs(y)))
+
+
+# ---- loops that stay as they were ----
+
+
+def _long_sum(c: Any) -> Any:
+    """More steps to reduce than a row has unrolled."""
+    c, ys = lax.scan(lambda c, _: (g.numpy.sin(c), c), c, None, length=70)
+    return c + g.numpy.mean(ys, axis=0)
+
+
+def _table(c: Any) -> Any:
+    """A lookup in what a loop stacks."""
+    c, ys = lax.scan(lambda c, _: (g.numpy.sin(c), c), c, None, length=4)
+    return c + ys[g.numpy.int32(g.numpy.abs(c[0]) * 3) % 4]
+
+
+def _rows(c: Any) -> Any:
+    """A reduction of rows in memory."""
+    c, ys = lax.scan(lambda c, _: (g.numpy.sin(c), c), c, None, length=4)
+    return c + g.numpy.mean(ys, axis=1)[:, None].sum() * 0.1
+
+
+@pytest.mark.parametrize("step", [_long_sum, _table, _rows])
+def test_what_a_row_cannot_read_stays_a_loop(step: Callable, loops: list[Any]) -> None:
+    f = lambda x: lax.fori_loop(0, 3, lambda _, c: step(c), x)
+    x = normal(30)
+    (got,) = run(f, x)
+    (want,) = programs.on_cpu(*programs.traced(f, x))
+    np.testing.assert_allclose(got, want, rtol=2e-5, atol=2e-5)
+    assert loops[0] is None or loops[0].rows == 1
+
+
+@pytest.mark.parametrize("x", [np.abs(normal(40)) + 0.1, np.float32(3.0)])
+def test_a_condition_that_runs_a_loop(x: Any, loops: list[Any]) -> None:
+    """It is asked ahead of the loop as well, where the loop in it has not run."""
+
+    def going(x: Any) -> Any:
+        y, ys = lax.scan(lambda c, _: (c * 0.9, c), x, None, length=3)
+        return ys[1] + y > 0.5
+
+    f = lambda x: lax.while_loop(going, lambda x: x * 0.8, x)
+    f = g.vmap(f) if np.ndim(x) else f
+    (got,) = run(f, x)
+    (want,) = programs.on_cpu(*programs.traced(f, x))
+    np.testing.assert_allclose(got, want, rtol=1e-6)
+    assert loops[0] is None
