@@ -165,6 +165,7 @@ def of_all_rows(xp: Any) -> Callable:
 
             n, ns = xp.lax.scan(count, n, None, length=3)
             s, ys = xp.lax.scan(lambda c, m: (c * m + 0.1, c + m), s, ns)
+            n, _ = xp.lax.scan(lambda c, m: (c * 0.5 + m, None), n, ns, reverse=True)
             return (s, n), (ns, ys)
 
         return xp.lax.scan(step, (s, n), None, length=4)

@@ -10,7 +10,7 @@ from genesis_fn.compiler.loop_ir.kernel import Infeasible, Instr, Literal, loop_
 from genesis_fn.compiler.row_loops.axes import row_predicate
 from genesis_fn.compiler.row_loops.bodies import fresh_eqn
 from genesis_fn.compiler.row_loops.elements import RowElements
-from genesis_fn.compiler.row_loops.stacks import Scratch, Stack, is_view, scratch_of
+from genesis_fn.compiler.row_loops.stacks import PROGRAM, Scratch, Stack, is_view, scratch_of
 from genesis_fn.core import dtypes
 from genesis_fn.core.aval import aval
 from genesis_fn.core.backend import index as ix
@@ -300,7 +300,7 @@ class RowNest(RowElements):
         last, steps = levels[-1], [s.step for s in levels]
         names = {x for element in last.values for x in self._names_at(last.of, element)}
         lanes = [(x, n) for x, n in self.lanes.items() if x in names]
-        scratch = stack.scratch = scratch_of(stack, self.rows, lanes)
+        scratch = stack.scratch = scratch_of(stack, self.rows, "p" in names, lanes)
         for k, (element, n) in enumerate(last.values.items()):
             offset = scratch.offset(steps, k, self._names_at(last.of, element))
             self.writes[last.block].append(RowStore(scratch.buffer, offset, n, frozenset()))
@@ -324,7 +324,7 @@ class RowNest(RowElements):
         element = self._held_key(last.of, index)
         k = list(last.values).index(element)
         offset = scratch.offset(steps, k, self._names_at(last.of, element))
-        names = offset.names.union(*[g.expr.names for g in guards])
+        names = (offset.names - {PROGRAM}).union(*[g.expr.names for g in guards])
         # After the loop in its block, or in that of a reader's loop: as an operand says.
         meta = scratch.buffer, offset, guards
         return self._emit("read", (stack.loop,), meta, v.aval.dtype, names)

@@ -2,8 +2,8 @@
 
 A stack of an inner loop that the loop around stacks again, up to a result of the nest, is stored
 straight into that result. One that the nest itself reads lies in a *scratch* buffer, written anew
-whenever its loop runs. Each row has a place of its own there, also for what rows have in common, so
-that no program of the kernel reads what another one writes.
+whenever its loop runs. Each row has a place of its own there, also for what some rows have in
+common, and each program for what all have, so that none reads what another one writes.
 """
 
 from __future__ import annotations
@@ -20,6 +20,9 @@ from genesis_fn.core.backend.index import Expr, Index
 from genesis_fn.core.backend.lowering import View
 from genesis_fn.core.jaxpr import Eqn, Var
 from genesis_fn.primitives.shape import reshape_p, transpose_p
+
+PROGRAM = "program"  # the variable of a program's number
+_MORE, _LITTLE = 4, 1 << 26  # times the bytes of an array of the stack, and bytes of any
 
 
 @dataclass(slots=True)
@@ -43,7 +46,7 @@ class Stack:
 
     def levels(self) -> list[Stack]:
         """This stack, the one that it is a stack of, and so on: the last has `values`."""
-        found = [self]
+        found: list[Stack] = [self]
         while found[-1].inner is not None:
             found.append(found[-1].inner)
         return found
@@ -83,8 +86,8 @@ def _viewed(e: Eqn, index: Index) -> Index:
 
 @dataclass(frozen=True, slots=True)
 class Scratch:
-    """The memory of a stack: along all steps' axes, then element by element, each of all rows
-    (`row`: the one at hand) and of the `lanes` that it has, (name, size)."""
+    """The memory of a stack: along all steps' axes, then element by element, each of all rows or
+    programs (`row`: the one at hand) and of the `lanes` that it has, (name, size)."""
 
     buffer: Var
     row: Expr
@@ -98,12 +101,18 @@ class Scratch:
         return ix.ravel(whole, self.buffer.aval.shape)
 
 
-def scratch_of(stack: Stack, rows: int, lanes: Sequence[tuple[str, int]]) -> Scratch:
-    """Memory for a stack of a nest of `rows`, whose values have `lanes`. Raises Infeasible."""
+def scratch_of(
+    stack: Stack, rows: int, has_rows: bool, lanes: Sequence[tuple[str, int]]
+) -> Scratch:
+    """Memory for a stack of a nest of `rows`, of which there are more than programs. Raises
+    Infeasible."""
     levels = stack.levels()
     sizes = [n for _, n in lanes]
     shape = (*[s.length for s in levels], len(levels[-1].values), rows, *sizes)
-    dtype = levels[-1].of.aval.dtype
-    if math.prod(shape) * dtype.itemsize > MOST_STACKED:
+    itemsize = levels[-1].of.aval.dtype.itemsize
+    own = math.prod([s.length for s in levels]) * levels[-1].of.aval.nbytes
+    # What few rows have in common takes more than as an array.
+    if math.prod(shape) * itemsize > min(MOST_STACKED, max(_MORE * own, _LITTLE)):
         raise Infeasible
-    return Scratch(Var(aval(shape, dtype)), ix.var("p", rows), tuple(lanes))
+    row = ix.var("p" if has_rows else PROGRAM, rows)
+    return Scratch(Var(aval(shape, levels[-1].of.aval.dtype)), row, tuple(lanes))

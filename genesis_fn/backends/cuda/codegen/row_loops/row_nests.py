@@ -19,6 +19,7 @@ from genesis_fn.backends.cuda.codegen.row_loops.random_words import philox_lines
 from genesis_fn.backends.cuda.codegen.source import kernel
 from genesis_fn.compiler.loop_ir.kernel import Instr, Literal
 from genesis_fn.compiler.row_loops.nest import RowNest, RowStep, RowStore
+from genesis_fn.compiler.row_loops.stacks import PROGRAM
 from genesis_fn.compiler.target import Target
 from genesis_fn.core import dtypes
 from genesis_fn.core.backend.index import Expr, IndexGuard
@@ -112,6 +113,9 @@ class RowWriter:
         for name, n in nest.lanes.items():
             self.line(f"{name} = tl.arange(0, {next_power_of_two(n)})[None, :]")
             self._bounded(name, n, n == next_power_of_two(n))
+        if any([PROGRAM in s.offset.names for stores in nest.writes for s in stores]):
+            self.line(f"{PROGRAM} = tl.program_id(0)")
+            self._widened(PROGRAM)
         self._block(0)
         body = "".join([f"{line}\n" for line in self.lines or ["    pass"]])
         names = [*self.parameters, *(["error"] if self.sites else [])]
@@ -290,8 +294,8 @@ class RowWriter:
         stacks cannot."""
         nest = self.nest
         found = [n for n in nest.blocks[step.block] if step.counter in nest.instrs[n].names]
-        is_early = lambda n, i: i.op == "load" or (
-            i.op == "read" and nest.block_of[i.args[0]] != step.block
+        is_early = lambda n, i: (
+            i.op == "load" or (i.op == "read" and nest.block_of[i.args[0]] != step.block)
         )
         return [n for n in found if is_early(n, nest.instrs[n])]
 
