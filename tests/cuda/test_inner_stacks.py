@@ -15,6 +15,7 @@ from triton.runtime import interpreter as triton_interpreter
 import genesis_fn as g
 from genesis_fn import lax
 from genesis_fn.compiler.row_loops import row_loops as pass_
+from tests.support.fuzz_loops import LoopCase
 
 NAMES = "lax", "random", "vmap", "grad", "checkpoint", "nn", "tree"
 OURS, JAX = [
@@ -461,6 +462,18 @@ def test_values(name: str, loops: list[Any], order: Order) -> None:
     for x, y in zip(got, want, strict=True):
         x, y = x.astype(np.float64), y.astype(np.float64)
         np.testing.assert_allclose(x, y, rtol=tolerance, atol=tolerance * np.nanmax(np.abs(y)))
+
+
+@pytest.mark.parametrize(
+    "seed", [8, 9, 26, *[pytest.param(n, marks=pytest.mark.slow) for n in (10, 19, 24, 28)]]
+)
+def test_random_loops(seed: int, loops: list[Any], order: Order) -> None:
+    case = LoopCase(seed, stacks=True)
+    got = run(case.function(OURS), *case.inputs)
+    want = [np.asarray(x) for x in case.function(JAX)(*map(jax.numpy.asarray, case.inputs))]
+    assert None not in loops and order.barriers
+    for x, y in zip(got, want, strict=True):
+        np.testing.assert_allclose(x, y, rtol=0, atol=1e-4 * max(1.0, float(np.abs(y).max())))
 
 
 # ---- loops that stay as they were ----

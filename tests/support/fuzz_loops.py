@@ -26,10 +26,12 @@ def _there_and_back(xp: Any, f: Callable[..., Any], y: Any) -> Any:
 
 class LoopCase:
     """A scan over `xs` [steps, rows, columns] whose carry is a matrix [rows, columns], a vector
-    [rows] and a count; `function(xp)` is it, or its gradient, in the names of `xp`."""
+    [rows] and a count; `function(xp)` is it, or its gradient, in the names of `xp`. With `stacks`
+    loops in its body may stack, and read, results of each step."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, stacks: bool = False) -> None:
         rng = np.random.default_rng(seed)
+        self.stacks = stacks
         self.rows, self.columns = int(rng.choice(ROWS)), int(rng.choice(COLUMNS))
         self.steps = int(rng.integers(1, MOST_STEPS + 1))
         self.reverse = bool(rng.integers(2))
@@ -63,9 +65,12 @@ class LoopCase:
                 n > 3, lambda m, v: (m * a, v), lambda m, v: (m, v + a), m, v
             ),
             lambda xp, m, v, n, x, w, t: (m + t[xp.np.int32(xp.np.abs(v) * 8) % 4], v),
-            lambda xp, m, v, n, x, w, t: (_there_and_back(xp, lambda y: f(xp, y) * a, m), v),
-            lambda xp, m, v, n, x, w, t: (m, xp.np.mean(_steps(xp, f, v, a)[1], axis=0)),
         ]  # fmt: skip
+        if self.stacks:
+            kinds += [
+                lambda xp, m, v, n, x, w, t: (_there_and_back(xp, lambda y: f(xp, y) * a, m), v),
+                lambda xp, m, v, n, x, w, t: (m, xp.np.mean(_steps(xp, f, v, a)[1], axis=0)),
+            ]
         if not self.gradient:
             # A condition of each row, which has no derivative backwards.
             kinds.append(
