@@ -14,6 +14,7 @@ from triton.runtime import interpreter as triton_interpreter
 
 import genesis_fn as g
 from genesis_fn import lax
+from genesis_fn.backends.cuda.codegen.row_loops import row_nests
 from genesis_fn.compiler.row_loops import row_loops as pass_
 from tests.support.fuzz_loops import LoopCase
 
@@ -474,6 +475,30 @@ def test_random_loops(seed: int, loops: list[Any], order: Order) -> None:
     assert None not in loops and order.barriers
     for x, y in zip(got, want, strict=True):
         np.testing.assert_allclose(x, y, rtol=0, atol=1e-4 * max(1.0, float(np.abs(y).max())))
+
+
+@pytest.mark.parametrize("make", [attentive, lambda xp: attentive(xp, True)])
+def test_threads_that_have_several_elements(
+    make: Callable, loops: list[Any], order: Order, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pass_, "_lane_width", lambda *_: 8)
+    x = normal(21, 32)
+    for got, want in zip(run(make(OURS), x), jax.tree.leaves(make(JAX)(x)), strict=True):
+        np.testing.assert_allclose(got, want, rtol=5e-6, atol=5e-6)
+    (nest,) = loops
+    assert nest.lanes == {"r0": 8} and nest.scratch and order.barriers
+
+
+@pytest.mark.parametrize("name", ["read again", "read backwards", "levels"])
+def test_reads_a_step_ahead(
+    name: str, loops: list[Any], order: Order, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in long bodies, of which one step is written."""
+    monkeypatch.setattr(row_nests, "_UNROLLED", 1)
+    make, args, *_ = PROGRAMS[name]
+    for got, want in zip(run(make(OURS), *args), jax.tree.leaves(make(JAX)(*args)), strict=True):
+        np.testing.assert_allclose(got, want, rtol=5e-6, atol=5e-6)
+    assert len(loops) == 1 and order.barriers
 
 
 # ---- loops that stay as they were ----
