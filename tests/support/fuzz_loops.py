@@ -13,12 +13,25 @@ MOST_STEPS = 9
 UNARY = ("tanh", "sin", "abs", "negative", "square")
 
 
+def _steps(xp: Any, f: Callable[..., Any], y: Any, a: float) -> tuple[Any, Any]:
+    """(the last of three steps from `y`, all of them): a loop that stacks within a loop."""
+    return xp.lax.scan(lambda y, _: (f(xp, y) * a + 0.1 * y, y), y, None, length=3)
+
+
+def _there_and_back(xp: Any, f: Callable[..., Any], y: Any) -> Any:
+    """A loop that stacks, and one that reads its stack from the end."""
+    y, all_of = _steps(xp, lambda _, y: f(y), y, 0.9)
+    return xp.lax.scan(lambda y, z: (y * 0.5 + z, y), y, all_of, reverse=True)[0]
+
+
 class LoopCase:
     """A scan over `xs` [steps, rows, columns] whose carry is a matrix [rows, columns], a vector
-    [rows] and a count; `function(xp)` is it, or its gradient, in the names of `xp`."""
+    [rows] and a count; `function(xp)` is it, or its gradient, in the names of `xp`. With `stacks`
+    loops in its body may stack, and read, results of each step."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, stacks: bool = False) -> None:
         rng = np.random.default_rng(seed)
+        self.stacks = stacks
         self.rows, self.columns = int(rng.choice(ROWS)), int(rng.choice(COLUMNS))
         self.steps = int(rng.integers(1, MOST_STEPS + 1))
         self.reverse = bool(rng.integers(2))
@@ -53,6 +66,11 @@ class LoopCase:
             ),
             lambda xp, m, v, n, x, w, t: (m + t[xp.np.int32(xp.np.abs(v) * 8) % 4], v),
         ]  # fmt: skip
+        if self.stacks:
+            kinds += [
+                lambda xp, m, v, n, x, w, t: (_there_and_back(xp, lambda y: f(xp, y) * a, m), v),
+                lambda xp, m, v, n, x, w, t: (m, xp.np.mean(_steps(xp, f, v, a)[1], axis=0)),
+            ]
         if not self.gradient:
             # A condition of each row, which has no derivative backwards.
             kinds.append(

@@ -239,14 +239,14 @@ def _take_rows(c: AxisClasses, e: Eqn) -> None:
 def _scan(c: AxisClasses, e: Eqn) -> None:
     p, body = e.params, e.params["jaxpr"]
     consts, end = p["consts"], p["consts"] + p["carry"]
-    # Stacked results of an inner loop would need memory for each row.
-    if len(e.outs) > p["carry"]:
-        raise Infeasible
     for x, v in zip(e.ins[:consts], body.invars):
         c.join_all(x, v)
     related_carry(c, body, e.ins[consts:end], body.invars[consts:end], e.outs)
-    for x, v in zip(e.ins[end:], body.invars[end:]):
-        c.mix((x, 0), moved=True)
+    stacked = [*zip(e.ins[end:], body.invars[end:])]
+    stacked += zip(e.outs[p["carry"] :], body.outs[p["carry"] :])
+    for x, v in stacked:
+        if type(x) is Var:
+            c.mix((x, 0), moved=True)
         c.join_all(x, v, 1)
     walk(c, body)
 

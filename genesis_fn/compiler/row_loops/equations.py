@@ -163,20 +163,20 @@ class RowEquations(RowElements):
             index_l[i] = next(index)
         for j in free_r:
             index_r[j] = next(index)
-        ranges = self._ranges(lhs, contracted_l, at, guards)
-        if math.prod(map(len, ranges)) > MAX_UNROLLED:
+        pieces = [self._untwinned(self._axis(lhs, i)) for i in contracted_l]
+        if math.prod(map(len, pieces)) > MAX_UNROLLED:
             raise Infeasible
-        along = set().union(*[self.lanes.within(i.names) for i in itertools.chain(*ranges)])
+        along = set().union(*[self.lanes.within(i.names) for i in itertools.chain(*pieces)])
         lanes = set().union(*[self.lanes.within(i.names) for i in at])
         if along and lanes:
-            if len(contracted_l) == 1 and len(lanes) == 1 and not guards:
-                pieces = self._untwinned(ranges[0])
-                found = self._tile_product(e, list(index_l), list(index_r), pieces, lanes)
+            if len(pieces) == 1 and len(lanes) == 1 and not guards:
+                found = self._tile_product(e, list(index_l), list(index_r), pieces[0], lanes)
                 if found is not None:
                     return found
-            count = math.prod(map(len, ranges)) * self.lanes.elements(along | lanes)
-            if 2 * self.rows * count > _MOST_SUMS:
+            operations = 2 * self.rows * math.prod(map(len, pieces))
+            if operations * self.lanes.elements(along) * self.lanes.elements(lanes) > _MOST_SUMS:
                 raise Infeasible
+        ranges = self._ranges(lhs, contracted_l, at, guards)
         products = []
         for ks in itertools.product(*ranges):
             for k, i, j in zip(ks, contracted_l, contracted_r):

@@ -10,10 +10,11 @@ from genesis_fn.compiler.loop_ir.kernel import Infeasible, Instr, Literal, loop_
 from genesis_fn.compiler.row_loops.axes import row_predicate
 from genesis_fn.compiler.row_loops.bodies import fresh_eqn
 from genesis_fn.compiler.row_loops.equations import RowEquations
+from genesis_fn.compiler.row_loops.stacks import PROGRAM, Scratch, Stack, is_view, scratch_of
 from genesis_fn.core import dtypes
 from genesis_fn.core.aval import aval
 from genesis_fn.core.backend import index as ix
-from genesis_fn.core.backend.index import Expr, Guards, IndexGuard
+from genesis_fn.core.backend.index import Expr, Guards, Index, IndexGuard
 from genesis_fn.core.jaxpr import Eqn, Var
 from genesis_fn.primitives import elementwise as ops
 from genesis_fn.transforms.control_flow.loops import while_p
@@ -28,7 +29,8 @@ class RowStep:
 
     `carried` are (instruction of the first value, the "carried" instruction, instruction of the
     next value). `counter` is the variable that counts a scan's steps. A `predicate` is of the row
-    where `by_row`, and the loop of a program goes on while it holds for one of its rows.
+    where `by_row`, and the loop of a program goes on while it holds for one of its rows. Of a loop
+    that `shares` other threads of its program read what it stacks, when it is over.
     """
 
     block: int
@@ -37,6 +39,7 @@ class RowStep:
     length: int = 0
     predicate: int | None = None
     by_row: bool = False
+    shares: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +54,15 @@ class RowStore:
 
 class RowNest(RowEquations):
     """The instructions of one loop equation, for `rows` rows: `writes[b]` are the stores of block
-    b, `results` the values that the equation gives.
+    b, `results` the values that the equation gives, `scratch` those that only the nest reads.
 
     Operations of loops, with their `meta`: "loop": a `RowStep`; "carried": a loop's value of the
-    step; "after": that when it is over.
+    step; "after": that when it is over; "read", of what the loop that is its operand has stacked:
+    (variable, offset, guards). `waiting` are those that are at hand when a loop of their block is
+    over.
     """
+
+    waiting = frozenset(("after", "read"))
 
     def __init__(
         self,
@@ -69,15 +76,18 @@ class RowNest(RowEquations):
         e = fresh_eqn(e, {})
         super().__init__(e, outer, common, width, parts, gathers)
         self.writes: list[list[RowStore]] = [[]]
+        self.scratch: list[Var] = []
+        self._stacks: dict[Var, Stack] = {}
         self._adopt([e], 0)
         if e.prim is scan_p:
-            self._scan(e, e.outs[e.params["carry"] :])
+            for v, stack in zip(e.outs[e.params["carry"] :], self._scan(e)):
+                self._store(v, stack)
         else:
             self._while(e)
         count = len(e.outs) if e.prim is while_p else e.params["carry"]
         for v in e.outs[:count]:
             for element in self._elements_of(v):
-                self._write(v, v, element, self._held[v][element], 0)
+                self._write(v, v, self._index(v, element), self._held[v][element], 0)
         self.results = list(e.outs)
         used = [i.names for i in self.instrs]
         used += [s.offset.names for stores in self.writes for s in stores]
@@ -95,7 +105,7 @@ class RowNest(RowEquations):
         """Make the loop of an equation, in the block where the equation stands."""
         before, self._here = self._here, self._home[e.outs[0]]
         if e.prim is scan_p:
-            self._scan(e, ())
+            self._stacks.update(zip(e.outs[e.params["carry"] :], self._scan(e)))
         else:
             self._while(e)
         self._here = before
@@ -124,7 +134,7 @@ class RowNest(RowEquations):
                 )
                 step.carried.append((first, n, -1))
                 held[element] = n
-                if not self.instrs[first].names <= names:
+                if not self.instrs[first].names - set(self._block_of_counter) <= names:
                     raise Infeasible
             self._held[v] = held
         if sum([self._registers(self.instrs[n].names) for _, n, _ in step.carried]) > _MAX_CARRIED:
@@ -138,14 +148,15 @@ class RowNest(RowEquations):
 
     def _close(
         self, step: RowStep, nexts: Sequence[int], carry: Sequence[Var], outs: Sequence[Var]
-    ) -> None:
-        """End a loop: the next values of what it carries, its instruction, and its results."""
+    ) -> int:
+        """End a loop: the next values of what it carries, its instruction, and its results. The
+        instruction is returned."""
         counters = set(self._block_of_counter)
         for k, (n, (first, here, _)) in enumerate(zip(nexts, step.carried, strict=True)):
             if not self.instrs[n].names - counters <= self.instrs[here].names:
                 raise Infeasible
             step.carried[k] = first, here, n
-        self._append(Instr("loop", (), step, dtypes.I32, frozenset(), 0), self._here)
+        number = self._append(Instr("loop", (), step, dtypes.I32, frozenset(), 0), self._here)
         results = iter(step.carried)
         for out, v in zip(outs, carry):
             held = {}
@@ -154,6 +165,7 @@ class RowNest(RowEquations):
                 instr = Instr("after", (here,), None, v.aval.dtype, self.instrs[here].names, 0)
                 held[element] = self._append(instr, self._here)
             self._held[out] = held
+        return number
 
     def _nexts(self, outs: Sequence[Any], carry: Sequence[Var]) -> list[int]:
         """The instructions of the next values of what a loop carries."""
@@ -163,19 +175,9 @@ class RowNest(RowEquations):
             for element in self._elements_of(v)
         ]
 
-    def _write(
-        self,
-        v: Var,
-        target: Var,
-        element: tuple[int, ...],
-        n: int,
-        block: int,
-        step: Expr | None = None,
-    ) -> None:
-        """Store an element of `v`; `step`: in that row of `target`, a stack of values like it."""
-        index = self._index(v, element)
-        whole = index if step is None else (step, *index)
-        offset = ix.ravel(whole, target.aval.shape)
+    def _write(self, v: Var, target: Var, at: Index, n: int, block: int) -> None:
+        """Store an element of `v` as the one at index `at` of a result."""
+        offset = ix.ravel(at, target.aval.shape)
         # Of rows that have one value in common the first stores it.
         mine = {self._classes.find((v, i)) for i, size in enumerate(v.aval.shape) if size != 1}
         once = [IndexGuard(e, 0, 1) for c, e in self._rows_at.items() if c not in mine]
@@ -189,7 +191,8 @@ class RowNest(RowEquations):
         chosen = i.op == "map" and i.meta[0] is ops.select_p
         return chosen and i.args[0] == predicate and i.args[2] == here
 
-    def _scan(self, e: Eqn, stacks: Sequence[Var]) -> None:
+    def _scan(self, e: Eqn) -> list[Stack]:
+        """Make a scan's loop; what it stacks is returned, and not stored yet."""
         p, body = e.params, e.params["jaxpr"]
         consts, end = p["consts"], p["consts"] + p["carry"]
         carry, length = body.invars[consts:end], p["length"]
@@ -206,16 +209,16 @@ class RowNest(RowEquations):
         self._adopt([*rows, *body.eqns], block)
         around, self._here = self._here, block
         step_at = self._counter(counter, length, p["reverse"])
-        for out, stack in zip(body.outs[p["carry"] :], stacks):
-            for element in self._elements_of(out):
-                n = self._of(out, out, element)
-                self._write(out, stack, element, n, block, step_at)
+        stacks = [self._stack(v, length, step_at) for v in body.outs[p["carry"] :]]
         nexts = [
             self._rounded(n, self.instrs[n].dtype)
             for n in self._nexts(body.outs[: p["carry"]], carry)
         ]
         self._here = around
-        self._close(step, nexts, carry, e.outs[: p["carry"]])
+        number = self._close(step, nexts, carry, e.outs[: p["carry"]])
+        for stack in stacks:
+            stack.loop = number
+        return stacks
 
     def _while(self, e: Eqn) -> None:
         p, cond, body = e.params, e.params["cond"], e.params["body"]
@@ -236,6 +239,8 @@ class RowNest(RowEquations):
             raise Infeasible
         element = elements[0]
         step.predicate = self._of(test, test, element)
+        if self._waits(step.predicate, block):
+            raise Infeasible  # it is decided twice, ahead of the loop and at each step's end
         names = self.instrs[step.predicate].names
         step.by_row = any_row is not None
         if self.lanes.within(names) or (names and not step.by_row):
@@ -248,3 +253,85 @@ class RowNest(RowEquations):
         nexts = [self._rounded(n, self.instrs[n].dtype) for n in nexts]
         self._here = around
         self._close(step, nexts, carry, e.outs)
+
+    def _waits(self, n: int, block: int) -> bool:
+        """Whether an instruction needs one of `waiting` in a block."""
+        found: set[int] = set()
+        todo = [n]
+        while todo:
+            n = todo.pop()
+            if n not in found and self.block_of[n] == block:
+                found.add(n)
+                todo += self.instrs[n].operands()
+        return any([self.instrs[n].op in self.waiting for n in found])
+
+    # ---- stacks of inner loops ----
+
+    def _stack(self, v: Any, length: int, step: Expr) -> Stack:
+        """What a loop, whose block is the present one, stacks of its body's value `v`."""
+        if type(v) is not Var:
+            raise Infeasible
+        views, whole = [], v
+        while whole in self.producer and is_view(self.producer[whole]):
+            views.append(self.producer[whole])
+            whole = views[-1].ins[0]
+        if self._is_stack(whole) and self._home[whole] == self._here:
+            inner = self._stacked(whole)
+            return Stack(length, step, self._here, v, inner=inner, views=views[::-1])
+        values = {element: self._of(v, v, element) for element in self._elements_of(v)}
+        return Stack(length, step, self._here, v, values)
+
+    def _is_stack(self, v: Var) -> bool:
+        e = self.producer.get(v)
+        return e is not None and e.prim is scan_p and v in e.outs[e.params["carry"] :]
+
+    def _stacked(self, v: Var) -> Stack:
+        """The stack that an inner loop gives as `v`."""
+        if v not in self._stacks:
+            self._enter(self.producer[v])
+        return self._stacks[v]
+
+    def _store(self, target: Var, stack: Stack) -> None:
+        """Store a stack as a result."""
+        last = stack.levels()[-1]
+        for element, n in last.values.items():
+            at = stack.place(self._index(last.of, element))
+            self._write(last.of, target, at, n, last.block)
+
+    def _keep(self, stack: Stack) -> Scratch:
+        """Store a stack where reads find it."""
+        levels = stack.levels()
+        last, steps = levels[-1], [s.step for s in levels]
+        names = {x for element in last.values for x in self._names_at(last.of, element)}
+        lanes = [(x, n) for x, n in self.lanes.items() if x in names]
+        scratch = stack.scratch = scratch_of(stack, self.rows, "p" in names, lanes)
+        for k, (element, n) in enumerate(last.values.items()):
+            offset = scratch.offset(steps, k, self._names_at(last.of, element))
+            self.writes[last.block].append(RowStore(scratch.buffer, offset, n, frozenset()))
+        self.scratch.append(scratch.buffer)
+        self.instrs[stack.loop].meta.shares = True
+        return scratch
+
+    def _names_at(self, v: Var, element: tuple[int, ...]) -> frozenset[str]:
+        """The loop variables of an element's index."""
+        return frozenset().union(*[i.names for i in self._index(v, element)])
+
+    def _is_computed(self, v: Var) -> bool:
+        return not self._is_stack(v) and super()._is_computed(v)
+
+    def _at(self, v: Var, at: Index, guards: Guards) -> int:
+        if not self._is_stack(v):
+            return super()._at(v, at, guards)
+        stack = self._stacked(v)
+        scratch = stack.scratch or self._keep(stack)
+        last = stack.levels()[-1]
+        steps, index = stack.steps_and_index(at)
+        element = self._held_key(last.of, index)
+        if element is None:
+            raise Infeasible
+        k = list(last.values).index(element)
+        offset = scratch.offset(steps, k, self._names_at(last.of, element))
+        names = (offset.names - {PROGRAM}).union(*[g.expr.names for g in guards])
+        # After the loop in its block, or in that of a reader's loop: as an operand says.
+        meta = scratch.buffer, offset, guards
+        return self._emit("read", (stack.loop,), meta, v.aval.dtype, names)

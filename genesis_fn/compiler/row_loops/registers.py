@@ -47,7 +47,7 @@ def most_alive(nest: RowNest) -> int:
     for n, end in last.items():
         i = nest.instrs[n]
         if i.op not in _FREE:
-            ahead = i.op == "load" and nest.block_of[n] > 0
+            ahead = i.op in ("load", "read") and nest.block_of[n] > 0
             size = math.prod(map(nest.lanes.padded, nest.lanes.within(i.names)))
             size *= 2 if ahead else 1
             alive[begins[n]] += size

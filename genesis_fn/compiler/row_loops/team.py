@@ -21,6 +21,7 @@ from genesis_fn.core.backend.index import Expr
 from genesis_fn.core.backend.lowering import Reduce
 from genesis_fn.core.dtypes import DType
 from genesis_fn.core.jaxpr import Eqn, Var
+from genesis_fn.transforms.control_flow.scanning import scan_p
 
 LEAST_PART = 8  # elements of a lane that a member has
 _TILE = 8192  # elements of a row that are read at once
@@ -76,15 +77,14 @@ class TeamNest(RowNest):
     * "product" of a shared row, or of one in memory: `TeamProduct`
     """
 
+    waiting = RowNest.waiting | {"whole", "product"}
+
     def __init__(self, e: Eqn, outer: dict[Var, Eqn], members: int, block: int) -> None:
         self.members, self.block = members, block
         self.whole: set[str] = set()
         super().__init__(e, outer, common=True, parts=True)
         if not self.of("product") or "p" not in self._row_names():
             raise Infeasible
-        for step in [self.instrs[n].meta for n in self.of("loop")]:
-            if step.predicate is not None and self._waits(step.predicate):
-                raise Infeasible  # it is decided twice, ahead of the loop and at each step's end
         self.groups = self._grouped()
 
     def _row_names(self) -> frozenset[str]:
@@ -104,11 +104,11 @@ class TeamNest(RowNest):
         """A member's tiles have two axes."""
         raise Infeasible
 
-    def _waits(self, n: int) -> bool:
-        """Whether an instruction needs whole rows that its block shares."""
-        instr = self.instrs[n]
-        here = [a for a in instr.operands() if self.block_of[a] == self.block_of[n]]
-        return instr.op in ("whole", "product") or any(map(self._waits, here))
+    def _enter(self, e: Eqn) -> None:
+        # Members would have to meet before they read what others stacked.
+        if e.prim is scan_p and len(e.outs) > e.params["carry"]:
+            raise Infeasible
+        super()._enter(e)
 
     # ---- whole rows ----
 

@@ -3,7 +3,8 @@
 The gradient of weights that all rows share is a sum over steps and rows, and so is a mean that each
 step reports. Neither is read by the steps that follow: rows need not wait for each other. A carry
 `c + sum_rows(x)` becomes a sum of each row by itself, or where that is too large for registers the
-stack of the operands, and what is left of the sum runs after the loop.
+stack of the operands, and what is left of the sum runs after the loop. Out of an inner loop it goes
+to the loop around, and out of that one as its own sums do.
 """
 
 from __future__ import annotations
@@ -17,12 +18,13 @@ from genesis_fn.core import dtypes
 from genesis_fn.core.aval import Aval, aval
 from genesis_fn.core.backend.lowering import Elementwise, Reduce
 from genesis_fn.core.dtypes import DType
-from genesis_fn.core.jaxpr import Eqn, Var
+from genesis_fn.core.jaxpr import Eqn, Jaxpr, Var
 from genesis_fn.primitives.dot_general import dot_general_p, free_dims
 from genesis_fn.primitives.elementwise import add, add_n, convert_p, mul
 from genesis_fn.primitives.factories import full_p
 from genesis_fn.primitives.reductions.reduce import reduce_sum_p
 from genesis_fn.primitives.shape import broadcast_in_dim_p, reshape_p, transpose_p
+from genesis_fn.transforms.control_flow.scanning import scan_p
 
 _IN_REGISTERS = 512  # numbers of a row's accumulator
 _NARROW_SIDE = 8  # of them along one of two axes: the others are lanes
@@ -31,12 +33,12 @@ _NARROW_SIDE = 8  # of them along one of two axes: the others are lanes
 def without_accumulations(e: Eqn) -> tuple[list[Eqn], Eqn, list[Eqn]] | None:
     """(equations ahead, the scan, equations behind) in place of a scan; None if it has no sum over
     rows that only its results need."""
-    body, changes = ScanBody(e), ScanChanges()
+    body, changes = ScanBody(_without_inner(e)), ScanChanges()
     p, jaxpr = e.params, body.jaxpr
     consts, count = p["consts"], p["carry"]
     # First what is stacked anyway, for sums that read it.
     for y, whole in zip(jaxpr.outs[count:], e.outs[count:]):
-        if not _reports(body, changes, y, whole):
+        if not _is_constant(body, changes, y, whole) and not _reports(body, changes, y, whole):
             changes.ys.append((y, whole))
     for k in range(count):
         v, out = jaxpr.invars[consts + k], jaxpr.outs[k]
@@ -45,6 +47,18 @@ def without_accumulations(e: Eqn) -> tuple[list[Eqn], Eqn, list[Eqn]] | None:
     if not changes.changed:
         return None
     return changes.applied(body)
+
+
+def _without_inner(e: Eqn) -> Eqn:
+    """A scan in whose body the sums of inner scans run behind those."""
+    jaxpr, eqns = e.params["jaxpr"], []
+    for x in jaxpr.eqns:
+        parts = without_accumulations(x) if x.prim is scan_p else None
+        eqns += [x] if parts is None else [*parts[0], parts[1], *parts[2]]
+    if len(eqns) == len(jaxpr.eqns):
+        return e
+    inner = Jaxpr(jaxpr.invars, eqns, jaxpr.outs, jaxpr.labels, jaxpr.name)
+    return e.replace(params={**e.params, "jaxpr": inner})
 
 
 # ---- sums that a loop carries ----
@@ -72,7 +86,7 @@ def carried_sums(
     """(a sum or product, views of it) that are added to the carry `v`, which is `out` after a step;
     none if `out` is anything else, or something reads what is summed. With `narrow` also sums of
     narrow floats, and what is cast from them."""
-    terms = _terms(body, out)
+    terms = [t for t in _terms(body, out) if not _is_zero(body, t)]
     if terms.count(v) != 1 or body.uses.get(v) != 1:
         return []
     if v.aval.dtype not in _SUMMED and not (narrow and v.aval.dtype in dtypes.NARROW):
@@ -107,6 +121,12 @@ def _terms(body: ScanBody, v: Any) -> list[Any]:
     if e is None or e.prim not in (add.prim, add_n.prim) or body.uses[v] != 1:
         return [v]
     return [t for i in e.ins for t in _terms(body, i)]
+
+
+def _is_zero(body: ScanBody, v: Any) -> bool:
+    """Whether a value of the body is zeros, as those that an inner loop begins to add to."""
+    e = body.produced(v)
+    return e is not None and e.prim is full_p and e.params["value"] == 0
 
 
 def _sum_over(body: ScanBody, v: Any, narrow: bool) -> tuple[Eqn, list[Eqn]] | None:
@@ -222,6 +242,17 @@ def _summed(body: ScanBody, changes: ScanChanges, x: Var, axes: tuple[int, ...],
 
 
 # ---- results of each step ----
+
+
+def _is_constant(body: ScanBody, changes: ScanChanges, y: Any, whole: Var) -> bool:
+    """Take a result that is one number in all steps out of the loop."""
+    e = body.produced(y)
+    if e is None or e.prim is not full_p:
+        return False
+    params = {**e.params, "shape": whole.aval.shape}
+    changes.behind.append(e.replace(params=params, outs=(whole,)))
+    changes.changed = True
+    return True
 
 
 def _reports(body: ScanBody, changes: ScanChanges, y: Any, whole: Var) -> bool:

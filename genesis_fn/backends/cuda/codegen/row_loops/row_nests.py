@@ -20,6 +20,7 @@ from genesis_fn.backends.cuda.codegen.source import kernel
 from genesis_fn.compiler.loop_ir.kernel import Instr, Literal
 from genesis_fn.compiler.row_loops.nest import RowNest, RowStep, RowStore
 from genesis_fn.compiler.row_loops.registers import most_alive
+from genesis_fn.compiler.row_loops.stacks import PROGRAM
 from genesis_fn.compiler.target import Target
 from genesis_fn.core import dtypes
 from genesis_fn.core.backend import index as ix
@@ -28,7 +29,7 @@ from genesis_fn.core.dtypes import DType
 from genesis_fn.core.jaxpr import Var
 from genesis_fn.kernels.language.dtypes import MEMORY, NAMES
 from genesis_fn.kernels.language.expressions import literal, loaded, register, rounded, stored
-from genesis_fn.kernels.plan import BufferArg, Launch, Plan
+from genesis_fn.kernels.plan import BufferArg, Launch, Plan, Workspace
 from genesis_fn.kernels.plan_builder import cdiv, next_power_of_two
 
 PRECISION = {"default": "default", "tf32": "tf32", "tf32x3": "tf32x3", "highest": "ieee"}
@@ -36,6 +37,7 @@ _REGISTERS = 192  # of a thread, for the elements that are alive at once
 _UNROLLED = 160  # instructions of the unrolled steps of a loop
 _MANY, _LONG = 4, 200  # accesses, and instructions, that take long to compile
 _MOST_AHEAD = 64  # loads that are made a step ahead
+_ACCESSES = ("load", "read", "matrix", "lookup")
 _MOST_STEPS = 8  # that are unrolled, so that the loads of all wait together
 
 
@@ -80,6 +82,8 @@ def plan_row_nest(
     reads = list(dict.fromkeys([v for v, written in parameters.values() if not written]))
     number = {(v, False): n for n, v in enumerate(reads)}
     number |= {(v, True): len(reads) + n for n, v in enumerate(nest.results)}
+    outputs = len(nest.results) + bool(sites)
+    number |= {(v, True): len(reads) + outputs + n for n, v in enumerate(nest.scratch)}
     arguments = {
         name: BufferArg(number[key], NAMES[key[0].aval.dtype]) for name, key in parameters.items()
     }
@@ -87,9 +91,9 @@ def plan_row_nest(
         arguments["error"] = BufferArg(len(reads) + len(nest.results), "i64")
     grid = (cdiv(nest.rows, tiling.block), 1, 1)
     launch = Launch(function, grid, arguments, {}, tiling.warps, 1)
-    outputs = len(nest.results) + bool(sites)
     source = function.text[function.text.index(f"def {function.name}(") :]
-    return Plan(len(reads), outputs, (launch,)), reads, source
+    scratch = tuple([Workspace(max(16, v.aval.nbytes)) for v in nest.scratch])
+    return Plan(len(reads), outputs, (launch,), scratch), reads, source
 
 
 class RowWriter:
@@ -120,6 +124,9 @@ class RowWriter:
             padded = nest.lanes.padded(name)
             self.line(f"{name} = tl.arange(0, {padded}){along}")
             self._bounded(name, n, n == padded)
+        if any([PROGRAM in s.offset.names for stores in nest.writes for s in stores]):
+            self.line(f"{PROGRAM} = tl.program_id(0)")
+            self._widened(PROGRAM)
         self._block(0)
         body = "".join([f"{line}\n" for line in self.lines or ["    pass"]])
         names = [*self.parameters, *(["error"] if self.sites else [])]
@@ -135,7 +142,7 @@ class RowWriter:
     def _find_wide(self) -> None:
         """Find the variables of offsets that need 64 bits."""
         nest = self.nest
-        offsets = [i.meta[1] for i in nest.instrs if i.op in ("load", "matrix", "lookup")]
+        offsets = [i.meta[1] for i in nest.instrs if i.op in _ACCESSES]
         for e in [*offsets, *[s.offset for stores in nest.writes for s in stores]]:
             if is_wide(e):
                 self.wide |= e.names
@@ -220,7 +227,10 @@ class RowWriter:
     def _instruction(self, n: int) -> None:
         i = self.nest.instrs[n]
         if i.op == "loop":
+            self._barrier(i.meta)
             self._loop(i.meta)
+            self._barrier(i.meta)
+            self.value[n] = ""
         elif i.op == "after":
             self.value[n] = self.value[i.args[0]]
         elif i.op == "const":
@@ -229,6 +239,12 @@ class RowWriter:
         elif i.op != "carried":
             self.value[n] = f"v{n}{self.suffix}"
             self._define(self.value[n], n, i)
+
+    def _barrier(self, step: RowStep) -> None:
+        """Around a loop whose stacks are read: a thread may read what another one has written, in
+        this step of the loop around or in the one before."""
+        if step.shares:
+            self.line("tl.debug_barrier()")
 
     def _loop(self, step: RowStep) -> None:
         for _, here, _ in step.carried:
@@ -293,12 +309,14 @@ class RowWriter:
         return max(divisors) if max(divisors) * 2 > copies else copies
 
     def _early_loads(self, step: RowStep) -> list[int]:
-        instrs = self.nest.instrs
-        return [
-            n
-            for n in self.nest.blocks[step.block]
-            if instrs[n].op == "load" and step.counter in instrs[n].names
-        ]
+        """The loads that can be made before their step: a read of what a loop in the step itself
+        stacks cannot."""
+        nest = self.nest
+        found = [n for n in nest.blocks[step.block] if step.counter in nest.instrs[n].names]
+        is_early = lambda n, i: (
+            i.op == "load" or (i.op == "read" and nest.block_of[i.args[0]] != step.block)
+        )
+        return [n for n in found if is_early(n, nest.instrs[n])]
 
     def _unrolled_steps(self, step: RowStep, count: int, early: Sequence[int]) -> None:
         """`count` steps of a scan: the loads of all, then one after the other."""
@@ -412,7 +430,7 @@ class RowWriter:
         values = [self.value[a] if type(a) is int else "" for a in i.args]
         if i.op == "map":
             return map_text(self.nest.instrs, i, values)
-        if i.op == "load":
+        if i.op in ("load", "read"):
             address, mask = self._access(i)
             return loaded(f"tl.load({address}{mask})", i.meta[0].aval.dtype)
         if i.op == "lookup":
@@ -458,7 +476,8 @@ class RowWriter:
         target, offset, guards = i.meta
         mask = self._mask(i.names, guards)
         other = f", {mask}, other={_zero(target)}" if mask else ""
-        return f"{self._pointer(target, False)} + ({self._address(offset)})", other
+        pointer = self._pointer(target, i.op == "read")
+        return f"{pointer} + ({self._address(offset)})", other
 
     def _lookup(self, i: Instr, index: str) -> str:
         """An element of row `index` of a table, clamped or masked."""
