@@ -70,11 +70,11 @@ def matrices_case(seed: int, kind: str) -> tuple[Any, list[np.ndarray]]:
     return lambda *xs: [f(*xs)], [x.astype(kind) for x in case.inputs]
 
 
-def loops_case(seed: int) -> tuple[Any, list[np.ndarray]]:
+def loops_case(seed: int, **kinds: bool) -> tuple[Any, list[np.ndarray]]:
     """(a function, inputs) of a random loop, most of which are one kernel."""
     from tests.support.fuzz_loops import LoopCase
 
-    return _in_our_names(LoopCase(seed))
+    return _in_our_names(LoopCase(seed, **kinds))
 
 
 def cells_case(seed: int) -> tuple[Any, list[np.ndarray]]:
@@ -98,6 +98,8 @@ def _in_our_names(case: Any) -> tuple[Any, list[np.ndarray]]:
 MAKERS: dict[str, tuple[str, Callable[[int], tuple[Any, list[np.ndarray]]]]] = {
     "programs": ("float32", float32_case),
     "loops": ("float32", loops_case),
+    "stacks": ("float32", lambda seed: loops_case(seed, stacks=True)),
+    "pairs": ("float32", lambda seed: loops_case(seed, pairs=True)),
     "cells": ("float32", cells_case),
     "transforms": ("float64", float64_case),
     "matrices": ("float64", lambda seed: matrices_case(seed, "float64")),

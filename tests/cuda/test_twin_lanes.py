@@ -13,8 +13,9 @@ import pytest
 
 import genesis_fn as g
 from genesis_fn.compiler.row_loops import row_loops as pass_
+from tests.support.fuzz_loops import LoopCase
 
-NAMES = "lax", "random", "vmap", "grad", "nn", "value_and_grad"
+NAMES = "lax", "random", "vmap", "grad", "nn", "tree", "value_and_grad"
 OURS, JAX = [
     SimpleNamespace(np=m.numpy, logsumexp=logsumexp, **{name: getattr(m, name) for name in NAMES})
     for m, logsumexp in ((g, g.nn.logsumexp), (jax, jax.scipy.special.logsumexp))
@@ -256,3 +257,15 @@ def test_values(name: str, loops: list[Any]) -> None:
     for x, y in zip(got, want, strict=True):
         x, y = x.astype(np.float64), y.astype(np.float64)
         np.testing.assert_allclose(x, y, rtol=tolerance, atol=tolerance * np.nanmax(np.abs(y)))
+
+
+@pytest.mark.parametrize(
+    "seed", [*range(4), *[pytest.param(n, marks=pytest.mark.slow) for n in range(4, 60)]]
+)
+def test_random_loops_of_pairs(seed: int) -> None:
+    case = LoopCase(seed, pairs=True)
+    got = run(case.function(OURS), *case.inputs)
+    want = [np.asarray(x) for x in case.function(JAX)(*map(jax.numpy.asarray, case.inputs))]
+    for x, y in zip(got, want, strict=True):
+        scale = max(1.0, float(np.abs(y).max()))
+        np.testing.assert_allclose(x, y, rtol=0, atol=1e-4 * scale)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 COLUMNS = (1, 3, 5, 16, 20)
+LANES = (9, 16, 20, 40)
 ROWS = (1, 7, 40)
 MOST_STEPS = 9
 UNARY = ("tanh", "sin", "abs", "negative", "square")
@@ -27,12 +28,14 @@ def _there_and_back(xp: Any, f: Callable[..., Any], y: Any) -> Any:
 class LoopCase:
     """A scan over `xs` [steps, rows, columns] whose carry is a matrix [rows, columns], a vector
     [rows] and a count; `function(xp)` is it, or its gradient, in the names of `xp`. With `stacks`
-    loops in its body may stack, and read, results of each step."""
+    loops in its body may stack, and read, results of each step; with `pairs` columns meet each
+    other or change places, and the matrix of the step before takes part."""
 
-    def __init__(self, seed: int, stacks: bool = False) -> None:
+    def __init__(self, seed: int, stacks: bool = False, pairs: bool = False) -> None:
         rng = np.random.default_rng(seed)
-        self.stacks = stacks
-        self.rows, self.columns = int(rng.choice(ROWS)), int(rng.choice(COLUMNS))
+        self.stacks, self.pairs = stacks, pairs
+        self.rows = int(rng.choice(ROWS))
+        self.columns = int(rng.choice(LANES if pairs else COLUMNS))
         self.steps = int(rng.integers(1, MOST_STEPS + 1))
         self.reverse = bool(rng.integers(2))
         self.gradient = bool(rng.integers(3) == 0)
@@ -71,6 +74,8 @@ class LoopCase:
                 lambda xp, m, v, n, x, w, t: (_there_and_back(xp, lambda y: f(xp, y) * a, m), v),
                 lambda xp, m, v, n, x, w, t: (m, xp.np.mean(_steps(xp, f, v, a)[1], axis=0)),
             ]
+        if self.pairs:
+            kinds += self._of_pairs(f, a, int(rng.integers(1, 5)))
         if not self.gradient:
             # A condition of each row, which has no derivative backwards.
             kinds.append(
@@ -93,25 +98,58 @@ class LoopCase:
             return lambda xp, m, v, n, x, w, t: (m, v - xp.np.mean(v) * a)
         return kinds[rng.integers(len(kinds))]
 
+    def _of_pairs(self, f: Callable[..., Any], a: float, by: int) -> list[Callable[..., Any]]:
+        """Operations whose columns meet each other, or change places."""
+        scale = a / self.columns
+
+        def apart(xp: Any, m: Any) -> Any:
+            return xp.np.sum(f(xp, m[:, :, None] - m[:, None, :]), axis=2) * scale
+
+        def through(xp: Any, m: Any, w: Any) -> Any:
+            each = m[:, :, None] + w
+            top = xp.lax.stop_gradient(xp.np.max(each, axis=1, keepdims=True))
+            return xp.np.log(xp.np.sum(xp.np.exp(each - top), axis=1)) + top[:, 0]
+
+        def outer(xp: Any, m: Any, x: Any) -> Any:
+            product = m[:, :, None] * x[:, None, :]
+            return xp.np.einsum("bij,bj->bi", product + xp.np.swapaxes(product, 1, 2), m) * scale
+
+        def ends(xp: Any, m: Any) -> Any:
+            return xp.np.concatenate([m[:, -1:] * a, m[:, 1:-1] + m[:, :-2], m[:, :1]], axis=1)
+
+        return [
+            lambda xp, m, v, n, x, w, t: (m - apart(xp, m), v),
+            lambda xp, m, v, n, x, w, t: (through(xp, m, w) * a, v),
+            lambda xp, m, v, n, x, w, t: (m + outer(xp, m, x), v),
+            lambda xp, m, v, n, x, w, t: (xp.np.roll(m, by, axis=1) * a, v),
+            lambda xp, m, v, n, x, w, t: (m * a + m[:, ::-1] * 0.1, v + m[:, by]),
+            lambda xp, m, v, n, x, w, t: (ends(xp, m) * a, v),
+            lambda xp, m, v, n, x, w, t: (m, v + xp.np.argmax(m, axis=1) * scale),
+        ]
+
     def function(self, xp: Any) -> Callable[..., Any]:
         """The case, by the names of a library."""
 
         def loop(m: Any, v: Any, xs: Any, w: Any, t: Any) -> Any:
             def body(carry: Any, x: Any) -> Any:
-                m, v, n = carry
+                m, before, v, n = carry
+                last = m
+                if self.pairs:
+                    m = m + before * 0.25
                 for operation in self.operations:
                     m, v = operation(xp, m, v, n, x, w, t)
                 # Values stay of the size of one.
                 m, v = m / (1.0 + xp.np.abs(m)), v / (1.0 + xp.np.abs(v))
-                return (m, v, n + 1.0), xp.np.sum(m, axis=1) * 0.1
+                return (m, last, v, n + 1.0), xp.np.sum(m, axis=1) * 0.1
 
-            return xp.lax.scan(body, (m, v, xp.np.float32(0)), xs, reverse=self.reverse)
+            start = m, m, v, xp.np.float32(0)
+            return xp.lax.scan(body, start, xs, reverse=self.reverse)
 
         if not self.gradient:
             return lambda *args: xp.tree.leaves(loop(*args))
 
         def loss(*args: Any) -> Any:
-            (m, v, _), ys = loop(*args)
+            (m, _, v, _), ys = loop(*args)
             return xp.np.sum(xp.np.sin(m)) + xp.np.sum(v) + xp.np.sum(ys)
 
         return lambda *args: list(xp.grad(loss, argnums=tuple(range(5)))(*args))
