@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 COLUMNS = (1, 3, 5, 16, 20)
-LANES = (9, 16, 20, 40)
+LANES = (9, 16, 20)
 ROWS = (1, 7, 40)
 MOST_STEPS = 9
 UNARY = ("tanh", "sin", "abs", "negative", "square")
@@ -34,9 +34,9 @@ class LoopCase:
     def __init__(self, seed: int, stacks: bool = False, pairs: bool = False) -> None:
         rng = np.random.default_rng(seed)
         self.stacks, self.pairs = stacks, pairs
-        self.rows = int(rng.choice(ROWS))
+        self.rows = int(rng.choice((3, 7) if pairs else ROWS))
         self.columns = int(rng.choice(LANES if pairs else COLUMNS))
-        self.steps = int(rng.integers(1, MOST_STEPS + 1))
+        self.steps = int(rng.integers(1, (3 if pairs else MOST_STEPS) + 1))
         self.reverse = bool(rng.integers(2))
         self.gradient = bool(rng.integers(3) == 0)
         made = [self._operation(rng) for _ in range(6)]
