@@ -27,6 +27,8 @@ _LARGE = 1 << 16  # bytes of one program's matrices
 _TILES = 8192  # bytes of shared memory beside matrices
 _TEAM_ROWS = (16, 32, 64)
 _SIZES_TRIED = 2
+# In 2 us of a processor: as steps of a graph a loop has no use for them.
+_MOST_SHUFFLES = 1 << 17
 
 row_loop_p = Primitive("row_loop", lambda *avals, nest: nest.avals, multi=True, listed=False)
 """A loop as one kernel, of the compiler's own programs: `nest` is the `RowNest` that it runs."""
@@ -154,4 +156,15 @@ def _made(
         found = RowNest(e, outer, common, width, parts, gathers)
     except Infeasible:
         return None
-    return found if found.matrix_bytes() <= target.shared_memory - _TILES else None
+    fits = found.matrix_bytes() <= target.shared_memory - _TILES
+    return found if fits and _shuffles(found, target) <= _MOST_SHUFFLES else None
+
+
+def _shuffles(nest: RowNest, target: Target) -> int:
+    """The shuffles of a step by which a processor gathers elements along lanes: for each element of
+    a row one for each that a thread has along the lane."""
+    gathers = [nest.instrs[n] for n in nest.of("gather")]
+    each = [
+        nest.lanes.elements(i.names) * max(1, nest.lanes.padded(i.meta[1]) // 32) for i in gathers
+    ]
+    return -(-nest.rows // target.processors) * sum(each)

@@ -476,8 +476,10 @@ class RowWriter:
         target, offset, guards = i.meta
         mask = self._mask(i.names, guards)
         other = f", {mask}, other={_zero(target)}" if mask else ""
-        pointer = self._pointer(target, i.op == "read")
-        return f"{pointer} + ({self._address(offset)})", other
+        pointer, address = self._pointer(target, i.op == "read"), self._address(offset)
+        if mask:
+            address += self._spread_over(i.names - offset.names)
+        return f"{pointer} + ({address})", other
 
     def _lookup(self, i: Instr, index: str) -> str:
         """An element of row `index` of a table, clamped or masked."""
@@ -581,6 +583,11 @@ class RowWriter:
     def _address(self, offset: Expr) -> str:
         return offset.text("_wide" if is_wide(offset) else "")
 
+    def _spread_over(self, names: Collection[str]) -> str:
+        """What gives an address the axes of these names as well."""
+        tiles = [x for x in sorted(names) if x == "p" or x in self.nest.lanes]
+        return "".join([f" + {x} * 0" for x in tiles])
+
     def _mask(self, names: Collection[str], guards: Collection[IndexGuard]) -> str:
         parts = [self.masks[x] for x in sorted(names) if x in self.masks]
         parts += sorted([f"({g.text()})" for g in guards if g.text()])
@@ -593,7 +600,7 @@ class RowWriter:
         names = frozenset(x for x in names if x == "p" or x in self.nest.lanes)
         pointer, address = self._pointer(store.target, True), self._address(store.offset)
         # An address has the axes of what is stored there.
-        address += "".join([f" + {x} * 0" for x in sorted(names - store.offset.names)])
+        address += self._spread_over(names - store.offset.names)
         text = stored(self._whole(self.value[store.value], value), store.target.aval.dtype)
         mask = self._mask(names, store.guards)
         return f"{pointer} + ({address})", text, mask
