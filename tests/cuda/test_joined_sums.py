@@ -25,7 +25,7 @@ from genesis_fn.core.jaxpr import Jaxpr
 from genesis_fn.kernels.plan import Memset
 from genesis_fn.primitives.indexing.scatter import segment_sum
 
-pytestmark = pytest.mark.interpreted
+
 WORDS, WIDTH = 1500, 16  # rows enough for atomics
 
 

@@ -22,7 +22,7 @@ from genesis_fn.kernels.plan import Launch
 from genesis_fn.kernels.sort import block_sort
 from genesis_fn.primitives.indexing.scatter import segment_sum
 
-pytestmark = pytest.mark.interpreted
+
 ROWS, OTHERS, WIDTH = 1301, 1027, 9  # neither is a multiple of what parts begin at
 
 

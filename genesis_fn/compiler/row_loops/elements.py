@@ -378,8 +378,8 @@ class RowElements(KernelIR):
         if dtypes.is_complex(dtype):
             raise Infeasible
         number = self._emit("index", (), along, dtypes.I32, along.names)
-        place = self._emit("index", (), here, dtypes.I32, here.names)
-        hit = self._map(ops.eq.prim, number, place, dtype=dtypes.BOOL)
+        wanted = self._emit("index", (), here, dtypes.I32, here.names)
+        hit = self._map(ops.eq.prim, number, wanted, dtype=dtypes.BOOL)
         if dtype == dtypes.BOOL:
             hit = self._map(ops.bitwise_and.prim, hit, n, dtype=dtype)
             return self._emit("reduce", (hit,), (_ANY, lane), dtype)

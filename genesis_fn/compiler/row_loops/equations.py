@@ -132,7 +132,7 @@ class RowEquations(RowElements):
         least number of those that equal the extreme; NaN is one."""
         kind, dtype = self.instrs[elements[0][1]].dtype, e.outs[0].aval.dtype
         extreme = self._combined(elements, Reduce(how.combine, how.identity), e, kind)
-        places = []
+        hits = []
         for (lanes, n), number in zip(elements, numbers):
             hit = self._map(ops.eq.prim, n, extreme, dtype=dtypes.BOOL)
             if dtypes.is_float(kind):
@@ -140,8 +140,8 @@ class RowEquations(RowElements):
                 hit = self._map(ops.bitwise_or.prim, hit, nan, dtype=dtypes.BOOL)
             here = self._emit("index", (), number, dtype, number.names)
             none = Literal(dtypes.iinfo(dtype).max)
-            places.append((lanes, self._map(ops.select_p, hit, here, none, dtype=dtype)))
-        return self._combined(places, _LEAST, e, dtype)
+            hits.append((lanes, self._map(ops.select_p, hit, here, none, dtype=dtype)))
+        return self._combined(hits, _LEAST, e, dtype)
 
     def _dot(self, v: Var, e: Eqn, at: Index, guards: Guards) -> int:
         (lhs, rhs) = e.ins

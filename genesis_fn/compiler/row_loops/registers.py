@@ -19,23 +19,23 @@ def most_alive(nest: RowNest) -> int:
     """
     begins: dict[int, int] = {}
     ends: dict[int, int] = {}
-    reads: list[tuple[int, int, int]] = []  # (place, block, value)
-    place = -1
+    reads: list[tuple[int, int, int]] = []  # (now, block, value)
+    now = -1
 
     def block(number: int, step: RowStep | None) -> None:
-        nonlocal place
+        nonlocal now
         for n in nest.blocks[number]:
             i = nest.instrs[n]
             if i.op == "loop":
                 block(i.meta.block, i.meta)
-            place += 1
-            begins[n] = place
-            reads.extend([(place, number, a) for a in i.operands()])
-        place += 1
-        reads.extend([(place, number, store.value) for store in nest.writes[number]])
+            now += 1
+            begins[n] = now
+            reads.extend([(now, number, a) for a in i.operands()])
+        now += 1
+        reads.extend([(now, number, store.value) for store in nest.writes[number]])
         if step is not None:
-            reads.extend([(place, number, n) for carried in step.carried for n in carried[1:]])
-        ends[number] = place
+            reads.extend([(now, number, n) for carried in step.carried for n in carried[1:]])
+        ends[number] = now
 
     block(0, None)
     last: dict[int, int] = {}
@@ -43,7 +43,7 @@ def most_alive(nest: RowNest) -> int:
         for inner in _blocks_within(nest, number, nest.block_of[n]):
             at = max(at, ends[inner])
         last[n] = max(last.get(n, 0), at)
-    alive = [0] * (place + 2)
+    alive = [0] * (now + 2)
     for n, end in last.items():
         i = nest.instrs[n]
         if i.op not in _FREE:

@@ -135,9 +135,9 @@ class RowWriter:
 
     def _spread(self, axis: int) -> str:
         """What makes numbers in a row those along an axis of a tile."""
-        places = ["None"] * (3 if self.nest.lanes.twins else 2)
-        places[axis] = ":"
-        return f"[{', '.join(places)}]"
+        axes = ["None"] * (3 if self.nest.lanes.twins else 2)
+        axes[axis] = ":"
+        return f"[{', '.join(axes)}]"
 
     def _find_wide(self) -> None:
         """Find the variables of offsets that need 64 bits."""
