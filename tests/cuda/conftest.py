@@ -25,7 +25,10 @@ import pytest
 
 from genesis_fn.backends.cuda.codegen import launches
 from genesis_fn.compiler.loop_ir.kernel import KernelIR
+from genesis_fn.compiler.row_loops import row_loops
+from genesis_fn.compiler.row_loops.nest import RowNest
 from genesis_fn.core.device import cpu, using_device
+from genesis_fn.core.jaxpr import Eqn
 
 
 @pytest.fixture(autouse=True)
@@ -46,4 +49,19 @@ def bodies(monkeypatch: pytest.MonkeyPatch) -> list[KernelIR]:
         return before(body, *args)
 
     monkeypatch.setattr(launches, "generate", generate)
+    return found
+
+
+@pytest.fixture
+def loops(monkeypatch: pytest.MonkeyPatch) -> list[RowNest]:
+    """The nests that become kernels of loops of rows."""
+    found: list[RowNest] = []
+    once = row_loops._row_loop
+
+    def noted(*args: Any) -> list[Eqn]:
+        eqns = once(*args)
+        found.extend(e.params["nest"] for e in eqns if e.prim is row_loops.row_loop_p)
+        return eqns
+
+    monkeypatch.setattr(row_loops, "_row_loop", noted)
     return found

@@ -56,6 +56,13 @@ def traced(f: Callable, *args: Any) -> tuple[Jaxpr, list[np.ndarray]]:
     return jaxpr, [c.device.backend.to_numpy(c) for c in captured] + leaves
 
 
+def run(f: Callable[..., Any], *args: Any) -> list[np.ndarray]:
+    """The results of a compiled function on the device."""
+    jaxpr, inputs = traced(f, *args)
+    compiled = compile_jaxpr(jaxpr, PLACE)
+    return [get(x) for x in compiled(*map(put, inputs))]
+
+
 def on_cpu(jaxpr: Jaxpr, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
     """The program's results from the CPU backend."""
     outs = compile_for_cpu(jaxpr, cpu())(*[from_numpy(x, cpu()) for x in inputs])

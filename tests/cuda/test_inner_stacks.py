@@ -11,6 +11,7 @@ import jax
 import numpy as np
 import programs
 import pytest
+from programs import run
 from triton.runtime import interpreter as triton_interpreter
 
 import genesis_fn as g
@@ -320,7 +321,7 @@ PROGRAMS: dict[str, tuple[Callable, tuple[Any, ...], int, float]] = {
     "checkpointed": (checkpointed, (normal(37), normal(4, 37, seed=1)), 2, 1e-5),
     "checkpointed matrix": (checkpointed, (normal(9, 16), normal(4, 9, 16, seed=1)), 2, 1e-5),
     "lanes": (attentive, (normal(9, 20),), 1, 5e-6),
-    "lanes backwards": (lambda xp: attentive(xp, True), (normal(37, 32),), 1, 5e-6),
+    "lanes backwards": (lambda xp: attentive(xp, True), (normal(9, 32),), 1, 5e-6),
     "lanes of few": (attentive, (normal(3, 8),), 1, 5e-6),
     "unrolled": (attentive, (normal(37, 3),), 1, 5e-6),
     "gradient of lanes": (attentive_gradient, (normal(9, 16), normal(16, seed=1)), 2, 1e-5),
@@ -449,13 +450,6 @@ def loops(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return found
 
 
-def run(f: Callable, *args: Any) -> list[np.ndarray]:
-    """The results of a compiled program on the device."""
-    jaxpr, inputs = programs.traced(f, *args)
-    compiled = programs.compile_jaxpr(jaxpr, programs.PLACE)
-    return [programs.get(x) for x in compiled(*map(programs.put, inputs))]
-
-
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_values(name: str, loops: list[Any], order: Order) -> None:
     make, args, count, tolerance = PROGRAMS[name]
@@ -472,7 +466,7 @@ def test_values(name: str, loops: list[Any], order: Order) -> None:
 
 
 @pytest.mark.parametrize(
-    "seed", [8, 9, 26, *[pytest.param(n, marks=pytest.mark.slow) for n in (10, 19, 24, 28)]]
+    "seed", [8, 26, *[pytest.param(n, marks=pytest.mark.slow) for n in (9, 10, 19, 24, 28)]]
 )
 def test_random_loops(seed: int, loops: list[Any], order: Order) -> None:
     case = LoopCase(seed, stacks=True)
@@ -515,11 +509,11 @@ def test_a_sum_of_more_steps_than_are_unrolled(loops: list[Any]) -> None:
         return c + g.numpy.mean(ys, axis=0)
 
     f = lambda x: lax.fori_loop(0, 3, lambda _, c: step(c), x)
-    x = normal(30)
+    x = normal(9)
     (got,) = run(f, x)
     (want,) = programs.on_cpu(*programs.traced(f, x))
     np.testing.assert_allclose(got, want, rtol=2e-5, atol=2e-5)
-    assert loops[0].rows == 30
+    assert loops[0].rows == 9
 
 
 # ---- loops that stay as they were ----

@@ -25,7 +25,6 @@ from genesis_fn.core.jaxpr import Jaxpr
 from genesis_fn.kernels.plan import Memset
 from genesis_fn.primitives.indexing.scatter import segment_sum
 
-
 WORDS, WIDTH = 1500, 16  # rows enough for atomics
 
 
@@ -71,8 +70,7 @@ def pairs(xp: Any, sigmoid: Any) -> Callable[..., Any]:
     return loss
 
 
-@pytest.mark.parametrize("deterministic", [True, False])
-@pytest.mark.parametrize("width", [WIDTH, 5])
+@pytest.mark.parametrize(("deterministic", "width"), [(True, WIDTH), (False, 5)])
 def test_a_step_of_words_and_their_neighbours(deterministic: bool, width: int) -> None:
     args = (
         drawn(1, WORDS, width), drawn(2, WORDS, width),

@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
-import programs
 import pytest
+from programs import run
 
 import genesis_fn as g
 from genesis_fn.compiler.scans import products
@@ -92,12 +92,6 @@ def left(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     monkeypatch.setattr(products, "_outside", noted)
     return found
-
-
-def run(f: Callable, *args: Any) -> list[np.ndarray]:
-    jaxpr, inputs = programs.traced(f, *args)
-    compiled = programs.compile_jaxpr(jaxpr, programs.PLACE)
-    return [programs.get(x) for x in compiled(*map(programs.put, inputs))]
 
 
 @pytest.mark.parametrize("kind", ["float32", "bfloat16"])

@@ -8,11 +8,10 @@ from typing import Any
 
 import jax
 import numpy as np
-import programs
 import pytest
+from programs import run
 
 import genesis_fn as g
-from genesis_fn.compiler.row_loops import row_loops as pass_
 
 NAMES = "lax", "random", "vmap", "grad", "nn"
 OURS, JAX = [
@@ -155,11 +154,11 @@ def split(xp: Any) -> Callable:
 
 PROGRAMS: dict[str, tuple[Callable, tuple[Any, ...], int, float]] = {
     "ring": (ring, (normal(5, 100),), 1, 1e-5),
-    "ring-many": (ring, (normal(600, 200),), 1, 1e-5),
+    "ring-many": (ring, (normal(280, 130),), 1, 1e-5),
     "walls": (walls, (normal(5, 90),), 1, 1e-5),
     "walls-gradient": (walls_gradient, (normal(5, 90),), 2, 2e-5),
     "alignment": (
-        alignment, (normal(40, 5, 49), np.random.default_rng(1).random((5, 49)) > 0.6), 2, 1e-4,
+        alignment, (normal(27, 5, 49), np.random.default_rng(1).random((5, 49)) > 0.6), 2, 1e-4,
     ),
     "gated": (gated, (normal(20, 96), normal(32, 96, seed=1), normal(5, 18, 20, seed=2)), 2, 5e-5),
     "reversal": (reversal, (normal(3, 80),), 1, 1e-5),
@@ -167,27 +166,6 @@ PROGRAMS: dict[str, tuple[Callable, tuple[Any, ...], int, float]] = {
     "windows": (windows, (normal(3, 70), normal(9, seed=1)), 1, 2e-5),
     "split": (split, (normal(3, 144),), 1, 1e-5),
 }  # fmt: skip
-
-
-def run(f: Callable, *args: Any) -> list[Any]:
-    jaxpr, inputs = programs.traced(f, *args)
-    compiled = programs.compile_jaxpr(jaxpr, programs.PLACE)
-    return [programs.get(x) for x in compiled(*map(programs.put, inputs))]
-
-
-@pytest.fixture
-def loops(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """The nests that become kernels."""
-    found: list[Any] = []
-    once = pass_._row_loop
-
-    def noted(*args: Any) -> Any:
-        eqns = once(*args)
-        found.extend(e.params["nest"] for e in eqns if e.prim is pass_.row_loop_p)
-        return eqns
-
-    monkeypatch.setattr(pass_, "_row_loop", noted)
-    return found
 
 
 @pytest.mark.parametrize("name", PROGRAMS)

@@ -10,12 +10,12 @@ import jax
 import numpy as np
 import programs
 import pytest
+from programs import run
 
 import genesis_fn as g
 from genesis_fn import lax
 from genesis_fn.backends.cuda.lower.steps import ProgramLowering
 from genesis_fn.backends.cuda.run.steps import ForLoop
-from genesis_fn.compiler.row_loops import row_loops as pass_
 from genesis_fn.core import errors
 from tests.support.fuzz_loops import LoopCase
 
@@ -267,28 +267,6 @@ PROGRAMS: dict[str, tuple[Callable, tuple[Any, ...], int, float]] = {
     "mixed": (mixed, (normal(83, seed=3), normal(5, 80), normal(5, 3, seed=1)), 1, 5e-6),
     "means": (means, (normal(50), normal(6, 50, seed=1)), 1, 2e-6),
 }  # fmt: skip
-
-
-def run(f: Callable, *args: Any) -> list[np.ndarray]:
-    """The results of a compiled program on the device."""
-    jaxpr, inputs = programs.traced(f, *args)
-    compiled = programs.compile_jaxpr(jaxpr, programs.PLACE)
-    return [programs.get(x) for x in compiled(*map(programs.put, inputs))]
-
-
-@pytest.fixture
-def loops(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """The nests that become kernels."""
-    found: list[Any] = []
-    once = pass_._row_loop
-
-    def noted(*args: Any) -> Any:
-        eqns = once(*args)
-        found.extend(e.params["nest"] for e in eqns if e.prim is pass_.row_loop_p)
-        return eqns
-
-    monkeypatch.setattr(pass_, "_row_loop", noted)
-    return found
 
 
 @pytest.mark.parametrize("name", PROGRAMS)

@@ -22,7 +22,6 @@ from genesis_fn.kernels.plan import Launch
 from genesis_fn.kernels.sort import block_sort
 from genesis_fn.primitives.indexing.scatter import segment_sum
 
-
 ROWS, OTHERS, WIDTH = 1301, 1027, 9  # neither is a multiple of what parts begin at
 
 
@@ -77,8 +76,9 @@ def computed(f: Callable[..., Any], *args: Any) -> tuple[list[np.ndarray], int]:
     return outs, sum([isinstance(s, Launch) for s in steps])
 
 
-@pytest.mark.parametrize("mode", ["fill", "clip"])
-@pytest.mark.parametrize("kind", [np.float32, gnp.bfloat16, np.int16])
+@pytest.mark.parametrize(
+    ("kind", "mode"), [(np.float32, "fill"), (np.int16, "fill"), (gnp.bfloat16, "clip")]
+)
 def test_two_tables(kind: Any, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(block_sort, "BLOCK", 32)  # more are sorted by digits
     x, y, i, j = given(kind)

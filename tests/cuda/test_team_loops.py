@@ -9,8 +9,8 @@ from typing import Any
 import jax
 import ml_dtypes
 import numpy as np
-import programs
 import pytest
+from programs import run
 
 import genesis_fn as g
 from genesis_fn.backends.cuda.codegen.row_loops import team_nests
@@ -168,13 +168,6 @@ PROGRAMS: dict[str, tuple[Callable, tuple[Any, ...], int, float]] = {
     "40 units": (lanes, (weights(8, 40, 1), normal(17, 40)), 1, 1e-5),
     "bfloat16": (lstm, (bfloat16(LSTM), bfloat16(normal(4, 5, 16))), 2, 3e-2),
 }  # fmt: skip
-
-
-def run(f: Callable, *args: Any) -> list[np.ndarray]:
-    """The results of a compiled program on the device."""
-    jaxpr, inputs = programs.traced(f, *args)
-    compiled = programs.compile_jaxpr(jaxpr, programs.PLACE)
-    return [programs.get(x) for x in compiled(*map(programs.put, inputs))]
 
 
 @pytest.fixture
