@@ -143,7 +143,7 @@ def split(xp: Any) -> Callable:
 
     def run(x: Any) -> Any:
         def step(_: Any, c: Any) -> Any:
-            m = c.reshape(c.shape[0], 9, 16)
+            m = c.reshape(c.shape[0], 9, -1)
             m = m - xp.np.mean(m, axis=2, keepdims=True)
             return 0.9 * xp.np.swapaxes(m, 1, 2).reshape(c.shape) + 0.1 * c
 
@@ -154,7 +154,7 @@ def split(xp: Any) -> Callable:
 
 PROGRAMS: dict[str, tuple[Callable, tuple[Any, ...], int, float]] = {
     "ring": (ring, (normal(5, 100),), 1, 1e-5),
-    "ring-many": (ring, (normal(280, 130),), 1, 1e-5),
+    "ring-many": (ring, (normal(280, 70),), 1, 1e-5),
     "walls": (walls, (normal(5, 90),), 1, 1e-5),
     "walls-gradient": (walls_gradient, (normal(5, 90),), 2, 2e-5),
     "alignment": (
@@ -164,7 +164,7 @@ PROGRAMS: dict[str, tuple[Callable, tuple[Any, ...], int, float]] = {
     "reversal": (reversal, (normal(3, 80),), 1, 1e-5),
     "plane": (plane, (normal(3, 20, 24),), 1, 1e-5),
     "windows": (windows, (normal(3, 70), normal(9, seed=1)), 1, 2e-5),
-    "split": (split, (normal(3, 144),), 1, 1e-5),
+    "split": (split, (normal(3, 108),), 1, 1e-5),
 }  # fmt: skip
 
 

@@ -190,7 +190,7 @@ def best(xp: Any) -> Callable:
 
 
 def ties() -> np.ndarray:
-    x = np.round(normal(4, 9, 21, seed=3) * 4) / 4
+    x = np.round(normal(4, 9, 80, seed=3) * 4) / 4
     x[1, 2, 5] = x[2, 3, 20] = x[2, 3, 7] = np.nan
     return x
 

@@ -187,7 +187,7 @@ def _reduce(c: AxisClasses, e: Eqn) -> None:
     kept = iter(range(out.aval.ndim))
     for i in range(x.aval.ndim):
         if i in axes:
-            c.mix((x, i))
+            c.mix((x, i), moved=e.prim.lowering.position)
         else:
             c.join((x, i), (out, next(kept)))
 
