@@ -154,11 +154,11 @@ def split(xp: Any) -> Callable:
 
 PROGRAMS: dict[str, tuple[Callable, tuple[Any, ...], int, float]] = {
     "ring": (ring, (normal(5, 100),), 1, 1e-5),
-    "ring-many": (ring, (normal(280, 70),), 1, 1e-5),
+    "ring-many": (ring, (normal(270, 66),), 1, 1e-5),
     "walls": (walls, (normal(5, 90),), 1, 1e-5),
     "walls-gradient": (walls_gradient, (normal(5, 90),), 2, 2e-5),
     "alignment": (
-        alignment, (normal(27, 5, 49), np.random.default_rng(1).random((5, 49)) > 0.6), 2, 1e-4,
+        alignment, (normal(36, 3, 33), np.random.default_rng(1).random((3, 33)) > 0.6), 2, 1e-4,
     ),
     "gated": (gated, (normal(20, 96), normal(32, 96, seed=1), normal(5, 18, 20, seed=2)), 2, 5e-5),
     "reversal": (reversal, (normal(3, 80),), 1, 1e-5),
