@@ -12,6 +12,7 @@ import pytest
 from programs import run
 
 import genesis_fn as g
+from genesis_fn.compiler.row_loops.lanes import Lanes
 
 NAMES = "lax", "random", "vmap", "grad", "nn"
 OURS, JAX = [
@@ -166,6 +167,16 @@ PROGRAMS: dict[str, tuple[Callable, tuple[Any, ...], int, float]] = {
     "windows": (windows, (normal(3, 70), normal(9, seed=1)), 1, 2e-5),
     "split": (split, (normal(3, 108),), 1, 1e-5),
 }  # fmt: skip
+
+
+def test_tiles_along_lanes_that_meet_have_one_length() -> None:
+    """Also of one that met another one before that one grew: else Triton ends the process."""
+    lanes = Lanes()
+    lanes.update(r0=20, r1=40, r2=80, r3=9)
+    lanes.pad_alike("r0", lanes.twin("r1"))
+    assert [lanes.padded(x) for x in ("r0", "s1", "r2", "r3")] == [64, 64, 128, 16]
+    lanes.pad_alike("r2", "r1")
+    assert [lanes.padded(x) for x in ("r0", "s1", "r1", "r2", "r3")] == [128, 128, 128, 128, 16]
 
 
 @pytest.mark.parametrize("name", PROGRAMS)

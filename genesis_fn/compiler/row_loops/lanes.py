@@ -21,7 +21,7 @@ class Lanes(dict[str, int]):
 
     def __init__(self) -> None:
         super().__init__()
-        self._least: dict[str, int] = {}  # of lanes whose tiles are longer than they need
+        self._alike: dict[str, frozenset[str]] = {}  # lanes whose tiles have one length
 
     def within(self, names: Collection[str]) -> list[str]:
         """The lanes among names, in the order of a tile's axes."""
@@ -33,11 +33,14 @@ class Lanes(dict[str, int]):
 
     def padded(self, name: str) -> int:
         """The length of a tile along a lane, a power of two."""
-        return max(1 << (self[name] - 1).bit_length(), self._least.get(name[1:], 1))
+        alike = self._alike.get(_first(name), (name,))
+        return max([1 << (self[x] - 1).bit_length() for x in alike])
 
     def pad_alike(self, a: str, b: str) -> None:
         """Have tiles of one length along two lanes, and along their twins."""
-        self._least[a[1:]] = self._least[b[1:]] = max(self.padded(a), self.padded(b))
+        a, b = _first(a), _first(b)
+        both = self._alike.get(a, frozenset((a,))) | self._alike.get(b, frozenset((b,)))
+        self._alike.update(dict.fromkeys(both, both))
 
     def elements(self, names: Collection[str]) -> int:
         """How many elements a row of a value with these names has."""
@@ -50,7 +53,7 @@ class Lanes(dict[str, int]):
 
     def twin(self, name: str) -> str:
         """The lane of the same elements along the tile's other axis."""
-        found = ("r" if self.axis(name) == THIRD else "s") + name[1:]
+        found = _first(name) if self.axis(name) == THIRD else f"s{name[1:]}"
         self.setdefault(found, self[name])
         return found
 
@@ -74,3 +77,8 @@ class Lanes(dict[str, int]):
         """An index and what guards it, with twins in the places of lanes."""
         conditions = [IndexGuard(self.turned(g.expr), g.lo, g.hi) for g in guards]
         return tuple([self.turned(e) for e in at]), frozenset(conditions)
+
+
+def _first(name: str) -> str:
+    """The lane along a tile's second axis of a lane and its twin."""
+    return f"r{name[1:]}" if name.startswith("s") else name
