@@ -8,6 +8,7 @@ import jax
 import numpy as np
 import pytest
 
+import genesis_fn as gf
 from genesis_fn.core import dtypes, errors
 from genesis_fn.core.dtypes import extreme_over_nothing
 from genesis_fn.primitives import conv, elementwise
@@ -70,6 +71,23 @@ CASES = {
         (2, 6, 5, 3), (3, 2, 3, 4),
         dict(window_strides=(2, 1), padding="SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")),
     ),
+    "one tap, channels last": (
+        (4, 8, 8, 3), (1, 1, 3, 6),
+        dict(window_strides=(2, 2), padding="VALID", dimension_numbers=("NHWC", "HWIO", "NHWC")),
+    ),
+    "one tap, padded": (
+        (2, 9, 8, 4), (1, 1, 4, 6),
+        dict(window_strides=(3, 1), padding=((2, 1), (-1, 0)),
+             dimension_numbers=("NHWC", "HWIO", "NHWC")),
+    ),
+    "one tap of a volume": (
+        (2, 5, 4, 4, 3), (1, 1, 1, 3, 6),
+        dict(window_strides=(2, 1, 2), padding="SAME",
+             dimension_numbers=("NDHWC", "DHWIO", "NDHWC")),
+    ),
+    "more cut than there is": (
+        (2, 3, 1, 4), (4, 3, 1, 2), dict(window_strides=(1, 1), padding=((-1, 2), (4, -5)))
+    ),
     "odd layouts": (
         (6, 3, 5, 2), (4, 2, 3, 3),
         dict(window_strides=(1, 2), padding="SAME", dimension_numbers=("HCWN", "OWHI", "CWNH")),
@@ -95,6 +113,21 @@ def test_against_jax(name):
         random(w, seed=1),
         order=1,
     )
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_float32(name):
+    """oneDNN has its own routines for it, in each layout; float64, above, is never theirs."""
+    x, w, options = CASES[name]
+    arrays = random(x), random(w, seed=1)
+
+    def run(library, *arrays):
+        y, pull = library.vjp(lambda *a: library.lax.conv_general_dilated(*a, **options), *arrays)
+        return [np.asarray(a) for a in (y, *pull(y * 0.5 + 1))]
+
+    for got, want in zip(run(gf, *[a.astype(np.float32) for a in arrays]), run(jax, *arrays)):
+        assert got.dtype == np.float32 and want.dtype == np.float64
+        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["plain", "groups", "batch groups", "everything"])
@@ -260,6 +293,9 @@ WINDOWS = {
     "negative padding": (
         (7, 6), dict(window_dimensions=(2, 3), window_strides=(1, 1), padding=((-1, 0), (1, -2)))
     ),
+    "more cut than there is": (
+        (3, 4), dict(window_dimensions=(2, 2), window_strides=(1, 1), padding=((-4, 4), (5, -6)))
+    ),
     "dilated": (
         (5, 4), dict(window_dimensions=(2, 3), window_strides=(1, 2), padding=((1, 1), (2, 1)),
                      base_dilation=(2, 1), window_dilation=(2, 2))
@@ -292,7 +328,7 @@ def test_windows(name, kind):
     f = functools.partial(pool(kind), **options)
     reference = functools.partial(lax_window, computation, init, **options)
     x = np.random.default_rng(0).permutation(int(np.prod(shape))).reshape(shape) / 7.0
-    if kind != "sum" and name in ("dilated", "negative padding"):
+    if kind != "sum" and name in ("dilated", "negative padding", "more cut than there is"):
         # JAX cannot differentiate these in reverse mode.
         check_value(f, reference, x)
         check_staged(f, x)

@@ -37,6 +37,11 @@ class Sort:
         if self.length > INT32_MAX:
             raise ValueError(f"a sort along {self.length} elements is longer than 2^31 - 1")
 
+    @property
+    def in_one_program(self) -> bool:
+        """Whether one program sorts a row, which by one key is one launch."""
+        return self.length <= block_sort.BLOCK
+
 
 @triton.jit
 def permute_kernel(
@@ -94,7 +99,7 @@ def plan_sort(spec: Sort, target: Target) -> Plan:
     for key in reversed(keys):
         values = outputs[0] if key is keys[0] else None
         order = None if count == 1 else builder.workspace(rows * length, "i32")
-        if length <= block_sort.BLOCK:
+        if spec.in_one_program:
             add_block_sort(builder, rows, length, key, before=before, values=values, order=order)
         else:
             add_radix_sort(builder, target, rows, length, key, order, before=before, values=values)

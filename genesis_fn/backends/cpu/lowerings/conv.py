@@ -20,6 +20,8 @@ from genesis_fn.backends.cpu.storage import TORCH_DTYPE
 from genesis_fn.core.types.annotations import Scalar
 from genesis_fn.primitives.conv import conv_p
 
+_Pads = Sequence[tuple[int, int]]
+
 _FORWARD = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 _TRANSPOSED = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
 
@@ -94,7 +96,7 @@ def _choose(
     def run(v: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
         v = _grouped(v, batch_groups)
         if explicit is not None:
-            v = F.pad(v, explicit)
+            v = padded(v, explicit)
         return convolve(v, k, None, s, same, b, g)
 
     return run
@@ -108,9 +110,15 @@ def _grouped(x: torch.Tensor, batch_groups: int) -> torch.Tensor:
     return x.transpose(0, 1).flatten(1, 2)
 
 
-def _pad_list(pads: Sequence[tuple[int, int]]) -> list[int]:
-    """Pairs in the order of torch's pad: the last dimension first."""
-    return [v for pair in reversed(pads) for v in pair]
+def padded(x: torch.Tensor, pads: _Pads, fill: Scalar = 0) -> torch.Tensor:
+    """`x` with (low, high) elements `fill` at the ends of each of its last axes; fewer than none
+    cut as many, which may be more than an axis has where its other end grows."""
+    cuts = [(max(-low, 0), max(-high, 0)) for low, high in pads]
+    ends = [max(v, 0) for pair in reversed(pads) for v in pair]  # as torch lists them
+    if any(ends):
+        # Not torch's `pad`: its value passes through a double, which is no exact int64.
+        x = torch.constant_pad_nd(x, ends, fill)
+    return x[(..., *[slice(low, n - high) for (low, high), n in zip(cuts, x.shape[-len(pads) :])])]
 
 
 def _symmetric(
@@ -120,7 +128,7 @@ def _symmetric(
     s: tuple[Any, ...],
     pads: tuple[Any, ...],
     b: tuple[Any, ...],
-) -> tuple[tuple[int, ...], list[int] | None]:
+) -> tuple[tuple[int, ...], _Pads | None]:
     """(padding for torch's argument, padding to apply before or None): equal low and high padding
     serves wherever it gives the same number of outputs."""
     lows = [low for low, _ in pads]
@@ -128,7 +136,7 @@ def _symmetric(
         (n + 2 * p - d * (k - 1) - 1) // t + 1 == m for n, k, m, t, p, d in zip(x, w, y, s, lows, b)
     ):
         return tuple(lows), None
-    return (0,) * len(s), _pad_list(pads)
+    return (0,) * len(s), pads
 
 
 def _transposed(
@@ -149,14 +157,14 @@ def _transposed(
     crop = [(low - d * (k - 1), high - d * (k - 1)) for (low, high), d, k in zip(pads, b, w[2:])]
     p = [max(0, -low) if low == high else 0 for low, high in crop]
     rest = [(low + q, high + q) for (low, high), q in zip(crop, p)]
-    explicit = _pad_list(rest) if any(v for pair in rest for v in pair) else None
+    explicit = rest if any(v for pair in rest for v in pair) else None
     steps = (slice(None), slice(None), *[slice(None, None, t) for t in s])
 
     def run(v: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
         k = k.flip(spatial).reshape(g, k.shape[0] // g, *k.shape[1:]).transpose(1, 2).flatten(0, 1)
         out = convolve(_grouped(v, batch_groups), k, None, a, p, 0, g, b)
         if explicit is not None:
-            out = F.pad(out, explicit)
+            out = padded(out, explicit)
         return out[steps]
 
     return run
@@ -175,21 +183,30 @@ def _weight_gradient(
     # this convolution is.
     shape = [y[1], y[0], *y[2:]]
     p = [low for low, _ in pads]
-    explicit = None
+    explicit: _Pads | None = None
     if min(p) < 0 or any(
         (n + 2 * q - t * (m - 1) - 1) // d + 1 != k
         for n, k, m, t, q, d in zip(x[2:], w[2:], y[2:], s, p, b)
     ):
         # Cut what no window reaches, so that the number of windows is exact.
         used = [t * (m - 1) + d * (k - 1) + 1 for t, m, d, k in zip(s, y[2:], b, w[2:])]
-        explicit = _pad_list([(low, u - n - low) for (low, _), u, n in zip(pads, used, x[2:])])
+        explicit = [(low, u - n - low) for (low, _), u, n in zip(pads, used, x[2:])]
         p = [0] * len(s)
+    strided = None
+    if math.prod(y[2:]) == 1 and any(d > 1 for d in b):
+        # One tap reads every b-th element. oneDNN writes beyond its scratch memory for it, with
+        # wrong gradients or a crash, where channels are last and few (its issue 6035, on AVX2).
+        explicit = explicit or [(q, q) for q in p]
+        strided = (..., *[slice(None, None, d) for d in b])
+        p, b = [0] * len(s), (1,) * len(s)
     zeros, mask = [0] * len(s), [False, True, False]
 
     def run(v: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
         v = v.transpose(0, 1)
         if explicit is not None:
-            v = F.pad(v, explicit)
+            v = padded(v, explicit)
+        if strided is not None:
+            v = v[strided]
         weight = torch.empty(shape, dtype=v.dtype)
         return torch.ops.aten.convolution_backward(
             k.transpose(0, 1), v, weight, None, b, p, s, False, zeros, batch_groups, mask
@@ -215,7 +232,7 @@ def _by_windows(
         for i, d in enumerate(a):
             if d > 1:
                 v = spread(v, i + 2, d)
-        v = F.pad(v, _pad_list(pads))
+        v = padded(v, pads)
         window = k.shape[2:]
         strides = v.stride()
         steps = [t * d for t, d in zip(strides[2:], b)]

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from genesis_fn.backends.cpu.lower import lowers
-from genesis_fn.backends.cpu.lowerings.conv import spread
+from genesis_fn.backends.cpu.lowerings.conv import padded, spread
 from genesis_fn.backends.cpu.storage import SIGNED_STORAGE, TORCH_DTYPE, ordered, summed
 from genesis_fn.core.dtypes import extreme_over_nothing
 from genesis_fn.core.primitive import Primitive
@@ -24,9 +24,7 @@ def _prepared(x: torch.Tensor, window: Window, fill: Any) -> torch.Tensor:
         if a > 1 and x.shape[i] > 1:
             x = spread(x, i, a, fill)
     if any(v for pair in window.padding for v in pair):
-        # Not torch's `pad`: its value passes through a double, which is no exact int64.
-        pads = [v for pair in reversed(window.padding) for v in pair]
-        x = torch.constant_pad_nd(x, pads, fill)
+        x = padded(x, window.padding, fill)
     return x
 
 
@@ -191,7 +189,7 @@ def _put(avals: Sequence[Any], *, window: Window, shape: tuple[int, ...]) -> Cal
         dilated(n, a) + low + high
         for n, a, (low, high) in zip(shape, window.base_dilation, window.padding)
     ]
-    crop = [v for low, high in reversed(window.padding) for v in (-low, -high)]
+    crop = [(-low, -high) for low, high in window.padding]
     steps = tuple([slice(None, None, a) for a in window.base_dilation])
 
     def run(u: torch.Tensor, offset: torch.Tensor) -> torch.Tensor:
@@ -200,8 +198,6 @@ def _put(avals: Sequence[Any], *, window: Window, shape: tuple[int, ...]) -> Cal
         # For one offset within the window no two windows meet, so plain addition is safe.
         for j, part in enumerate(_places(total, window, outputs)):
             part += torch.where(offset == j, u, 0)
-        if any(crop):
-            total = torch.constant_pad_nd(total, crop, 0)
-        return store(total[steps])
+        return store(padded(total, crop)[steps])
 
     return run

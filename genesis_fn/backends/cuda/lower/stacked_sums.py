@@ -22,7 +22,7 @@ from genesis_fn.compiler.rewrites.row_sums import appended
 from genesis_fn.core import dtypes
 from genesis_fn.core.jaxpr import Eqn, Jaxpr, Var
 from genesis_fn.kernels.plan_builder import INT32_MAX
-from genesis_fn.kernels.sort import block_sort
+from genesis_fn.kernels.sort.sort import Sort
 from genesis_fn.primitives import elementwise as ew
 from genesis_fn.primitives.indexing.constants import constant_p
 from genesis_fn.primitives.indexing.scatter import segment_sum_p
@@ -128,8 +128,8 @@ def _fits(members: Sequence[Eqn], producer: Mapping[Any, Eqn]) -> bool:
     counts = [e.ins[1].aval.size for e in members]
     if sum(counts) > _MOST_UPDATES or _offsets(members)[-1] >= INT32_MAX:
         return False
-    # Few ids are sorted by one launch.
-    if max(counts) <= block_sort.BLOCK < sum(counts):
+    each, all_of_them = [Sort(1, n, ("i32",)) for n in (max(counts), sum(counts))]
+    if each.in_one_program and not all_of_them.in_one_program:
         return False
     return could_compute([e.ins[0] for e in members], producer)
 
