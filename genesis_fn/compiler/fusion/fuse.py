@@ -39,15 +39,13 @@ from genesis_fn.compiler.fusion.value_graph import (
     build_value_graph,
     has_several_sources,
 )
+from genesis_fn.compiler.loop_ir.domains import IterationDomain, common_domain, iteration_domain
 from genesis_fn.compiler.loop_ir.kernel import (
     Infeasible,
-    IterationDomain,
     KernelIR,
     SliceStore,
     build_kernel,
-    common_domain,
     is_reduction,
-    iteration_domain,
     peak_live,
     reduced_axes,
 )
@@ -233,21 +231,15 @@ class _FusionState:
         domain: IterationDomain,
         stored: Iterable[Var] | None = None,
         columns: frozenset[Var] = frozenset(),
+        begun: KernelIR | None = None,
     ) -> KernelIR:
-        """The kernel that computes `roots`, of which `stored` go to memory. Raises Infeasible."""
-        graph = self.graph
-        kept = set(roots if stored is None else stored)
-        max_instrs = 4 * _MAX_INSTRUCTIONS
+        """The kernel that computes `roots`, of which `stored` go to memory; `begun` is that of the
+        first of them. Raises Infeasible."""
+        known, kept = self.graph, set(roots if stored is None else stored)
         return build_kernel(
-            graph.producer,
-            graph.materialized,
-            roots,
-            domain,
-            kept,
-            self.slice_stores,
-            max_instrs,
-            columns,
-        )
+            known.producer, known.materialized, roots, domain, kept, self.slice_stores,
+            4 * _MAX_INSTRUCTIONS, columns, begun,
+        )  # fmt: skip
 
     def _add(self, group: FusionGroup) -> int:
         number = self._next
@@ -346,7 +338,8 @@ class _FusionState:
         # Program order, whatever the order of merges: equal layers then share generated kernels.
         roots = sorted(x.roots + y.roots, key=self.graph.position.__getitem__)
         try:
-            kernel = self.build(roots, domain, None, columns)
+            begun = x.kernel if roots[0] in x.roots else y.kernel
+            kernel = self.build(roots, domain, None, columns, begun)
         except Infeasible:
             return False
         loads = kernel.loads

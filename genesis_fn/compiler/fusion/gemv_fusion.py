@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from genesis_fn.compiler.loop_ir.kernel import IterationDomain, KernelIR
+from genesis_fn.compiler.loop_ir.domains import IterationDomain
+from genesis_fn.compiler.loop_ir.kernel import KernelIR
 from genesis_fn.compiler.loop_ir.layouts import pitched_product_p
 from genesis_fn.compiler.simplify.rewriter import FEW_ROWS
 from genesis_fn.core import dtypes

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from genesis_fn.compiler.fusion.gemv_fusion import FusedMatmul
 from genesis_fn.compiler.fusion.sum_fusion import FusedSum
-from genesis_fn.compiler.loop_ir.kernel import IterationDomain, KernelIR
+from genesis_fn.compiler.loop_ir.domains import IterationDomain
+from genesis_fn.compiler.loop_ir.kernel import KernelIR
 from genesis_fn.core.jaxpr import Eqn, Var
 
 

@@ -14,7 +14,8 @@ from typing import Protocol
 from genesis_fn.compiler.fusion.group import FusionGroup
 from genesis_fn.compiler.fusion.matmul_grouping import grouped_matmul_p
 from genesis_fn.compiler.fusion.value_graph import ValueGraph
-from genesis_fn.compiler.loop_ir.kernel import Infeasible, IterationDomain, KernelIR, SliceStore
+from genesis_fn.compiler.loop_ir.domains import IterationDomain
+from genesis_fn.compiler.loop_ir.kernel import Infeasible, KernelIR, SliceStore
 from genesis_fn.compiler.loop_ir.layouts import pitched_product_p
 from genesis_fn.compiler.target import Target
 from genesis_fn.core.backend.lowering import Elementwise

@@ -11,13 +11,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from genesis_fn.compiler.fusion.value_graph import kind_of
-from genesis_fn.compiler.loop_ir.kernel import (
-    Instr,
-    IterationDomain,
-    KernelIR,
-    iteration_domain,
-    parallel_index,
-)
+from genesis_fn.compiler.loop_ir.domains import IterationDomain, iteration_domain, parallel_index
+from genesis_fn.compiler.loop_ir.kernel import Instr, KernelIR
 from genesis_fn.core import dtypes
 from genesis_fn.core.jaxpr import Eqn, Var
 from genesis_fn.primitives.indexing.gather import take_rows_p

@@ -2,28 +2,27 @@
 
 `build_kernel` walks back from a kernel's roots. Materialized values become loads at the index at
 which they are needed, views only change that index, and everything else is computed in place.
-
-A domain is a shape, some of whose axes are reduced. Loop variable `p` runs over the kept axes and
-`r` over the reduced ones, each in row-major order; a pointwise kernel has no `r`.
-
-A domain of rows may be `row_column`: its kernel then also reduces over `p`, each column by itself
-("column_reduce"), as the backward pass of a norm does. What depends on a column reduction has one
-value for each column and is computed when all rows are done.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from genesis_fn.compiler.loop_ir import lookups
+from genesis_fn.compiler.loop_ir.domains import (
+    IterationDomain,
+    iteration_domain,
+    parallel_index,
+    reduction_index,
+    row_column_domain,
+)
 from genesis_fn.compiler.loop_ir.intervals import interval_of, only_case
 from genesis_fn.compiler.loop_ir.layouts import element_offsets, points
 from genesis_fn.compiler.loop_ir.lookups import Start
 from genesis_fn.compiler.options import enabled
-from genesis_fn.compiler.target import Target
 from genesis_fn.core import dtypes
 from genesis_fn.core.backend import index as ix
 from genesis_fn.core.backend.index import Expr, Guards, Index, IndexGuard
@@ -55,119 +54,10 @@ loop_slice_p = Primitive(
 """x[counter], or x[length - 1 - counter]: a primitive of the compiler's own programs."""
 
 _MOSTLY = 0.75  # of the places of a load: reading all of them moves little more, and needs no mask
-_MIN_ROWS = 256  # of a row-and-column domain
-_MIN_ROW, _MAX_ROW = 32, 8192
 
 
 class Infeasible(Exception):
     """One kernel over this domain cannot compute the roots."""
-
-
-@dataclass(frozen=True, slots=True)
-class IterationDomain:
-    """The iteration space as (size, whether reduced) of each axis, in canonical form: neighbours
-    differ in whether they are reduced, sizes are above 1."""
-
-    axes: tuple[tuple[int, bool], ...]
-    row_column: bool = False
-
-    @property
-    def kept(self) -> int:
-        """The number of values of `p`."""
-        return math.prod([n for n, reduced in self.axes if not reduced])
-
-    @property
-    def reduced(self) -> int:
-        """The number of values of `r`; 1 for a pointwise domain."""
-        return math.prod([n for n, reduced in self.axes if reduced])
-
-    @property
-    def size(self) -> int:
-        """The number of points."""
-        return math.prod([n for n, _ in self.axes])
-
-    @property
-    def inner(self) -> bool:
-        """Whether the innermost axis is a reduced one."""
-        return bool(self.axes) and self.axes[-1][1]
-
-    def wants_split(self, target: Target) -> bool:
-        """Whether rows are too few to occupy the GPU, so that each is reduced in several parts."""
-        # A second kernel adds the parts, which only long rows of much data are worth. A row of
-        # neighbours up to `_MAX_ROW` would have a single part: one is two chunks of 4,096 at least.
-        least = _MAX_ROW + 1 if self.inner else 1024
-        if self.row_column or self.reduced < least or self.size < 1 << 15:
-            return False
-        return (self.kept if self.inner else -(-self.kept // 64)) < 2 * target.processors
-
-    def position(self) -> Expr:
-        """The row-major position of a point."""
-        p = iter(
-            ix.unravel(parallel_index(self.kept), tuple([n for n, red in self.axes if not red]))
-        )
-        r = iter(
-            ix.unravel(reduction_index(self.reduced), tuple([n for n, red in self.axes if red]))
-        )
-        index = tuple([next(r) if red else next(p) for _, red in self.axes])
-        return ix.ravel(index, tuple([n for n, _ in self.axes]))
-
-
-def parallel_index(size: int) -> Expr:
-    """The variable over kept axes."""
-    return ix.var("p", size)
-
-
-def reduction_index(size: int) -> Expr:
-    """The variable over reduced axes."""
-    return ix.var("r", size)
-
-
-def iteration_domain(shape: Sequence[int], axes: Collection[int] = ()) -> IterationDomain:
-    """The domain of a shape of which `axes` are reduced."""
-    # Canonical, so that shapes that a reshape turns into each other have equal domains.
-    merged: list[list[Any]] = []
-    for i, n in enumerate(shape):
-        if n == 1:
-            continue
-        if merged and merged[-1][1] == (i in axes):
-            merged[-1][0] *= n
-        else:
-            merged.append([n, i in axes])
-    return IterationDomain(tuple([(n, red) for n, red in merged]))
-
-
-def common_domain(a: IterationDomain, b: IterationDomain) -> IterationDomain | None:
-    """The domain in which the roots of both can be computed, None if there is none."""
-    if a == b:
-        return a
-    if a.reduced > 1 and b.reduced > 1:
-        # Of two reductions, one may run along rows and the other down the columns of the same
-        # matrix: a row-and-column kernel reads it once.
-        for rows, other in ((a, b), (b, a)):
-            if rows.axes == other.axes:
-                return rows if rows.row_column else other
-            if rows.inner and row_column_domain(other) == replace(rows, row_column=True):
-                return row_column_domain(other)
-        return None
-    # Unequal pointwise domains differ in size: both are one flat axis.
-    if a.reduced == 1 and b.reduced == 1:
-        return None
-    # A pointwise root runs in a reduction's loops over all points, or once for each result.
-    loop, flat = (a, b) if a.reduced > 1 else (b, a)
-    sizes = (loop.size, loop.kept, loop.reduced) if loop.row_column else (loop.size, loop.kept)
-    return loop if flat.size in sizes else None
-
-
-def row_column_domain(columns: IterationDomain) -> IterationDomain | None:
-    """The row-and-column domain for a reduction over the leading axis (`columns`), None if its rows
-    are too few, or too long to stay on chip."""
-    if len(columns.axes) != 2 or columns.inner or columns.reduced < _MIN_ROWS:
-        return None
-    if not enabled("row_column_reduce"):
-        return None
-    if not _MIN_ROW <= columns.kept <= _MAX_ROW:
-        return None
-    return IterationDomain(((columns.reduced, False), (columns.kept, True)), row_column=True)
 
 
 class Literal:
@@ -236,6 +126,10 @@ class Instr:
         self.names, self.level, self.eqn = names, level, eqn
         self.after_column_reduce, self.approximate = after_column_reduce, approximate
 
+    def copy(self) -> Instr:
+        """One that can be marked by itself."""
+        return Instr(*[getattr(self, name) for name in self.__slots__])
+
     def operands(self) -> list[int]:
         """The instructions that this one uses."""
         return [a for a in self.args if type(a) is int]
@@ -287,6 +181,31 @@ class KernelIR:
         self.root_offsets: dict[Var, Expr] = {}
         self._values: dict[Var, list[int] | None] = {}
         self.stores: list[tuple[Var, Expr, int]] = []
+
+    def continued(
+        self, roots: Sequence[Var], stored: Collection[Var], columns: Collection[Var]
+    ) -> KernelIR | None:
+        """A copy to which those of `roots` that it lacks can be added; None where the kernel of all
+        of them is another from its beginning on."""
+        mine, lacking = self.root_offsets, {*roots[len(self.root_offsets) :]}
+        if [*mine] != roots[: len(mine)]:
+            return None
+        for now, then in ((self.stored, stored), (self.columns, columns)):
+            if {*now} != {v for v in then if v in mine}:
+                return None
+        # What it loads and the other roots compute is a value of the kernel of all.
+        if any([i.op == "load" and i.meta[0] in lacking for i in self.instrs]):
+            return None
+        other = KernelIR(
+            self.producer, self.materialized, self.domain, stored, self.max_instrs, columns
+        )
+        for name in (
+            "counters", "checks", "starts", "_seen", "_memo", "_reversed", "root_offsets",
+            "_values", "stores",
+        ):  # fmt: skip
+            setattr(other, name, getattr(self, name).copy())
+        other.instrs = [i.copy() for i in self.instrs]
+        return other
 
     def store(self, v: Var, slice_store: SliceStore | None) -> None:
         """Compute a result, and write it to memory if it is stored there."""
@@ -728,10 +647,17 @@ def build_kernel(
     slice_stores: dict[Var, SliceStore],
     max_instrs: int,
     columns: Collection[Var],
+    begun: KernelIR | None = None,
 ) -> KernelIR:
     """The kernel over `domain` that computes `roots`; those in `slice_stores` are written into a
-    slice of another value's buffer. Raises Infeasible."""
-    kernel = KernelIR(producer, materialized, domain, stored, max_instrs, columns)
+    slice of another value's buffer. `begun` is the kernel of the first of the roots, if there is
+    one, from which this one goes on where it can. Raises Infeasible."""
+    kernel = None
+    if begun is not None and begun.domain == domain:
+        kernel = begun.continued(roots, stored, columns)
+    if kernel is None:
+        kernel = KernelIR(producer, materialized, domain, stored, max_instrs, columns)
+    roots = roots[len(kernel.root_offsets) :]
     # All offsets first: a root that reads another one needs to know which element is at hand.
     for v in roots:
         kernel.root_offsets[v] = kernel.root_offset(v)

@@ -20,7 +20,8 @@ from collections.abc import Collection
 from typing import Any, NamedTuple
 
 from genesis_fn.compiler.fusion.value_graph import kind_of
-from genesis_fn.compiler.loop_ir.kernel import is_reduction, iteration_domain, reduced_axes
+from genesis_fn.compiler.loop_ir.domains import iteration_domain
+from genesis_fn.compiler.loop_ir.kernel import is_reduction, reduced_axes
 from genesis_fn.compiler.options import enabled
 from genesis_fn.compiler.target import Target
 from genesis_fn.core import dtypes

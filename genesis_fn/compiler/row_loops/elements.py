@@ -14,7 +14,8 @@ import math
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
-from genesis_fn.compiler.loop_ir.kernel import Infeasible, Instr, IterationDomain, KernelIR, Literal
+from genesis_fn.compiler.loop_ir.domains import IterationDomain
+from genesis_fn.compiler.loop_ir.kernel import Infeasible, Instr, KernelIR, Literal
 from genesis_fn.compiler.row_loops.axes import Axis
 from genesis_fn.compiler.row_loops.bodies import classes_of
 from genesis_fn.compiler.row_loops.lanes import SECOND, THIRD, Lanes
