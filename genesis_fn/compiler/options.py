@@ -33,6 +33,7 @@ PASSES = {
     "rotations": "concatenations that rotate an array are read at an index modulo its length",
     "overlap": "collectives run on a stream of their own, beside kernels that need none of them",
     "overlays": "what an update at a known place replaces most of is computed where it is read",
+    "counters": "scans carry no number that counts steps, and no array that they write by it",
     "loop_products": "products with constants, and sums of products, leave scans of few rows",
     "row_loops": "loops whose rows do not wait for each other are one kernel each",
     "team_loops": "programs share the rows of loops with matrices too large for one of them",

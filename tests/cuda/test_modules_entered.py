@@ -35,7 +35,7 @@ PROGRAM = {
     "rematerialise_jaxpr": pipeline.rematerialise_jaxpr, "donations": pipeline.donations,
 }  # fmt: skip
 BODY = {
-    "known_indices": pipeline.known_indices,
+    "known_indices": pipeline.known_indices, "counted_scans": pipeline.counted_scans,
     "products_outside": pipeline.products_outside,
     "row_loops": pipeline.row_loops, "joined_iterations": pipeline.joined_iterations,
     "absorb_casts": pipeline.absorb_casts, "shallow_products": pipeline.shallow_products,

@@ -22,10 +22,10 @@ pytestmark = pytest.mark.interpreted
 
 # Those of `schedule` that rewrite equations, in its order; a new one belongs here, too.
 PASSES = [
-    "known_indices", "products_outside", "row_loops", "joined_iterations", "absorb_casts",
-    "shallow_products", "vectors_left", "inner_products", "pitched_products", "group_matmuls",
-    "row_sums", "joined_sums", "stacked_sums", "share_sorts", "random_words", "rotations",
-    "overlays", "computed_reductions", "row_factors", "reductions_by_columns",
+    "known_indices", "counted_scans", "products_outside", "row_loops", "joined_iterations",
+    "absorb_casts", "shallow_products", "vectors_left", "inner_products", "pitched_products",
+    "group_matmuls", "row_sums", "joined_sums", "stacked_sums", "share_sorts", "random_words",
+    "rotations", "overlays", "computed_reductions", "row_factors", "reductions_by_columns",
 ]  # fmt: skip
 rng = np.random.default_rng(17)
 
@@ -50,6 +50,12 @@ def rotated(x: Any) -> Any:
     return lax.fori_loop(0, 3, lambda _, x: 0.5 * x + gnp.roll(x, 1, 0) * gnp.roll(x, -1, 1), x)
 
 
+def collected(x: Any, out: Any) -> Any:
+    step = lambda i, c: (gnp.sin(c[0] + c[1][i]), c[1].at[i].set(c[0]))
+    x, out = lax.fori_loop(0, 4, step, (x, out))
+    return gnp.sum(x) + gnp.sum(out**2)
+
+
 PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "vectors": (lambda x, v: (x @ v, v @ v, gnp.sum(x * v)), (drawn(40, 30), drawn(30))),
     "few terms": (lambda x, w: gnp.tanh(x @ w), (drawn(40, 2), drawn(2, 30))),
@@ -57,6 +63,7 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "groups": (lambda x, a, b: x @ a + x @ b, (drawn(64, 48), drawn(48, 32), drawn(48, 32))),
     "loop": (gf.grad(cell), (drawn(16, 16), drawn(9, 5, 16))),
     "stencil": (rotated, (drawn(24, 24),)),
+    "counted": (gf.grad(collected), (drawn(9), drawn(5, 9))),
     "lookups": (
         gf.grad(lambda x, i, j: gnp.sum(gnp.sin(x[i, j]))),
         (drawn(9, 30, 4), numbers(9, 50), numbers(30, 50)),

@@ -64,6 +64,7 @@ from genesis_fn.compiler.rewrites.row_sums import row_sums
 from genesis_fn.compiler.rewrites.shallow import shallow_products
 from genesis_fn.compiler.rewrites.vectors import inner_products, vectors_left
 from genesis_fn.compiler.row_loops.row_loops import row_loops
+from genesis_fn.compiler.scans.counted import counted_scans
 from genesis_fn.compiler.scans.products import products_outside
 from genesis_fn.compiler.simplify.collectives import contiguous_collectives
 from genesis_fn.compiler.simplify.convolutions import laid_convolutions
@@ -167,6 +168,9 @@ def schedule(
     describes the arguments, and calls this function for the bodies that it meets."""
     # What is indexed by constants is a slice, or needs no sort and no atomics.
     jaxpr = known_indices(jaxpr)
+
+    # What a loop's counter decides is nothing that it carries.
+    jaxpr = counted_scans(jaxpr)
 
     # Multiply the rows of all steps at once, where a step need not.
     jaxpr = products_outside(jaxpr)

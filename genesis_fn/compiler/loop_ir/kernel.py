@@ -7,7 +7,7 @@ which they are needed, views only change that index, and everything else is comp
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Container, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -159,7 +159,7 @@ class KernelIR:
     def __init__(
         self,
         producer: dict[Var, Eqn],
-        materialized: Collection[Var],
+        materialized: Container[Var],
         domain: IterationDomain,
         stored: Collection[Var],
         max_instrs: int,
@@ -544,21 +544,10 @@ class KernelIR:
         """(where component k of a lookup's window begins, the instruction that has computed it if
         that may be out of bounds). Starts that are to be checked are added to `checked`."""
         if type(start.value) is int:
-            n = start.value
-            n += start.length if start.wraps and n < 0 else 0
-            return ix.const(min(max(n, 0), start.count - 1)), None
-        assert type(start.value) is Var
-        n = self.at(start.value, start.index, guards)
-        kind = self.instrs[n].dtype
-        if start.wraps and not dtypes.is_unsigned(kind):
-            if start.length > dtypes.iinfo(kind).max:
-                kind = dtypes.I32 if start.length < 2**31 else dtypes.I64
-                n = self._emit("map", (n,), (convert_p, (("dtype", kind),), False), kind)
-            wrapped = self._map(add.prim, n, Literal(start.length), dtype=kind)
-            below = self._map(lt.prim, n, Literal(0), dtype=dtypes.BOOL)
-            n = self._map(select_p, below, wrapped, n, dtype=kind)
+            return start.number, None
+        n = self._start(start, guards)
         known = lookups.known_index(self.instrs, n)
-        if known is not None and 0 <= known.lo and known.hi < start.count:
+        if known is not None and start.has(known):
             return known, None
         check, limits = None, interval_of(self.instrs, n)
         fits = limits is not None and 0 <= limits[0] and limits[1] < start.count
@@ -578,6 +567,20 @@ class KernelIR:
             checked.append(self._memo[key])
         name = self.instrs[self._memo[key]].meta[0]
         return ix.var(name, start.count), None if fits else n
+
+    def _start(self, start: Start, guards: Guards) -> int:
+        """The instruction of where a window begins, as a program has computed it."""
+        assert type(start.value) is Var
+        n = self.at(start.value, start.index, guards)
+        kind = self.instrs[n].dtype
+        if start.wraps and not dtypes.is_unsigned(kind):
+            if start.length > dtypes.iinfo(kind).max:
+                kind = dtypes.I32 if start.length < 2**31 else dtypes.I64
+                n = self._emit("map", (n,), (convert_p, (("dtype", kind),), False), kind)
+            wrapped = self._map(add.prim, n, Literal(start.length), dtype=kind)
+            below = self._map(lt.prim, n, Literal(0), dtype=dtypes.BOOL)
+            n = self._map(select_p, below, wrapped, n, dtype=kind)
+        return n
 
     def _map(self, prim: Primitive, *args: int | Literal, dtype: DType) -> int:
         return self._emit("map", args, (prim, (), False), dtype)

@@ -40,6 +40,17 @@ class Start:
     wraps: bool = False
     length: int = 0
 
+    @property
+    def number(self) -> Expr:
+        """Where a window begins that does so at a number."""
+        assert type(self.value) is int
+        n = self.value + (self.length if self.wraps and self.value < 0 else 0)
+        return ix.const(min(max(n, 0), self.count - 1))
+
+    def has(self, first: Expr) -> bool:
+        """Whether the window may begin there."""
+        return 0 <= first.lo and first.hi < self.count
+
 
 @dataclass(frozen=True, slots=True)
 class LookupWindow:

@@ -8,19 +8,23 @@ and a class of which one axis is contracted, reduced, sliced or otherwise mixed 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
+from genesis_fn.compiler.loop_ir import lookups
 from genesis_fn.compiler.loop_ir.kernel import Infeasible, reduced_axes
+from genesis_fn.compiler.loop_ir.known_places import by_index, known_place
 from genesis_fn.core.backend import index as ix
-from genesis_fn.core.backend.lowering import Elementwise, Reduce, Source, View
+from genesis_fn.core.backend.index import Expr, Index
+from genesis_fn.core.backend.lowering import Elementwise, Reduce, View
 from genesis_fn.core.jaxpr import Eqn, Jaxpr, Var
 from genesis_fn.core.primitive import Primitive
 from genesis_fn.primitives.dot_general import dot_general_p, free_dims
-from genesis_fn.primitives.indexing.gather import take_rows_p
+from genesis_fn.primitives.indexing.gather import gather_p, take_rows_p
+from genesis_fn.primitives.indexing.indexing import dynamic_slice_p
 from genesis_fn.primitives.random_bits import key_hash_p, random_bits_p
 from genesis_fn.primitives.reductions.reduce import reduce_or_p
-from genesis_fn.primitives.shape import concatenate_p
+from genesis_fn.primitives.shape import concatenate_p, copy_p
 from genesis_fn.transforms.control_flow.conditionals import cond_p
 from genesis_fn.transforms.control_flow.loops import while_p
 from genesis_fn.transforms.control_flow.scanning import scan_p
@@ -35,10 +39,12 @@ class AxisClasses:
     elements change places as well (by slices, reversals, concatenations), which threads that hold
     one element each cannot do. With `parts` a slice of an axis, and a piece of a concatenated one,
     is none that moved: it has threads of its own, and only the longer axis must not be held by any.
+    `producer` are the equations of values that are seen, `outer` those of values around the loop.
     """
 
-    def __init__(self, parts: bool = False) -> None:
+    def __init__(self, parts: bool = False, outer: Mapping[Var, Eqn] | None = None) -> None:
         self.parts = parts
+        self.producer: dict[Var, Eqn] = dict(outer or {})
         self.concatenations: list[Eqn] = []
         self._parent: dict[Axis, Axis] = {}
         self._mixed: set[Axis] = set()
@@ -66,6 +72,11 @@ class AxisClasses:
             self.values[a] = self.values[b] = None
             for i in range(min(a.aval.ndim - shift_a, b.aval.ndim - shift_b)):
                 self.join((a, i + shift_a), (b, i + shift_b))
+
+    def alias(self, x: Any, v: Var) -> None:
+        """Relate a value and what a body that does not change it calls it."""
+        self.join_all(x, v)
+        self.producer[v] = Eqn(copy_p, [x], {}, (v,))
 
     def mix(self, axis: Axis, moved: bool = False) -> None:
         """Note that the elements along an axis meet each other."""
@@ -103,14 +114,11 @@ def walk(classes: AxisClasses, jaxpr: Jaxpr) -> None:
         for v in (*e.ins, *e.outs):
             if type(v) is Var:
                 classes.values[v] = None
-        kind = type(e.prim.lowering)
-        if kind is Source or (
-            kind in (Elementwise, View)
-            and classes.known.issuperset([v for v in e.ins if type(v) is Var])
-        ):
+        classes.producer.update(dict.fromkeys(e.outs, e))
+        if by_index(e, classes.known):
             classes.known.update(e.outs)
             continue
-        rule = _RULES.get(e.prim) or _RULES_OF_LOWERINGS.get(kind)
+        rule = _RULES.get(e.prim) or _RULES_OF_LOWERINGS.get(type(e.prim.lowering))
         if rule is None:
             raise Infeasible
         rule(classes, e)
@@ -156,8 +164,7 @@ def _view(c: AxisClasses, e: Eqn) -> None:
     if e.prim is concatenate_p:
         c.concatenations.append(e)
     for k, out in enumerate(e.outs):
-        names = [f"a{i}" for i in range(out.aval.ndim)]
-        at = tuple([ix.var(x, n) for x, n in zip(names, out.aval.shape)])
+        at = _element_of(out)
         for operand, index, conditions in view.pieces(k, at, *avals, **e.params):
             x = e.ins[operand]
             for g in conditions:
@@ -165,16 +172,27 @@ def _view(c: AxisClasses, e: Eqn) -> None:
                     c.mix((out, i), moved=True)
             if type(x) is not Var:
                 continue
-            for j, (here, n) in enumerate(zip(index, x.aval.shape)):
-                same = [i for i in _positions(here.names) if here == at[i]]
-                if same and n == out.aval.shape[same[0]]:
-                    c.join((x, j), (out, same[0]))
-                elif n != 1:
-                    shifted = c.parts and any([here.terms == a.terms for a in at])
-                    longest = max([n, *[out.aval.shape[i] for i in _positions(here.names)]])
-                    c.mix((x, j), moved=not shifted or n == longest)
-                    for i in _positions(here.names):
-                        c.mix((out, i), moved=not shifted or out.aval.shape[i] == longest)
+            for j, here in enumerate(index):
+                _relate(c, (x, j), here, out, at)
+
+
+def _element_of(out: Var) -> Index:
+    """The index of an element of a result, a variable along each axis."""
+    return tuple([ix.var(f"a{i}", n) for i, n in enumerate(out.aval.shape)])
+
+
+def _relate(c: AxisClasses, axis: Axis, here: Expr, out: Var, at: Index) -> None:
+    """Relate an axis of an operand, of which element `at` of a result has the one at `here`."""
+    n = axis[0].aval.shape[axis[1]]
+    same = [i for i in _positions(here.names) if here == at[i]]
+    if same and n == out.aval.shape[same[0]]:
+        c.join(axis, (out, same[0]))
+    elif n != 1:
+        shifted = c.parts and any([here.terms == a.terms for a in at])
+        longest = max([n, *[out.aval.shape[i] for i in _positions(here.names)]])
+        c.mix(axis, moved=not shifted or n == longest)
+        for i in _positions(here.names):
+            c.mix((out, i), moved=not shifted or out.aval.shape[i] == longest)
 
 
 def _positions(names: frozenset[str]) -> Iterator[int]:
@@ -227,20 +245,36 @@ def _key_hash(c: AxisClasses, e: Eqn) -> None:
     c.join_all(data, out)
 
 
-def _take_rows(c: AxisClasses, e: Eqn) -> None:
-    (table, indices), (out,) = e.ins, e.outs
-    if type(table) is not Var or type(indices) is not Var:
+def _lookup(c: AxisClasses, e: Eqn) -> None:
+    if not lookups.is_lookup(e):
         raise Infeasible
-    c.mix((table, 0), moved=True)
-    c.join_all(indices, out)
-    c.join_all(table, out, 1, indices.aval.ndim)
+    table, (out,) = e.ins[0], e.outs
+    at = _element_of(out)
+    window = lookups.window_of(e, at)
+    index: list[Expr | None] = list(window.index)
+    for start in window.starts:
+        if type(start.value) is Var:
+            for j, here in enumerate(start.index):
+                _relate(c, (start.value, j), here, out, at)
+            first = known_place(c.producer, start.value, start.index)
+        else:
+            first = start.number
+        if first is None or not start.has(first):
+            index[start.d] = None
+        else:
+            index[start.d] = ix.add(window.index[start.d], first)
+    for j, here in enumerate(index):
+        if here is None:
+            c.mix((table, j), moved=True)
+        else:
+            _relate(c, (table, j), here, out, at)
 
 
 def _scan(c: AxisClasses, e: Eqn) -> None:
     p, body = e.params, e.params["jaxpr"]
     consts, end = p["consts"], p["consts"] + p["carry"]
     for x, v in zip(e.ins[:consts], body.invars):
-        c.join_all(x, v)
+        c.alias(x, v)
     related_carry(c, body, e.ins[consts:end], body.invars[consts:end], e.outs)
     stacked = [*zip(e.ins[end:], body.invars[end:])]
     stacked += zip(e.outs[p["carry"] :], body.outs[p["carry"] :])
@@ -255,9 +289,9 @@ def _while(c: AxisClasses, e: Eqn) -> None:
     p, cond, body = e.params, e.params["cond"], e.params["body"]
     a, b = p["cond_consts"], p["body_consts"]
     for x, v in zip(e.ins[:a], cond.invars):
-        c.join_all(x, v)
+        c.alias(x, v)
     for x, v in zip(e.ins[a : a + b], body.invars):
-        c.join_all(x, v)
+        c.alias(x, v)
     for v, w in zip(cond.invars[a:], body.invars[b:]):
         c.join_all(v, w)
     related_carry(c, body, e.ins[a + b :], body.invars[b:], e.outs)
@@ -269,7 +303,7 @@ def _while(c: AxisClasses, e: Eqn) -> None:
 def _cond(c: AxisClasses, e: Eqn) -> None:
     for branch in e.params["branches"]:
         for x, v in zip(e.ins[1:], branch.invars):
-            c.join_all(x, v)
+            c.alias(x, v)
         for x, v in zip(e.outs, branch.outs):
             c.join_all(x, v)
         walk(c, branch)
@@ -277,7 +311,8 @@ def _cond(c: AxisClasses, e: Eqn) -> None:
 
 _RULES: dict[Primitive, Callable[[AxisClasses, Eqn], None]] = {
     dot_general_p: _dot_general, random_bits_p: _random_bits, key_hash_p: _key_hash,
-    take_rows_p: _take_rows, scan_p: _scan, while_p: _while, cond_p: _cond,
+    take_rows_p: _lookup, gather_p: _lookup, dynamic_slice_p: _lookup,
+    scan_p: _scan, while_p: _while, cond_p: _cond,
 }  # fmt: skip
 _RULES_OF_LOWERINGS: dict[Any, Callable[[AxisClasses, Eqn], None]] = {
     Elementwise: _elementwise, View: _view, Reduce: _reduce,

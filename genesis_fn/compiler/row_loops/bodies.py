@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from genesis_fn.compiler.row_loops.axes import AxisClasses, related_carry, walk
@@ -35,14 +36,14 @@ def _fresh(jaxpr: Jaxpr) -> Jaxpr:
     return Jaxpr([env[v] for v in jaxpr.invars], eqns, outs, (), jaxpr.name)
 
 
-def classes_of(e: Eqn, parts: bool = False) -> AxisClasses:
-    """The axis classes of the values of a loop."""
-    classes = AxisClasses(parts)
+def classes_of(e: Eqn, parts: bool, outer: Mapping[Var, Eqn]) -> AxisClasses:
+    """The axis classes of the values of a loop; `outer` are equations around it."""
+    classes = AxisClasses(parts, outer)
     p = e.params
     if e.prim is scan_p:
         body, consts, end = p["jaxpr"], p["consts"], p["consts"] + p["carry"]
         for x, v in zip(e.ins[:consts], body.invars):
-            classes.join_all(x, v)
+            classes.alias(x, v)
         related_carry(classes, body, e.ins[consts:end], body.invars[consts:end], e.outs)
         stacked = [*zip(e.ins[end:], body.invars[end:])]
         stacked += zip(e.outs[p["carry"] :], body.outs[p["carry"] :])

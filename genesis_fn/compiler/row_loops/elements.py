@@ -54,8 +54,9 @@ class RowElements(KernelIR):
 
     Operations beyond those of `Instr`, with their `meta`:
 
-    * "lookup", a row of a table: variable, offset, stride of rows, rows, mode, what is beyond, the
-      number of its check in `checks` or -1
+    * "lookup" at the places that are its operands: variable, offset of the first, the stride and
+      the number of places of each operand, mode, what is beyond, and of each operand its check,
+      (number in `checks`, component of an index), or None
     * "matrix", a constant one: variable, offset in `k` and a lane, depth, lane,
       the lane that it is multiplied along
     * "dot", a tile times a matrix: the precision, lanes
@@ -85,7 +86,7 @@ class RowElements(KernelIR):
         self._speculative = False  # within a branch that may not be chosen
         self.checks: list[Eqn] = []
         self._hoisted = 0
-        self._classes = classes_of(e, parts)
+        self._classes = classes_of(e, parts, outer)
         self._find_rows(e, common)
 
     def _enter(self, e: Eqn) -> None:
@@ -256,7 +257,7 @@ class RowElements(KernelIR):
         if op in ("load", "matrix", "lookup") and block == 0 != self._here:
             if self._hoisted >= _HOISTED and op != "matrix":
                 block = self._here
-        if op == "lookup" and meta[-1] >= 0:
+        if op == "lookup" and any(meta[-1]):
             # A loop that runs no step checks nothing.
             block = max(block, self._here, key=self.depth.__getitem__)
         key = (op, args, meta, dtype, block)

@@ -8,6 +8,8 @@ import math
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
+from genesis_fn.compiler.loop_ir import lookups
+from genesis_fn.compiler.loop_ir.intervals import interval_of
 from genesis_fn.compiler.loop_ir.kernel import Infeasible, Literal, loop_slice_p, reduced_axes
 from genesis_fn.compiler.row_loops.elements import MAX_UNROLLED, RowElements
 from genesis_fn.core import dtypes
@@ -18,7 +20,7 @@ from genesis_fn.core.dtypes import DType
 from genesis_fn.core.jaxpr import Eqn, Var
 from genesis_fn.primitives import elementwise as ops
 from genesis_fn.primitives.dot_general import dot_general_p, free_dims
-from genesis_fn.primitives.indexing.gather import take_rows_p
+from genesis_fn.primitives.indexing.gather import fill_value
 from genesis_fn.primitives.random_bits import key_hash_p, random_bits_p
 from genesis_fn.transforms.control_flow.conditionals import cond_p
 from genesis_fn.transforms.control_flow.loops import while_p
@@ -41,7 +43,7 @@ class RowEquations(RowElements):
             return self._random_bits(e, at, guards)
         if e.prim is key_hash_p:
             return self._key_hash(e, at, guards)
-        if e.prim is take_rows_p:
+        if lookups.is_lookup(e):
             return self._lookup(e, at, guards)
         if e.prim is cond_p:
             return self._chosen(v, e, at, guards)
@@ -296,32 +298,52 @@ class RowEquations(RowElements):
     # ---- lookups and branches ----
 
     def _lookup(self, e: Eqn, at: Index, guards: Guards) -> int:
-        """A row of a table in memory, whose number the row has computed."""
-        (table, indices), mode = e.ins, e.params["mode"]
-        if indices.aval.dtype.itemsize > 4 or guards:
+        """An element of an array in memory, at places that the row has computed."""
+        if guards:
             raise Infeasible
-        count = table.aval.shape[0]
-        row, rest = at[: indices.aval.ndim], at[indices.aval.ndim :]
-        found = self._in_memory(table, (ix.var("k", count), *rest))
+        window, mode, dtype = lookups.window_of(e, at), lookups.mode_of(e), e.outs[0].aval.dtype
+        index, computed = list(window.index), []
+        for k, start in enumerate(window.starts):
+            if type(start.value) is int:
+                first = start.number
+            else:
+                n = self._start(start, guards)
+                first = lookups.known_index(self.instrs, n)
+                if first is None or not start.has(first):
+                    first = ix.var(f"k{k}", start.count)
+                    computed.append((n, first, self._check_of(e, k, n, start.count)))
+            index[start.d] = ix.add(index[start.d], first)
+        if not computed:
+            return self.at(e.ins[0], tuple(index), guards)
+        found = self._in_memory(e.ins[0], tuple(index), sliced=True)
         if found is None:
             raise Infeasible
         source, index = found
-        offset = ix.ravel(index, source.aval.shape)
-        strides = [n for atom, n in offset.terms.items() if atom.key[:2] == ("var", "k")]
-        first = ix.substitute(offset, "k", ix.ZERO)
-        if "k" in first.names or len(strides) > 1:
-            raise Infeasible
-        number = self.at(indices, row, guards)
-        check = -1
-        if mode == "check":
-            if self._speculative:
-                raise Infeasible  # what is not chosen must not be checked
-            if e not in self.checks:
-                self.checks.append(e)
-            check = self.checks.index(e)
-        stride = strides[0] if strides else 0
-        meta = (source, first, stride, count, mode, e.params["fill_value"], check)
-        return self._emit("lookup", (number,), meta, table.aval.dtype, first.names)
+        offset, strides = ix.ravel(index, source.aval.shape), []
+        for _, start, _ in computed:
+            (name,) = start.names
+            terms = [n for atom, n in offset.terms.items() if atom.key[:2] == ("var", name)]
+            offset = ix.substitute(offset, name, ix.ZERO)
+            if len(terms) > 1 or name in offset.names:
+                raise Infeasible
+            strides.append(sum(terms))
+        numbers, at_most, checks = zip(*[(n, start.hi + 1, check) for n, start, check in computed])
+        beyond = fill_value(e.params["fill_value"], dtype) if mode == "fill" else None
+        meta = (source, offset, tuple(strides), at_most, mode, beyond, checks)
+        return self._emit("lookup", numbers, meta, dtype, offset.names)
+
+    def _check_of(self, e: Eqn, k: int, n: int, count: int) -> tuple[int, int] | None:
+        """The check of component k of a lookup's places, instruction n: None if it needs none."""
+        if lookups.mode_of(e) != "check":
+            return None
+        limits = interval_of(self.instrs, n)
+        if limits is not None and 0 <= limits[0] and limits[1] < count:
+            return None
+        if self._speculative:
+            raise Infeasible  # what is not chosen must not be checked
+        if e not in self.checks:
+            self.checks.append(e)
+        return self.checks.index(e), k
 
     def _chosen(self, v: Var, e: Eqn, at: Index, guards: Guards) -> int:
         """The result of the branch that is chosen, of all branches' results."""

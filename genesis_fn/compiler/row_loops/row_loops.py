@@ -11,6 +11,7 @@ import functools
 import math
 
 from genesis_fn.compiler.loop_ir.kernel import Infeasible, loop_slice_p
+from genesis_fn.compiler.loop_ir.known_places import by_index, is_exact
 from genesis_fn.compiler.options import enabled
 from genesis_fn.compiler.row_loops.nest import RowNest
 from genesis_fn.compiler.row_loops.team import LEAST_PART, TeamNest
@@ -40,13 +41,17 @@ def row_loops(jaxpr: Jaxpr, target: Target) -> Jaxpr:
     if not wanted or not any(e.prim in (scan_p, while_p) for e in jaxpr.eqns):
         return jaxpr
     outer: dict[Var, Eqn] = {}
+    known: set[Var] = set()  # by their index alone
     eqns = []
     for e in jaxpr.eqns:
         eqns += _row_loop(e, outer, target) if e.prim in (scan_p, while_p) else [e]
-        # What is known by its index, or only moved. A slice of a loop around this one is an array:
-        # that loop's counter lies in memory.
-        view = type(e.prim.lowering) is View and not e.prim.lowering.joins
-        if type(e.prim.lowering) is Source or (view and e.prim is not loop_slice_p):
+        if by_index(e, known):
+            known.update(e.outs)
+        # What is only moved, or known by its index, but for floats, which may take long. A slice of
+        # a loop around this one is an array: that loop's counter lies in memory.
+        how = e.prim.lowering
+        moved = type(how) is View and not how.joins and e.prim is not loop_slice_p
+        if type(how) is Source or moved or (is_exact(e) and known.issuperset(e.outs)):
             outer.update(dict.fromkeys(e.outs, e))
     return Jaxpr(jaxpr.invars, eqns, jaxpr.outs, jaxpr.labels, jaxpr.name)
 

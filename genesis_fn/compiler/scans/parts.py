@@ -37,7 +37,8 @@ class ScanBody:
 class ScanChanges:
     """What becomes of a scan: equations ahead of it, first in its body (`prelude`) and last, and
     behind it; `carry` (first value, body's input, body's output, result), `ys` (body's output,
-    result), `xs` (operand, body's input) that are new, `gone` equations of the body."""
+    result), `xs` (operand, body's input) that are new, what stands in the place of equations of the
+    body (`instead`)."""
 
     ahead: list[Eqn] = field(default_factory=list)
     prelude: list[Eqn] = field(default_factory=list)
@@ -46,7 +47,7 @@ class ScanChanges:
     carry: list[tuple[Any, Var, Any, Var]] = field(default_factory=list)
     ys: list[tuple[Any, Var]] = field(default_factory=list)
     xs: list[tuple[Var, Var]] = field(default_factory=list)
-    gone: set[Eqn] = field(default_factory=set)
+    instead: dict[Eqn, list[Eqn]] = field(default_factory=dict)
     changed: bool = False
 
     def stacked(self, body: ScanBody, v: Var) -> Any:
@@ -64,18 +65,23 @@ class ScanChanges:
         """Whether there is a stack of the values of `v`."""
         return v in body.xs or any([y is v for y, _ in self.ys])
 
+    def give(self, result: Var) -> None:
+        """Have the last equation behind the scan give one of its results."""
+        self.behind.append(self.behind.pop().replace(outs=(result,)))
+
     def applied(self, body: ScanBody) -> tuple[list[Eqn], Eqn, list[Eqn]]:
         """(equations ahead, the scan, equations behind)."""
         e, jaxpr = body.e, body.jaxpr
         p = e.params
         consts, end = p["consts"], p["consts"] + p["carry"]
         outs = [c[2] for c in self.carry] + [y for y, _ in self.ys]
-        invars = jaxpr.invars[:consts] + [c[1] for c in self.carry]
-        invars += [*jaxpr.invars[end:], *[v for _, v in self.xs]]
-        kept = [x for x in jaxpr.eqns if x not in self.gone]
-        inner = Jaxpr(invars, _live([*self.prelude, *kept, *self.body], outs), outs, (), jaxpr.name)
-        ins = [*e.ins[:consts], *[c[0] for c in self.carry], *e.ins[end:]]
-        ins += [x for x, _ in self.xs]
+        kept = [y for x in jaxpr.eqns for y in self.instead.get(x, [x])]
+        eqns = _live([*self.prelude, *kept, *self.body], outs)
+        read = {i for x in eqns for i in x.ins}.union(outs)
+        xs = [*zip(e.ins[end:], jaxpr.invars[end:])] + [x for x in self.xs if x[1] in read]
+        invars = [*jaxpr.invars[:consts], *[c[1] for c in self.carry], *[v for _, v in xs]]
+        inner = Jaxpr(invars, eqns, outs, (), jaxpr.name)
+        ins = [*e.ins[:consts], *[c[0] for c in self.carry], *[x for x, _ in xs]]
         params = {**p, "jaxpr": inner, "carry": len(self.carry), "residuals": None}
         results = [c[3] for c in self.carry] + [w for _, w in self.ys]
         # What leaves a loop stays in its pass.

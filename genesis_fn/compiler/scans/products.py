@@ -113,7 +113,7 @@ def _ahead(body: ScanBody, changes: ScanChanges, e: Eqn) -> None:
         changes.prelude.append(
             Eqn(transpose_p, [row], {"permutation": axes}, (out,), e.where, e.backward, e.numerics)
         )
-    changes.gone.add(e)
+    changes.instead[e] = []
     changes.changed = True
 
 

@@ -155,7 +155,7 @@ def _mul_tangent(
     summed = {**params, "kind": "add"}
 
     def others() -> Any:
-        if params["unique_indices"]:
+        if _are_apart(indices, params):
             return _read_back(x, indices, typeof(u), params["dimension_numbers"], mode)
         # Divide the product of the nonzero factors by u_j, and count the zeros.
         zero = eq(u, 0)
@@ -219,11 +219,18 @@ def _scatter_transpose(
         return [back, None, None]
     read = _read_back(ct, indices, of_updates, numbers, mode)
     # Overlapping windows overwrite each other: only the one that the result holds gets a cotangent.
-    if kind == "set" and not params["unique_indices"]:
+    if kind == "set" and not _are_apart(indices, params):
         read = select(
             _surviving_updates(typeof(ct), indices, of_updates, params), read, zero_of(read)
         )
     return [back, None, read]
+
+
+def _are_apart(indices: Any, params: dict[Any, Any]) -> bool:
+    """Whether no two windows overlap: as promised, or since there is one for each operand."""
+    batching = params["dimension_numbers"].scatter_indices_batching_dims
+    counts = [n for i, n in enumerate(typeof(indices).shape[:-1]) if i not in batching]
+    return params["unique_indices"] or math.prod(counts) == 1
 
 
 def _surviving_updates(operand: Aval, indices: Any, updates: Aval, params: dict[Any, Any]) -> Any:

@@ -26,18 +26,18 @@ from genesis_fn.core.primitive import (
     ctx,
     default_device_of,
     typeof,
-    with_weak,
     with_weak_types,
 )
 from genesis_fn.core.types.annotations import ArrayLike, PyTree
 from genesis_fn.primitives import elementwise as ops
-from genesis_fn.primitives.factories import filled, full, instantiate, move_batch
+from genesis_fn.primitives.factories import filled, instantiate, move_batch
 from genesis_fn.transforms.autodiff.linearize import jvp_jaxpr
 from genesis_fn.transforms.batching.batch import batch_jaxpr
 from genesis_fn.transforms.batching.predicated_checks import guarded, has_checks
 from genesis_fn.transforms.control_flow.scanning import (
     carry_mismatch,
     fixed_point,
+    known_number,
     named_scan,
     resolve_carry,
     scan,
@@ -359,14 +359,6 @@ def _known_bound(x: Any) -> int:
     raise TypeError(f"fori_loop: bounds are integers, got {x!r:.60}\n  at {where().describe()}")
 
 
-def _counter(start: Any) -> Any:
-    """The first index: a number of the program, by which it can tell what the index will be."""
-    kind = dtypes.scalar_dtype(int)
-    if type(start) is not int or not dtypes.iinfo(kind).min <= start <= dtypes.iinfo(kind).max:
-        return as_array(start)
-    return with_weak(full((), start, kind), True)
-
-
 def _known_bounds(lower: Any, upper: Any) -> tuple[Any, int] | None:
     """(the first index, the number of steps) where both bounds are known, as those of eager
     derivatives are, else None: also where a traced one is no whole number. The index is a tracer
@@ -435,7 +427,7 @@ def fori_loop(
         functools.update_wrapper(step, body_fun)  # messages call the body by the user's name
         names = ["", *(f"fori_loop: the value{p}" for p in tree.paths(init_val))]
         with default_device_of(tree.leaves(init_val)):
-            init = (_counter(start), init_val)
+            init = (as_array(known_number(start)), init_val)
         (_, value), _ = named_scan(step, init, None, length, False, unroll, "strict", names)
         return value
     with default_device_of(tree.leaves((lower, upper, init_val))):

@@ -34,7 +34,7 @@ from genesis_fn.core.primitive import (
 )
 from genesis_fn.core.types.annotations import Array, PyTree
 from genesis_fn.primitives.elementwise import add, convert
-from genesis_fn.primitives.factories import filled, instantiate, move_batch, zeros
+from genesis_fn.primitives.factories import filled, full, instantiate, move_batch, zeros
 from genesis_fn.transforms.autodiff.linearize import jvp_jaxpr, linearize_jaxpr
 from genesis_fn.transforms.autodiff.transpose import transpose_flat
 from genesis_fn.transforms.batching.batch import batch_jaxpr
@@ -453,6 +453,15 @@ def scan(
     return named_scan(f, init, xs, length, reverse, unroll, carry, names)
 
 
+def known_number(x: Any) -> Any:
+    """An integer of Python as a number of the program, by which that can tell what a loop counts;
+    anything else as it is."""
+    kind = dtypes.scalar_dtype(int)
+    if type(x) is not int or not dtypes.iinfo(kind).min <= x <= dtypes.iinfo(kind).max:
+        return x
+    return with_weak(full((), x, kind), True)
+
+
 def named_scan(
     f: Callable[[PyTree, PyTree], tuple[PyTree, PyTree]],
     init: PyTree,
@@ -468,7 +477,7 @@ def named_scan(
         raise ValueError(f"scan: unroll is a bool or the number of steps at a time, got {unroll}")
     operands = tree.leaves((init, xs))  # Python numbers among them go to the arrays' device
     with default_device_of(operands):
-        inits, carry_tree, weak = flatten_arrays(init, "scan's init")
+        inits, carry_tree, weak = flatten_arrays(tree.map(known_number, init), "scan's init")
         leaves, xs_tree, _ = flatten_arrays(xs, "scan's xs")
     length = _length(leaves, xs, length)
     if _disabled() and length:  # a loop of no step says by its program what it would stack

@@ -434,7 +434,7 @@ class RowWriter:
             address, mask = self._access(i)
             return loaded(f"tl.load({address}{mask})", i.meta[0].aval.dtype)
         if i.op == "lookup":
-            return self._lookup(i, values[0])
+            return self._lookup(i, values)
         if i.op == "matrix":
             return self._matrix(i)
         if i.op == "index":
@@ -481,27 +481,29 @@ class RowWriter:
             address += self._spread_over(i.names - offset.names)
         return f"{pointer} + ({address})", other
 
-    def _lookup(self, i: Instr, index: str) -> str:
-        """An element of row `index` of a table, clamped or masked."""
-        table, rest, stride, count, mode, fill, check = i.meta
-        if check >= 0:
-            self._check(i, index, count, self.sites[check] * SITES)
-        pointer = self._pointer(table, False)
-        dtype = table.aval.dtype
-        at = f"tl.minimum(tl.maximum({index}, 0), {count - 1}).to(tl.int64)"
+    def _lookup(self, i: Instr, indices: Sequence[str]) -> str:
+        """An element of an array at `indices`, clamped or masked."""
+        table, rest, strides, counts, mode, fill, checks = i.meta
+        dtype, pointer = table.aval.dtype, self._pointer(table, False)
+        address, inside = [self._address(rest)], []
+        for n, index, stride, count, check in zip(i.args, indices, strides, counts, checks):
+            if check is not None:
+                number, component = check
+                self._check(n, index, count, self.sites[number] * SITES + component)
+            held = f"tl.minimum(tl.maximum({index}, 0), {count - 1}).to(tl.int64)"
+            address.append(f"{held} * {stride}")
+            inside += [f"({index} >= 0)", f"({index} < {count})"]
         mask = self._mask(i.names, ())
         other = f", {mask}, other={_zero(table)}" if mask else ""
-        text = loaded(
-            f"tl.load({pointer} + ({at} * {stride} + {self._address(rest)}){other})", dtype
-        )
+        text = loaded(f"tl.load({pointer} + ({' + '.join(address)}){other})", dtype)
         if mode != "fill":
             return text
-        inside = f"({index} >= 0) & ({index} < {count})"
-        return f"tl.where({inside}, {text}, {rounded(literal(fill, dtype), dtype)})"
+        fill = rounded(literal(fill, dtype), dtype)
+        return f"tl.where({' & '.join(inside)}, {text}, {fill})"
 
-    def _check(self, i: Instr, index: str, count: int, site: int) -> None:
-        """Flag an error for the rows whose index is none of a table's."""
-        of = self.nest.instrs[i.args[0]]
+    def _check(self, n: int, index: str, count: int, site: int) -> None:
+        """Flag an error for the rows whose index, instruction n, is none of `count`."""
+        of = self.nest.instrs[n]
         shape = self._shape(of.names) or "(1,)"
         bad = f"({index} < 0) | ({index} >= {count})"
         mask = self._mask(of.names, ())

@@ -1,0 +1,233 @@
+"""Loops that count, and that write arrays part by part: their values, and what they carry."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from programs import run
+
+import genesis_fn as g
+from genesis_fn.backends.cuda import pipeline
+from genesis_fn.core.jaxpr import Jaxpr
+from genesis_fn.transforms.control_flow.scanning import scan_p
+
+NAMES = "lax", "vmap", "grad"
+OURS, JAX = [
+    SimpleNamespace(np=m.numpy, **{name: getattr(m, name) for name in NAMES}) for m in (g, jax)
+]
+
+
+def normal(*shape: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+# ---- programs, of a library's names ----
+
+
+def collected(xp: Any, steps: int, write: Callable) -> Callable:
+    """What a loop writes into an array that it is given, and what is left of its state."""
+
+    def run(x: Any, out: Any) -> Any:
+        def step(i: Any, carry: Any) -> Any:
+            x, out = carry
+            return xp.np.tanh(x) * 1.5, write(xp, out, i, x)
+
+        return xp.lax.fori_loop(0, steps, step, (x, out))
+
+    return run
+
+
+def rows(xp: Any, out: Any, i: Any, x: Any) -> Any:
+    return out.at[i].set(x)
+
+
+def columns_backwards(xp: Any, out: Any, i: Any, x: Any) -> Any:
+    return out.at[:, out.shape[1] - 1 - i].set(x)
+
+
+def later_rows(xp: Any, out: Any, i: Any, x: Any) -> Any:
+    return out.at[i + 2].set(x)
+
+
+def added(xp: Any, out: Any, i: Any, x: Any) -> Any:
+    return out.at[i + 1].add(x)
+
+
+def blocks(xp: Any, out: Any, i: Any, x: Any) -> Any:
+    block = xp.np.stack([x, x + 1, -x], axis=1)
+    return xp.lax.dynamic_update_slice(out, block, (0, 3 * i))
+
+
+def blocks_backwards(xp: Any, out: Any, i: Any, x: Any) -> Any:
+    block = xp.np.stack([x, x + 1, -x], axis=0)
+    return xp.lax.dynamic_update_slice(out, block, (out.shape[0] - 3 - 3 * i, 0))
+
+
+def changed(xp: Any, out: Any, i: Any, x: Any) -> Any:
+    return out.at[i].set(0.5 * out[i] + x)
+
+
+def scaled_columns(xp: Any, out: Any, i: Any, x: Any) -> Any:
+    part = xp.lax.dynamic_slice(out, (0, 2 * i), (out.shape[0], 2))
+    return xp.lax.dynamic_update_slice(out, part * x[:, None], (0, 2 * i))
+
+
+def same_twice(xp: Any, out: Any, i: Any, x: Any) -> Any:
+    return out.at[i // 2].set(x)
+
+
+def beyond(xp: Any, out: Any, i: Any, x: Any) -> Any:
+    return out.at[2 * i].set(x, mode="drop")
+
+
+def last(xp: Any, out: Any, i: Any, x: Any) -> Any:
+    return out.at[i + 1].set(0.5 * out[i] + x)
+
+
+# name: (what a step writes, steps, the array's shape, that of a step's value, whether the loop
+# carries the array all the same)
+WRITES: dict[str, tuple[Callable, int, tuple[int, int], int, bool]] = {
+    "rows": (rows, 6, (6, 33), 33, False),
+    "some rows": (rows, 4, (9, 33), 33, False),
+    "two rows": (rows, 2, (4, 33), 33, False),
+    "columns backwards": (columns_backwards, 5, (33, 5), 33, False),
+    "later rows": (later_rows, 4, (7, 33), 33, False),
+    "added": (added, 5, (7, 33), 33, False),
+    "added to few": (added, 2, (9, 33), 33, True),
+    "blocks": (blocks, 4, (33, 12), 33, False),
+    "some blocks": (blocks, 3, (33, 12), 33, False),
+    "blocks backwards": (blocks_backwards, 4, (12, 33), 33, False),
+    "changed": (changed, 6, (6, 33), 33, False),
+    "some changed": (changed, 4, (9, 33), 33, False),
+    "scaled columns": (scaled_columns, 3, (33, 7), 33, False),
+    "same twice": (same_twice, 6, (6, 33), 33, True),
+    "beyond": (beyond, 5, (6, 33), 33, True),
+    "last": (last, 5, (6, 33), 33, True),
+}
+
+
+@pytest.fixture
+def scans(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many values each loop of the programs carries."""
+    found: list[int] = []
+    once = pipeline.counted_scans
+
+    def noted(jaxpr: Jaxpr) -> Jaxpr:
+        made = once(jaxpr)
+        found.extend(e.params["carry"] for e in made.eqns if e.prim is scan_p)
+        return made
+
+    monkeypatch.setattr(pipeline, "counted_scans", noted)
+    return found
+
+
+def check(ours: Any, theirs: Any, *args: Any) -> None:
+    got = run(ours, *args)
+    want = jax.tree.leaves(theirs(*map(jax.numpy.asarray, args)))
+    for mine, his in zip(got, want, strict=True):
+        assert mine.dtype == his.dtype
+        np.testing.assert_allclose(mine, his, rtol=2e-6, atol=2e-6)
+
+
+@pytest.mark.parametrize("name", WRITES)
+def test_arrays_that_are_written_part_by_part(name: str, scans: list[int]) -> None:
+    write, steps, shape, size, carries = WRITES[name]
+    args = normal(size), normal(*shape, seed=1)
+    check(collected(OURS, steps, write), collected(JAX, steps, write), *args)
+    assert scans[0] == 1 + carries
+
+
+@pytest.mark.parametrize("name", [n for n in WRITES if not WRITES[n][-1]])
+def test_their_gradients(name: str, scans: list[int]) -> None:
+    write, steps, shape, size, _ = WRITES[name]
+
+    def loss(xp: Any) -> Callable:
+        f = collected(xp, steps, write)
+
+        def of(x: Any, out: Any) -> Any:
+            x, out = f(x, out)
+            return xp.np.sum(x) + xp.np.sum(xp.np.sin(out))
+
+        return xp.grad(of, argnums=(0, 1))
+
+    check(loss(OURS), loss(JAX), normal(size), normal(*shape, seed=1))
+    assert scans[:2] == [1, 1]
+
+
+@pytest.mark.parametrize("name", ["rows", "columns backwards", "blocks", "changed"])
+def test_of_each_example(name: str, scans: list[int]) -> None:
+    write, steps, shape, size, _ = WRITES[name]
+    make = lambda xp: xp.vmap(collected(xp, steps, write), (0, None))
+    check(make(OURS), make(JAX), normal(3, size), normal(*shape, seed=1))
+    assert scans[0] == 1
+
+
+def test_numbers_that_count(scans: list[int]) -> None:
+    """By other steps than 1, backwards, in results and in stacks."""
+
+    def make(xp: Any, reverse: bool) -> Callable:
+        def step(carry: Any, x: Any) -> Any:
+            i, j, c = carry
+            c = 0.5 * c + xp.np.sin(x * i)
+            return (i + 3, j + -1, c), (i, j * 2 + 1, xp.np.reshape(i, (1,)), c + j)
+
+        return lambda c, xs: xp.lax.scan(step, (4, 7, c), xs, reverse=reverse)
+
+    for reverse in (False, True):
+        check(make(OURS, reverse), make(JAX, reverse), normal(9), normal(5, 9, seed=1))
+    assert scans == [1, 1]
+
+
+def test_numbers_that_overflow_are_carried(scans: list[int]) -> None:
+    def make(xp: Any) -> Callable:
+        step = lambda i, _: (i + xp.np.int8(9), i)
+        return lambda x: xp.lax.scan(step, xp.np.int8(110) + 0 * x, None, length=5)
+
+    check(make(OURS), make(JAX), np.int8(0))
+
+    def known(xp: Any) -> Callable:
+        step = lambda c, _: ((c[0] + xp.np.int8(9), c[1] * 2), c[0])
+        return lambda x: xp.lax.scan(step, (xp.np.int8(110), x), None, length=5)
+
+    check(known(OURS), known(JAX), normal(7))
+    assert scans[-1] == 2
+
+
+def test_counters_of_nested_loops(scans: list[int]) -> None:
+    """An array that an inner loop writes, row by row of one that the outer loop writes."""
+
+    def make(xp: Any) -> Callable:
+        def outer(i: Any, carry: Any) -> Any:
+            x, out = carry
+
+            def inner(j: Any, carry: Any) -> Any:
+                x, row = carry
+                return xp.np.sin(x) + 0.1 * (i + j), row.at[j].set(x)
+
+            x, row = xp.lax.fori_loop(0, 3, inner, (x, xp.np.zeros((3, *x.shape), "float32")))
+            return x, out.at[i].set(row)
+
+        return lambda x, out: xp.lax.fori_loop(0, 4, outer, (x, out))
+
+    check(make(OURS), make(JAX), normal(9), np.zeros((4, 3, 9), np.float32))
+    assert scans[0] == 1
+
+
+def test_slices_by_a_counter(scans: list[int]) -> None:
+    """The gradient of what a loop reads by its counter is the stack of its steps' gradients."""
+
+    def make(xp: Any) -> Callable:
+        def loss(x: Any, xs: Any, ys: Any) -> Any:
+            n = xs.shape[0]
+            step = lambda i, x: xp.np.tanh(x + xs[i] * ys[:, n - 1 - i])
+            return xp.np.sum(xp.lax.fori_loop(0, n, step, x) ** 2)
+
+        return xp.grad(loss, argnums=(0, 1, 2))
+
+    check(make(OURS), make(JAX), normal(21), normal(5, 21, seed=1), normal(21, 5, seed=2))
+    assert scans[:2] == [1, 1]
