@@ -198,6 +198,36 @@ def test_numbers_that_overflow_are_carried(scans: list[int]) -> None:
     assert scans[-1] == 2
 
 
+def test_loops_that_only_count_are_gone(scans: list[int]) -> None:
+    def make(xp: Any) -> Callable:
+        step = lambda c, _: (c + 2, (c, -c))
+        return lambda x: (
+            xp.lax.fori_loop(0, 9, lambda i, c: c + 5, 2) + x,
+            xp.lax.scan(step, 3, None, length=4),
+        )
+
+    check(make(OURS), make(JAX), np.int32(7))
+    assert not scans
+
+
+def test_what_prints_stays(scans: list[int], capfd: pytest.CaptureFixture[str]) -> None:
+    """Although no result needs what a step prints."""
+
+    def f(x: Any) -> Any:
+        def step(i: Any, carry: Any) -> Any:
+            g.debug.print("at {i}, {y}", i=i, y=carry[1])
+            return carry[0].at[i].set(carry[1]), carry[1] * 2
+
+        return g.lax.fori_loop(0, 3, step, (g.numpy.zeros(3, "float32"), x))
+
+    out, last = run(f, np.float32(1))
+    np.testing.assert_array_equal(out, [1, 2, 4])
+    assert last == 8 and scans == [1]
+    g.effects_barrier()
+    said = capfd.readouterr().out
+    assert "at 0, 1.0" in said and "at 2, 4.0" in said
+
+
 def test_counters_of_nested_loops(scans: list[int]) -> None:
     """An array that an inner loop writes, row by row of one that the outer loop writes."""
 

@@ -17,6 +17,7 @@ from genesis_fn.compiler.options import enabled
 from genesis_fn.compiler.rewrites.row_sums import appended
 from genesis_fn.compiler.scans.parts import ScanBody, ScanChanges
 from genesis_fn.compiler.scans.written import Progression, written
+from genesis_fn.compiler.simplify.rewriter import has_effect
 from genesis_fn.core import dtypes
 from genesis_fn.core.aval import aval
 from genesis_fn.core.backend import index as ix
@@ -144,7 +145,7 @@ def _counted(e: Eqn, known: Mapping[Var, Eqn]) -> list[Eqn]:
         return [e]
     changes.xs += [(made, v) for v, made in scan.counters.items()]
     ahead, made, behind = changes.applied(body)
-    return [*ahead, made, *behind]
+    return [*ahead, made, *behind] if made.outs or has_effect(made) else behind
 
 
 def _counts(

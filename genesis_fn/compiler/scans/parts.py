@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from genesis_fn.compiler.simplify.rewriter import has_effect
 from genesis_fn.core.jaxpr import Eqn, Jaxpr, Var
 
 MOST_STACKED = 1 << 31  # bytes of a value's stack, one for each step
@@ -95,7 +96,7 @@ def _live(eqns: Sequence[Eqn], outs: Sequence[Any]) -> list[Eqn]:
     needed = set(outs)
     kept = []
     for e in reversed(eqns):
-        if any(v in needed for v in e.outs):
+        if has_effect(e) or any(v in needed for v in e.outs):
             needed.update(i for i in e.ins if type(i) is Var)
             kept.append(e)
     return kept[::-1]
