@@ -4,8 +4,8 @@
 
 Makers: `tests/support/fuzz.py` (stacks of transforms, float64), with Fourier transforms and linear
 algebra among the steps (`fuzz_matrices.py`, both types), `fuzz_loops.py` (loops of rows, recurrent
-cells, and their gradients), and `tests/cpu/programs.py` (views, loops, branches and narrow casts,
-float32).
+cells, walks through tables, and their gradients), and `tests/cpu/programs.py` (views, loops,
+branches and narrow casts, float32).
 
 A result may differ by `ULPS` units in the last place of its largest element, and by four times as
 much as the CPU's own result moves when every input moves by one unit. Programs whose results are
@@ -85,6 +85,13 @@ def cells_case(seed: int) -> tuple[Any, list[np.ndarray]]:
     return _in_our_names(CellCase(seed))
 
 
+def walks_case(seed: int) -> tuple[Any, list[np.ndarray]]:
+    """(a function, inputs) of a random loop that looks up numbers, and writes by its counter."""
+    from tests.support.fuzz_loops import WalkCase
+
+    return _in_our_names(WalkCase(seed))
+
+
 def _in_our_names(case: Any) -> tuple[Any, list[np.ndarray]]:
     from types import SimpleNamespace
 
@@ -101,6 +108,7 @@ MAKERS: dict[str, tuple[str, Callable[[int], tuple[Any, list[np.ndarray]]]]] = {
     "stacks": ("float32", lambda seed: loops_case(seed, stacks=True)),
     "pairs": ("float32", lambda seed: loops_case(seed, pairs=True)),
     "cells": ("float32", cells_case),
+    "walks": ("float32", walks_case),
     "transforms": ("float64", float64_case),
     "matrices": ("float64", lambda seed: matrices_case(seed, "float64")),
     "float32 matrices": ("float32", lambda seed: matrices_case(seed, "float32")),
@@ -118,6 +126,11 @@ def values(place: Any, f: Any, inputs: list[np.ndarray]) -> list[np.ndarray]:
         return [np.asarray(o).astype(np.float64) for o in outs]
 
 
+def _moved(x: np.ndarray, by: float) -> np.ndarray:
+    """Numbers moved by a part of themselves; integers, which are places, stay."""
+    return x if x.dtype.kind in "iub" else (x * (1 + by)).astype(x.dtype)
+
+
 def compare(maker: str, seed: int) -> str | None:
     """ "skipped", what differs, or None."""
     import genesis_fn as gf
@@ -129,10 +142,7 @@ def compare(maker: str, seed: int) -> str | None:
         if not all(np.isfinite(e).all() for e in expected):
             return "skipped"
         step = np.finfo(kind).eps
-        moved = [
-            values(gf.cpu(), f, [(x * (1 + k * step)).astype(x.dtype) for x in inputs])
-            for k in MOVES
-        ]
+        moved = [values(gf.cpu(), f, [_moved(x, k * step) for x in inputs]) for k in MOVES]
     noise = [
         max([np.abs(m[i] - e).max(initial=0.0) for m in moved]) for i, e in enumerate(expected)
     ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -13,10 +14,12 @@ from programs import run
 
 import genesis_fn as g
 from genesis_fn.backends.cuda import pipeline
+from genesis_fn.backends.cuda.codegen.row_loops.row_nests import plan_row_nest
+from genesis_fn.compiler.target import H200
 from genesis_fn.core.jaxpr import Jaxpr
 from genesis_fn.transforms.control_flow.scanning import scan_p
 
-NAMES = "lax", "vmap", "grad"
+NAMES = "lax", "random", "vmap", "grad"
 OURS, JAX = [
     SimpleNamespace(np=m.numpy, **{name: getattr(m, name) for name in NAMES}) for m in (g, jax)
 ]
@@ -181,6 +184,25 @@ def test_numbers_that_count(scans: list[int]) -> None:
     for reverse in (False, True):
         check(make(OURS, reverse), make(JAX, reverse), normal(9), normal(5, 9, seed=1))
     assert scans == [1, 1]
+
+
+def test_words_of_a_counter_are_no_induction_variables(loops: list[Any]) -> None:
+    """LLVM takes seconds, and twice the instructions, for words of a number that it sees count."""
+
+    def make(xp: Any) -> Callable:
+        def walk(x: Any) -> Any:
+            key = xp.random.key(3, impl="threefry2x32")
+
+            def step(i: Any, x: Any) -> Any:
+                return 0.5 * x + xp.random.uniform(xp.random.fold_in(key, i), x.shape)
+
+            return xp.lax.fori_loop(0, 7, step, x)
+
+        return walk
+
+    check(make(OURS), make(JAX), normal(9))
+    source = plan_row_nest(loops[0], H200)[2]
+    assert re.search(r"opaque\(\w*t0", source)
 
 
 def test_numbers_that_overflow_are_carried(scans: list[int]) -> None:

@@ -14,6 +14,7 @@ from programs import run
 
 import genesis_fn as g
 from genesis_fn.core import errors
+from tests.support.fuzz_loops import WalkCase
 
 NAMES = "lax", "random", "vmap", "grad", "nn", "tree"
 OURS, JAX = [
@@ -286,3 +287,12 @@ def test_random_walks(seed: int, loops: list[Any]) -> None:
     for mine, theirs in zip(got, jax.tree.leaves(walk(JAX)(table, *places)), strict=True):
         np.testing.assert_array_equal(mine, theirs)
     assert loops
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_random_programs_that_look_up_and_write(seed: int) -> None:
+    case = WalkCase(seed)
+    got = run(case.function(OURS), *case.inputs)
+    want = case.function(JAX)(*map(jax.numpy.asarray, case.inputs))
+    for mine, theirs in zip(got, want, strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=0, atol=1e-5)

@@ -11,6 +11,7 @@ COLUMNS = (1, 3, 5, 16, 20)
 LANES = (9, 16, 20)
 ROWS = (1, 7, 40)
 MOST_STEPS = 9
+PLACES = (2, 5, 8)
 UNARY = ("tanh", "sin", "abs", "negative", "square")
 
 
@@ -218,3 +219,140 @@ class CellCase:
             return total if ys is None else total + xp.np.sum(ys)
 
         return lambda *args: list(xp.grad(loss, argnums=tuple(range(7)))(*args))
+
+
+class WalkCase:
+    """Walks whose every step looks up numbers of tables at the place where it is, and writes what
+    it found by the loop's counter; `function(xp)` is it, or its gradient by the numbers, in the
+    names of `xp`. Integers alone decide the places, so that no rounding leads elsewhere. Examples
+    are mapped, or the loop carries all of them; some walks last until a place is reached."""
+
+    def __init__(self, seed: int) -> None:
+        rng = np.random.default_rng(seed)
+        self.rows, self.places = int(rng.choice(ROWS)), int(rng.choice(PLACES))
+        self.steps, self.more = int(rng.integers(1, 7)), int(rng.integers(3))
+        self.mapped, self.counts = bool(rng.integers(2)), bool(rng.integers(2))
+        self.reverse = bool(rng.integers(2))
+        self.until = bool(rng.integers(5) == 0)
+        self.gradient = not self.until and bool(rng.integers(3) == 0)
+        self.axis = int(rng.integers(2)) if self.mapped else 1
+        self.moves = [self._move(rng) for _ in range(2)]
+        self.operations = [self._operation(rng) for _ in range(3)]
+        self.writes = [self._write(rng) for _ in range(2)]
+        draw = lambda *shape: (rng.standard_normal(shape) * 0.5).astype(np.float32)
+        whole = lambda *shape: rng.integers(0, 50, shape).astype(np.int32)
+        rows, places, length = self.rows, self.places, 2 * (self.steps + self.more)
+        written = (rows, length) if self.axis == 0 else (length, rows)
+        self.inputs = [
+            whole(rows) % places, whole(rows, places), draw(rows), draw(rows, places, 3),
+            draw(places, 4), draw(rows, self.steps), draw(*written), draw(*written),
+        ]  # fmt: skip
+
+    def _move(self, rng: np.random.Generator) -> Callable[..., Any]:
+        """(counter, place, where each place leads, a lookup) -> a place, yet to be divided."""
+        a, b = (int(n) for n in rng.integers(1, 5, 2))
+        kinds: list[Callable[..., Any]] = [
+            lambda i, s, t, look: s * a + look(t, s),
+            lambda i, s, t, look: look(t, s) + i * b,
+            lambda i, s, t, look: s + look(t, (s + i) % self.places),
+            lambda i, s, t, look: s + a,
+        ]
+        return kinds[rng.integers(len(kinds))]
+
+    def _operation(self, rng: np.random.Generator) -> Callable[..., Any]:
+        """(xp, counter, place, number, tables, a lookup) -> a number."""
+        unary = UNARY[rng.integers(len(UNARY))]
+        a, b, n = float(np.float32(rng.uniform(0.2, 0.9))), int(rng.integers(3)), self.steps
+
+        def around(xp: Any, s: Any, own: Any) -> Any:
+            """Two places from the one before on, held within the table, of each example."""
+            cut = lambda own, s: xp.lax.dynamic_slice(own, (s - 1, 0), (2, 3))
+            near = cut(own, s) if self.mapped else xp.vmap(cut)(own, s)
+            return xp.np.sum(near, axis=(-1, -2))
+
+        def further(xp: Any, i: Any, s: Any, v: Any, own: Any, look: Any) -> Any:
+            """Three steps of a walk within the walk."""
+
+            def step(j: Any, carry: Any) -> Any:
+                s, v = carry
+                return (s + i + j) % self.places, v * a + look(own, s, b)
+
+            return xp.lax.fori_loop(0, 3, step, (s, v))[1]
+
+        kinds: list[Callable[..., Any]] = [
+            lambda xp, i, s, v, own, all_of, track, look: v * a + look(own, s, b),
+            lambda xp, i, s, v, own, all_of, track, look: v + a * all_of[s, (s + i) % 4],
+            lambda xp, i, s, v, own, all_of, track, look: v + track[..., i % n] * a,
+            lambda xp, i, s, v, own, all_of, track, look: v + a * track[..., (n - 1 - i) % n],
+            lambda xp, i, s, v, own, all_of, track, look: v * a + around(xp, s, own),
+            lambda xp, i, s, v, own, all_of, track, look: getattr(xp.np, unary)(v) * a,
+            lambda xp, i, s, v, own, all_of, track, look: xp.np.where(s > i, v * a, v + a),
+            lambda xp, i, s, v, own, all_of, track, look: further(xp, i, s, v, own, look),
+        ]
+        return kinds[rng.integers(len(kinds))]
+
+    def _write(self, rng: np.random.Generator) -> Callable[..., Any]:
+        """(xp, array, counter, place, number) -> the array, with what this step writes."""
+        a, more, last = float(np.float32(rng.uniform(0.2, 0.9))), self.more, self.steps - 1
+
+        def block(xp: Any, out: Any, i: Any, v: Any) -> Any:
+            start = (2 * i,) if self.mapped else (2 * i, 0)
+            return xp.lax.dynamic_update_slice(out, xp.np.stack([v, v * a]), start)
+
+        kinds: list[Callable[..., Any]] = [
+            lambda xp, out, i, s, v: out.at[i].set(v),
+            lambda xp, out, i, s, v: out.at[last - i].set(v),
+            lambda xp, out, i, s, v: out.at[i + more].add(v * a),
+            lambda xp, out, i, s, v: out.at[i].set(0.5 * out[i] + v),
+            lambda xp, out, i, s, v: out.at[2 * i + 1].set(v),
+            lambda xp, out, i, s, v: block(xp, out, i, v),
+            lambda xp, out, i, s, v: out.at[i // 2].multiply(v),
+        ]
+        # Now and then where the walk is, which a step of a graph does.
+        if rng.integers(8) == 0 and self.mapped:
+            return lambda xp, out, i, s, v: out.at[s % out.shape[0]].add(v)
+        return kinds[rng.integers(len(kinds))]
+
+    def function(self, xp: Any) -> Callable[..., Any]:
+        """The case, by the names of a library."""
+
+        def walk(s: Any, leads: Any, v: Any, own: Any, all_of: Any, track: Any, *outs: Any) -> Any:
+            def look(table: Any, s: Any, *more: Any) -> Any:
+                return table[(s, *more) if self.mapped else (xp.np.arange(self.rows), s, *more)]
+
+            def step(i: Any, carry: Any) -> Any:
+                s, v, *outs = carry
+                for operation in self.operations:
+                    v = operation(xp, i, s, v, own, all_of, track, look)
+                v = v / (1.0 + xp.np.abs(v))
+                outs = [write(xp, o, i, s, v) for write, o in zip(self.writes, outs)]
+                for move in self.moves:
+                    s = move(i, s, leads, look) % self.places
+                return (s, v, *outs)
+
+            def counted(carry: Any, x: Any) -> Any:
+                return (carry[0] + 1, *step(*(carry[0], carry[1:]))), carry[1] * 2
+
+            start = (s, v, *outs)
+            if self.until:
+                going = lambda c: xp.np.any(c[1] > 0) & (c[0] < self.steps)
+                return xp.lax.while_loop(going, lambda c: counted(c, None)[0], (0, *start))
+            if self.counts:
+                length, reverse = self.steps, self.reverse
+                return xp.lax.scan(counted, (0, *start), None, length=length, reverse=reverse)
+            return xp.lax.fori_loop(0, self.steps, step, start)
+
+        def all_walks(*args: Any) -> Any:
+            if not self.mapped:
+                return walk(*args)
+            axes = (0, 0, 0, 0, None, 0, self.axis, self.axis)
+            return xp.vmap(walk, axes)(*args)
+
+        if not self.gradient:
+            return lambda *args: xp.tree.leaves(all_walks(*args))
+
+        def loss(*args: Any) -> Any:
+            leaves = xp.tree.leaves(all_walks(*args))
+            return sum(xp.np.sum(xp.np.sin(x)) for x in leaves if x.dtype == np.float32)
+
+        return lambda *args: list(xp.grad(loss, argnums=tuple(range(2, 8)))(*args))

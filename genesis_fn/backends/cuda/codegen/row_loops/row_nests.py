@@ -440,7 +440,10 @@ class RowWriter:
         if i.op == "index":
             if not i.meta.names:
                 return literal(i.meta.const, i.dtype)
-            return rounded(f"({i.meta.text()}).to({register(i.dtype)})", i.dtype)
+            # Counters of loops are no induction variables where they are numbers.
+            counts = not i.meta.names.isdisjoint(self.nest.counters.values())
+            text = f"{'opaque' if counts else ''}({i.meta.text()})"
+            return rounded(f"{text}.to({register(i.dtype)})", i.dtype)
         if i.op == "where":
             guards = " & ".join(sorted([f"({g.text() or 'True'})" for g in i.meta]))
             return f"tl.where({guards}, {values[0]}, {values[1]})"
