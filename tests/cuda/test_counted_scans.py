@@ -179,7 +179,7 @@ def test_numbers_that_count(scans: list[int]) -> None:
             c = 0.5 * c + xp.np.sin(x * i)
             return (i + 3, j + -1, c), (i, j * 2 + 1, xp.np.reshape(i, (1,)), c + j)
 
-        return lambda c, xs: xp.lax.scan(step, (4, 7, c), xs, reverse=reverse)
+        return lambda c, xs: xp.lax.scan(step, (4, np.int16(7), c), xs, reverse=reverse)
 
     for reverse in (False, True):
         check(make(OURS, reverse), make(JAX, reverse), normal(9), normal(5, 9, seed=1))

@@ -72,6 +72,7 @@ class _Scan:
         self.reverse = e.params["reverse"]
         self.counters: dict[Var, Var] = {}
         self._counter = Var(aval((), dtypes.I32))
+        self._found: dict[Var, Progression | None] = {}
         self.producer: dict[Var, Eqn] = {**known, **self.body.producer}
         for v, x in self.body.consts.items():
             self.producer[v] = Eqn(copy_p, [x], {}, (v,))
@@ -115,6 +116,11 @@ class _Scan:
             return Progression(v, 0)
         if type(v) is not Var or v.aval.size != 1 or not dtypes.is_integer(v.aval.dtype):
             return None
+        if v not in self._found:
+            self._found[v] = self._progression(v)
+        return self._found[v]
+
+    def _progression(self, v: Var) -> Progression | None:
         found = known_place(self.producer, v, (ix.ZERO,) * v.aval.ndim)
         if found is None or any([atom.key[0] != "var" for atom in found.terms]):
             return None

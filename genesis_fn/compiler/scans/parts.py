@@ -23,7 +23,10 @@ class ScanBody:
         self.xs = dict(zip(self.jaxpr.invars[end:], e.ins[end:]))
         self.producer = {v: x for x in self.jaxpr.eqns for v in x.outs}
         self.uses: dict[Any, int] = {}
+        self.readers: dict[Any, list[Eqn]] = {}
         for x in self.jaxpr.eqns:
+            for i in dict.fromkeys(x.ins):
+                self.readers.setdefault(i, []).append(x)
             for i in x.ins:
                 self.uses[i] = self.uses.get(i, 0) + 1
         for o in self.jaxpr.outs:

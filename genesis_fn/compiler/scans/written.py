@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from genesis_fn.compiler.loop_ir import lookups
@@ -36,13 +36,20 @@ class Progression:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """A part of an array along its axis `d`, `width` elements from `start` on, is `value`, whose
-    axes longer than 1 are these of the array, in order."""
+    """A part of an array along its axis `d`, `width` elements from `start` on, is `value`."""
 
     value: Var
     start: Any
     d: int
     width: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """An equation that reads a `part`; `axes` are its axes longer than 1, as those of the array."""
+
+    e: Eqn
+    part: _Part
     axes: tuple[int, ...]
 
 
@@ -55,7 +62,7 @@ class _Version:
     e: Eqn | None = None
     parts: Sequence[_Part] = ()
     adds: bool = False
-    reads: list[tuple[Eqn, _Part]] = field(default_factory=list)
+    reads: Sequence[_Read] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +151,7 @@ def _whole(
     body: ScanBody, progression: Callable[[Any], Progression | None], versions: Sequence[_Version]
 ) -> _Whole | None:
     """Where the parts lie that all steps write and read; None if two steps have one in common."""
-    parts = [p for x in versions for p in (*x.parts, *[read for _, read in x.reads])]
+    parts = [p for x in versions for p in (*x.parts, *[read.part for read in x.reads])]
     d, width, at = parts[0].d, parts[0].width, progression(parts[0].start)
     if at is None or any([(p.d, p.width) != (d, width) for p in parts]):
         return None
@@ -185,9 +192,9 @@ def _value_of_part(
             now = make(add.prim, now, value) if now is not None and (x.adds or k) else value
         if x.e is not None:
             changes.instead[x.e] = eqns
-        for e, read in x.reads:
+        for read in x.reads:
             now = _first(body, changes, whole, init) if now is None else now
-            changes.instead[e] = _as_read(whole, e, read, now)
+            changes.instead[read.e] = _as_read(whole, read, now)
     assert now is not None
     return now
 
@@ -200,16 +207,16 @@ def _first(body: ScanBody, changes: ScanChanges, whole: _Whole, init: Var) -> Va
     return row
 
 
-def _as_read(whole: _Whole, e: Eqn, read: _Part, now: Var) -> list[Eqn]:
-    """Equations that give the part `now` as `e` has read it."""
+def _as_read(whole: _Whole, read: _Read, now: Var) -> list[Eqn]:
+    """Equations that give the part `now` as it was read."""
     eqns: list[Eqn] = []
     axes = [i for i in range(len(whole.shape)) if i != whole.d or whole.width != 1]
     order = [axes.index(i) for i in read.axes]
     order += [k for k in range(len(axes)) if k not in order]
     if order != sorted(order):
-        now = appended(eqns, e, transpose_p, now, permutation=tuple(order))
-    shaped = {"shape": read.value.aval.shape}
-    eqns.append(e.replace(prim=reshape_p, ins=[now], params=shaped))
+        now = appended(eqns, read.e, transpose_p, now, permutation=tuple(order))
+    shaped = {"shape": read.part.value.aval.shape}
+    eqns.append(read.e.replace(prim=reshape_p, ins=[now], params=shaped))
     return eqns
 
 
@@ -267,18 +274,13 @@ def _added_to_zeros(body: ScanBody, v: Any) -> _Part | None:
         data, ids = e.ins
         if type(data) is not Var or type(ids) is not Var or ids.aval.size != 1:
             return None
-        return _Part(data, ids, 0, 1, tuple(_long(e.outs[0].aval.shape, 0)))
+        return _Part(data, ids, 0, 1)
     zeros = body.produced(e.ins[0]) if e.ins else None
     if zeros is None or zeros.prim is not full_p or zeros.params["value"] != 0:
         return None
     if e.prim is dynamic_update_slice_p:
         return _updated(e)
     return _scattered(e) if e.prim is scatter_p and e.params["kind"] == "add" else None
-
-
-def _long(shape: Sequence[int], d: int) -> list[int]:
-    """The axes longer than 1, but for axis `d`."""
-    return [i for i, n in enumerate(shape) if n != 1 and i != d]
 
 
 def _scattered(e: Eqn) -> _Part | None:
@@ -291,12 +293,11 @@ def _scattered(e: Eqn) -> _Part | None:
         return None
     (d,), shape = mapped, updates.aval.shape
     rest = (*x.aval.shape[:d], *x.aval.shape[d + 1 :])
-    axes = _long(x.aval.shape, d)
     if tuple(inserted) == (d,) and shape == rest:
-        return _Part(updates, indices, d, 1, tuple(axes))
+        return _Part(updates, indices, d, 1)
     if inserted or (*shape[:d], *shape[d + 1 :]) != rest:
         return None
-    return _Part(updates, indices, d, shape[d], tuple(sorted([*axes, *([d] * (shape[d] != 1))])))
+    return _Part(updates, indices, d, shape[d])
 
 
 def _updated(e: Eqn) -> _Part | None:
@@ -309,34 +310,33 @@ def _updated(e: Eqn) -> _Part | None:
     if len(short) != 1:
         return None
     (d,) = short
-    axes = tuple([i for i, n in enumerate(shape) if n != 1])
-    return _Part(update, starts[d], d, shape[d], axes)
+    return _Part(update, starts[d], d, shape[d])
 
 
 _WRITES = (scatter_p, dynamic_update_slice_p, add.prim, add_n.prim)
 
 
-def _reads(body: ScanBody, array: Var) -> list[tuple[Eqn, _Part]] | None:
-    """(equation, part) of the lookups in a version of a carry, also in a transposed one; None if
-    one is of more than a part."""
+def _reads(body: ScanBody, array: Var) -> list[_Read] | None:
+    """The lookups in a version of a carry, also in a transposed one; None if one is of more than a
+    part, or anything else reads it."""
     found = []
-    for e in body.jaxpr.eqns:
-        if array not in e.ins or e.prim in _WRITES:
+    for e in body.readers.get(array, ()):
+        if e.prim in _WRITES:
             continue
-        view = None
+        view, table = None, array
         if e.prim is transpose_p and body.uses.get(e.outs[0]) == 1:
-            view = e
-            e = next((x for x in body.jaxpr.eqns if view.outs[0] in x.ins), e)
-        part = _read(e, view) if lookups.is_lookup(e) else None
-        if part is None:
+            view, table = e, e.outs[0]
+            e = body.readers.get(table, [e])[0]
+        read = _read(e, view) if lookups.is_lookup(e) and e.ins[0] is table else None
+        if read is None:
             return None
-        found.append((e, part))
+        found.append(read)
     return found
 
 
-def _read(e: Eqn, view: Eqn | None) -> _Part | None:
-    """The part that a lookup reads of its first operand, at one place along one axis, or of what
-    that is a view of."""
+def _read(e: Eqn, view: Eqn | None) -> _Read | None:
+    """What a lookup reads of its first operand, at one place along one axis, or of what that is a
+    view of."""
     x, (out,) = e.ins[0], e.outs
     at = tuple([ix.var(f"a{i}", n) if n != 1 else ix.ZERO for i, n in enumerate(out.aval.shape)])
     window = lookups.window_of(e, at)
@@ -361,4 +361,4 @@ def _read(e: Eqn, view: Eqn | None) -> _Part | None:
             if len(same) != 1:
                 return None
             axes += same
-    return _Part(out, start.value, d, width, tuple(axes))
+    return _Read(e, _Part(out, start.value, d, width), tuple(axes))

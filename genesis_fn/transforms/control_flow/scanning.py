@@ -16,6 +16,8 @@ import operator
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, TypeVar
 
+import numpy as np
+
 from genesis_fn.core import dtypes, errors, tree
 from genesis_fn.core.aval import Aval
 from genesis_fn.core.convert import as_array, is_value
@@ -454,12 +456,14 @@ def scan(
 
 
 def known_number(x: Any) -> Any:
-    """An integer of Python as a number of the program, by which that can tell what a loop counts;
-    anything else as it is."""
-    kind = dtypes.scalar_dtype(int)
-    if type(x) is not int or not dtypes.iinfo(kind).min <= x <= dtypes.iinfo(kind).max:
+    """An integer of Python or NumPy as a number of the program, by which that can tell what a loop
+    counts; anything else as it is."""
+    if type(x) is not int and not isinstance(x, np.integer):
         return x
-    return with_weak(full((), x, kind), True)
+    kind = dtypes.scalar_dtype(int) if type(x) is int else dtypes.counted(x.dtype)
+    if not dtypes.iinfo(kind).min <= x <= dtypes.iinfo(kind).max:
+        return x
+    return with_weak(full((), int(x), kind), type(x) is int)
 
 
 def named_scan(
