@@ -305,6 +305,9 @@ class WalkCase:
             lambda xp, out, i, s, v: out.at[i + more].add(v * a),
             lambda xp, out, i, s, v: out.at[i].set(0.5 * out[i] + v),
             lambda xp, out, i, s, v: out.at[2 * i + 1].set(v),
+            lambda xp, out, i, s, v: out.at[i + 1].set(0.5 * out[i] + v),
+            lambda xp, out, i, s, v: out.at[last - i].multiply(0.5 * out[last - i + 1] + v),
+            lambda xp, out, i, s, v: out.at[i].add(v * a).at[i + 1].set(out[i + 1] * 0.5 - v),
             lambda xp, out, i, s, v: block(xp, out, i, v),
             lambda xp, out, i, s, v: out.at[i // 2].multiply(v),
         ]

@@ -1,9 +1,11 @@
 """Takes arrays out of what a scan carries that its steps write part by part.
 
-Where each step writes one part, and none writes or reads the part of another one, the array is the
-stack of those parts, and what a step reads of it a slice of its first value. That is how loops
-collect results, with `out.at[i].set(y)`, and change arrays in place, and what the gradients of
-`x[i]` are, which add to zeros.
+Steps that write parts in order, as `out.at[i].set(y)` does, need only those parts at hand that they
+read or write: a window, which moves on by one part with each step. A part of the first array
+enters it, parts that the next step needs are what the scan carries, and the part that no step needs
+again leaves it for a stack. That is how loops collect results, change arrays in place and go on
+from what they wrote before (`out[i - 1]`), and what the gradients of `x[i]` are, which add to
+zeros.
 """
 
 from __future__ import annotations
@@ -23,7 +25,17 @@ from genesis_fn.primitives.elementwise import add, add_n
 from genesis_fn.primitives.factories import full_p
 from genesis_fn.primitives.indexing.indexing import dynamic_update_slice_p
 from genesis_fn.primitives.indexing.scatter import scatter_p, segment_sum_p
-from genesis_fn.primitives.shape import copy_p, pad_p, reshape_p, rev_p, slice_p, transpose_p
+from genesis_fn.primitives.shape import (
+    concatenate_p,
+    copy_p,
+    pad_p,
+    reshape_p,
+    rev_p,
+    slice_p,
+    transpose_p,
+)
+
+_MOST_KEPT = 8  # parts that a step leaves to the next one
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,9 +78,12 @@ class _Version:
 
 
 @dataclass(frozen=True, slots=True)
-class _Whole:
-    """All parts of an array of `shape`: of `width` each, `count` elements along axis `d` from `low`
-    on, the last part first if `turned`."""
+class _Window:
+    """Where the parts of an array of `shape` lie that the steps of a scan read and write: `count`
+    of them, of `width` each along axis `d`, from `low` on. Stacks have them in the order of the
+    scan's stacks, which is that of the array or is `turned`. `places` says which of a step's parts
+    a read or written one is, in the order of the array; those from 1 to `kept` are parts of the
+    next step too."""
 
     d: int
     width: int
@@ -76,12 +91,35 @@ class _Whole:
     count: int
     turned: bool
     shape: tuple[int, ...]
+    places: dict[_Part, tuple[int, ...]]
+    kept: int
 
     @property
     def part(self) -> tuple[int, ...]:
         """The shape of a part, which lacks an axis of width 1."""
         width = () if self.width == 1 else (self.width,)
         return (*self.shape[: self.d], *width, *self.shape[self.d + 1 :])
+
+    @property
+    def is_all(self) -> bool:
+        """Whether the parts are the whole array."""
+        return self.count * self.width == self.shape[self.d]
+
+    def split(self, make: Callable[..., Var], value: Var, count: int) -> list[Var]:
+        """The parts that a value consists of."""
+        d, shape = self.d, self.shape
+        whole = (*shape[:d], count * self.width, *shape[d + 1 :])
+        if count == 1:
+            same = value.aval.shape == self.part
+            return [value if same else make(reshape_p, value, shape=self.part)]
+        value = value if value.aval.shape == whole else make(reshape_p, value, shape=whole)
+        found = []
+        for k in range(count):
+            start = tuple([k * self.width if i == d else 0 for i in range(len(shape))])
+            limit = (*whole[:d], (k + 1) * self.width, *whole[d + 1 :])
+            one = make(slice_p, value, start=start, limit=limit, strides=(1,) * len(shape))
+            found.append(make(reshape_p, one, shape=self.part) if self.width == 1 else one)
+        return found
 
     def joined(self, make: Callable[..., Var], stack: Var) -> Var:
         """The part of the array that a stack of parts is."""
@@ -90,17 +128,17 @@ class _Whole:
             stack = make(rev_p, stack, dimensions=(0,))
         order = (*range(1, d + 1), 0, *range(d + 1, stack.aval.ndim))
         made = make(transpose_p, stack, permutation=order) if d else stack
-        shape = (*self.shape[:d], self.count, *self.shape[d + 1 :])
+        shape = (*self.shape[:d], self.count * self.width, *self.shape[d + 1 :])
         return make(reshape_p, made, shape=shape) if made.aval.shape != shape else made
 
     def apart(self, make: Callable[..., Var], array: Var) -> Var:
         """The stack of the parts of the array."""
         shape, d = self.shape, self.d
-        if self.count < shape[d]:
+        if not self.is_all:
             start = tuple([self.low if i == d else 0 for i in range(len(shape))])
-            limit = (*shape[:d], self.low + self.count, *shape[d + 1 :])
+            limit = (*shape[:d], self.low + self.count * self.width, *shape[d + 1 :])
             array = make(slice_p, array, start=start, limit=limit, strides=(1,) * len(shape))
-        split = (*shape[:d], self.count // self.width, *self.part[d:])
+        split = (*shape[:d], self.count, *self.part[d:])
         made = make(reshape_p, array, shape=split) if split != array.aval.shape else array
         order = (d, *range(d), *range(d + 1, made.aval.ndim))
         made = make(transpose_p, made, permutation=order) if d else made
@@ -119,27 +157,34 @@ def written(
     versions = _versions(body, v, out) if type(init) is Var else None
     if versions is None:
         return False
-    only_added = all([x.adds for x in versions[1:]]) and not any([x.reads for x in versions])
-    whole = _whole(body, progression, versions)
-    if whole is None or (only_added and 2 * whole.count < v.aval.shape[whole.d]):
+    window = _window(body, progression, versions)
+    if window is None:
+        return False
+    # What a window adds to and nothing reads is added to the first array behind the scan.
+    adds = not window.kept and all([x.adds and not x.reads for x in versions[1:]])
+    adds = adds and not versions[0].reads
+    if adds and 2 * window.count * window.width < v.aval.shape[window.d]:
         return False  # what is added to a small part of an array would read all of it
     changes.changed = True
-    value = _value_of_part(body, changes, whole, init, versions, only_added)
-    all_of_it = whole.count == v.aval.shape[whole.d]
-    in_order = whole.d == 0 and whole.width == 1 and not whole.turned
-    if in_order and all_of_it and not only_added and not changes.is_stacked(body, value):
+    parts = _Parts(body, changes, window, init, adds)
+    for version in versions:
+        parts.follow(version)
+    value = parts.now[0]
+    in_order = not window.d and window.width == 1 and not window.turned and not window.kept
+    if in_order and window.is_all and not adds and not changes.is_stacked(body, value):
         changes.ys.append((value, result))
         return True
     make = functools.partial(appended, changes.behind, body.e)
-    made = whole.joined(make, changes.stacked(body, value))
-    if only_added:
-        if not all_of_it:
+    made = window.joined(make, parts.stacked(make))
+    if adds:
+        if not window.is_all:
             ends = [(0, 0, 0)] * v.aval.ndim
-            ends[whole.d] = (whole.low, v.aval.shape[whole.d] - whole.low - whole.count, 0)
+            high = v.aval.shape[window.d] - window.low - window.count * window.width
+            ends[window.d] = (window.low, high, 0)
             made = make(pad_p, made, 0, config=tuple(ends))
         make(add.prim, init, made)
-    elif not all_of_it:
-        starts = [whole.low if d == whole.d else 0 for d in range(v.aval.ndim)]
+    elif not window.is_all:
+        starts = [window.low if d == window.d else 0 for d in range(v.aval.ndim)]
         make(dynamic_update_slice_p, init, made, *starts)
     else:
         make(copy_p, made)
@@ -147,74 +192,121 @@ def written(
     return True
 
 
-def _whole(
+def _window(
     body: ScanBody, progression: Callable[[Any], Progression | None], versions: Sequence[_Version]
-) -> _Whole | None:
-    """Where the parts lie that all steps write and read; None if two steps have one in common."""
+) -> _Window | None:
+    """Where the parts lie that all steps write and read; None if they do not move on by one part
+    with each step, or are too many to be carried."""
     parts = [p for x in versions for p in (*x.parts, *[read.part for read in x.reads])]
-    d, width, at = parts[0].d, parts[0].width, progression(parts[0].start)
-    if at is None or any([(p.d, p.width) != (d, width) for p in parts]):
+    found = [progression(p.start) for p in parts]
+    numbers = [at for at in found if at is not None]
+    if len(numbers) < len(parts) or any([at.step != numbers[0].step for at in numbers]):
         return None
-    kind = versions[0].array.aval.dtype
-    if any([p.value.aval.dtype != kind or progression(p.start) != at for p in parts]):
+    d, kind = parts[0].d, versions[0].array.aval.dtype
+    step = numbers[0].step if body.length > 1 else min([p.width for p in parts])
+    width = abs(step)
+    if not step or any([p.d != d or p.width % width or p.value.aval.dtype != kind for p in parts]):
         return None
-    if body.length > 1 and abs(at.step) != width:
+    # By where they are in the first row of the stacks, along the way that the steps take.
+    ahead = step < 0 if body.e.params["reverse"] else step > 0
+    begins = [[at.first + k for k in range(0, p.width, width)] for at, p in zip(numbers, parts)]
+    every = [n for of_part in begins for n in of_part]
+    first = min(every) if ahead else max(every)
+    away = [[abs(n - first) for n in of_part] for of_part in begins]
+    kept = max(map(max, away)) // width
+    if kept > _MOST_KEPT or any([n % width for of_part in away for n in of_part]):
         return None
-    shape, count = versions[0].array.aval.shape, body.length * width
-    low = min(at.first, at.first + at.step * (body.length - 1))
-    if low < 0 or low + count > shape[d]:
+    shape, count = versions[0].array.aval.shape, body.length + kept
+    ends = [n + step * (body.length - 1) for n in every] + every
+    low = min(ends)
+    if low < 0 or low + count * width > shape[d]:
         return None
-    if versions[0].array.aval.nbytes // shape[d] * count > MOST_STACKED:
+    if versions[0].array.aval.nbytes // shape[d] * width * count > MOST_STACKED:
         return None
-    return _Whole(d, width, low, count, at.step < 0, shape)
+    places = {p: tuple([n // width for n in of_part]) for p, of_part in zip(parts, away)}
+    return _Window(d, width, low, count, step < 0, shape, places, kept)
 
 
-def _value_of_part(
-    body: ScanBody,
-    changes: ScanChanges,
-    whole: _Whole,
-    init: Var,
-    versions: Sequence[_Version],
-    only_added: bool,
-) -> Var:
-    """What a step's part is in the last version, or what is added to it. Equations that write and
-    read parts give way to others of that part alone."""
-    now: Var | None = None
-    for x in versions:
-        eqns: list[Eqn] = []
-        make = functools.partial(appended, eqns, x.e or body.e)
-        for k, part in enumerate(x.parts):
-            value = part.value
-            if value.aval.shape != whole.part:
-                value = make(reshape_p, value, shape=whole.part)
-            if now is None and x.adds and not only_added:
-                now = _first(body, changes, whole, init)
-            now = make(add.prim, now, value) if now is not None and (x.adds or k) else value
-        if x.e is not None:
-            changes.instead[x.e] = eqns
-        for read in x.reads:
-            now = _first(body, changes, whole, init) if now is None else now
-            changes.instead[read.e] = _as_read(whole, read, now)
-    assert now is not None
-    return now
+class _Parts:
+    """The parts that a step has at hand, `now`, while its equations write and read them: those give
+    way to others of parts alone. With `adds`, what is added to a part alone is followed."""
+
+    def __init__(
+        self, body: ScanBody, changes: ScanChanges, window: _Window, init: Var, adds: bool
+    ) -> None:
+        self._body, self._changes, self._window, self._init = body, changes, window, init
+        self._adds, self._reverse = adds, body.e.params["reverse"]
+        kind = init.aval.update(window.part)
+        self._carried = [Var(kind) for _ in range(window.kept)]
+        self.now: dict[int, Var] = dict(enumerate(self._carried))
+        self._make_ahead = functools.partial(appended, changes.ahead, body.e)
+        self._first_stack: Var | None = None
+
+    def _first(self, begin: int, count: int) -> Var:
+        """Some parts of the first array, in the order of stacks."""
+        if self._first_stack is None:
+            self._first_stack = self._window.apart(self._make_ahead, self._init)
+        shape = self._first_stack.aval.shape
+        if count == shape[0]:
+            return self._first_stack
+        start, limit = (begin, *[0] * (len(shape) - 1)), (begin + count, *shape[1:])
+        where = {"start": start, "limit": limit, "strides": (1,) * len(shape)}
+        return self._make_ahead(slice_p, self._first_stack, **where)
+
+    def _at_hand(self, place: int) -> Var:
+        """What a part is now; the last one enters where it is asked for."""
+        if place not in self.now:
+            rows = self._first(0 if self._reverse else self._window.kept, self._body.length)
+            self.now[place] = Var(rows.aval.update(rows.aval.shape[1:]))
+            self._changes.xs.append((rows, self.now[place]))
+        return self.now[place]
+
+    def follow(self, version: _Version) -> None:
+        """Write the parts of a version of the array, and read what a step reads of it."""
+        window, instead = self._window, self._changes.instead
+        if version.e is not None:
+            eqns: list[Eqn] = []
+            make = functools.partial(appended, eqns, version.e)
+            for part in version.parts:
+                places = window.places[part]
+                for place, value in zip(places, window.split(make, part.value, len(places))):
+                    adds = version.adds and not (self._adds and place not in self.now)
+                    now = make(add.prim, self._at_hand(place), value) if adds else value
+                    self.now[place] = now
+            instead[version.e] = eqns
+        for read in version.reads:
+            now = [self._at_hand(place) for place in window.places[read.part]]
+            instead[read.e] = _as_read(window, read, now)
+
+    def stacked(self, make: Callable[..., Var]) -> Var:
+        """The stack of all parts as the scan leaves them: of each step the first one, and those
+        that are left of the last step, which the scan carries."""
+        kept, length = self._window.kept, self._body.length
+        left = []
+        for k, v in enumerate(self._carried):
+            row = self._first(length - 1 + kept - k if self._reverse else k, 1)
+            row = self._make_ahead(reshape_p, row, shape=v.aval.shape)
+            result = Var(v.aval)
+            self._changes.carry.append((row, v, self._at_hand(k + 1), result))
+            left.append(make(reshape_p, result, shape=(1, *v.aval.shape)))
+        stack = self._changes.stacked(self._body, self._at_hand(0))
+        whole = [*left[::-1], stack] if self._reverse else [stack, *left]
+        return make(concatenate_p, *whole, dimension=0) if left else stack
 
 
-def _first(body: ScanBody, changes: ScanChanges, whole: _Whole, init: Var) -> Var:
-    """A step's part of a carry's first value."""
-    stack = whole.apart(functools.partial(appended, changes.ahead, body.e), init)
-    row = Var(stack.aval.update(stack.aval.shape[1:]))
-    changes.xs.append((stack, row))
-    return row
-
-
-def _as_read(whole: _Whole, read: _Read, now: Var) -> list[Eqn]:
-    """Equations that give the part `now` as it was read."""
+def _as_read(window: _Window, read: _Read, parts: Sequence[Var]) -> list[Eqn]:
+    """Equations that give parts, which follow each other in the array, as they were read."""
     eqns: list[Eqn] = []
-    axes = [i for i in range(len(whole.shape)) if i != whole.d or whole.width != 1]
+    make = functools.partial(appended, eqns, read.e)
+    d, now = window.d, parts[0]
+    if len(parts) > 1:
+        shape = (*window.shape[:d], window.width, *window.shape[d + 1 :])
+        now = make(concatenate_p, *[make(reshape_p, x, shape=shape) for x in parts], dimension=d)
+    axes = [i for i in range(len(window.shape)) if i != d or read.part.width != 1]
     order = [axes.index(i) for i in read.axes]
     order += [k for k in range(len(axes)) if k not in order]
     if order != sorted(order):
-        now = appended(eqns, read.e, transpose_p, now, permutation=tuple(order))
+        now = make(transpose_p, now, permutation=tuple(order))
     shaped = {"shape": read.part.value.aval.shape}
     eqns.append(read.e.replace(prim=reshape_p, ins=[now], params=shaped))
     return eqns
