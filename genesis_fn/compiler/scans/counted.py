@@ -15,7 +15,9 @@ from genesis_fn.compiler.loop_ir.kernel import loop_slice_p
 from genesis_fn.compiler.loop_ir.known_places import by_index, is_exact, known_place
 from genesis_fn.compiler.options import enabled
 from genesis_fn.compiler.rewrites.row_sums import appended
+from genesis_fn.compiler.scans.at_once import at_once
 from genesis_fn.compiler.scans.parts import ScanBody, ScanChanges
+from genesis_fn.compiler.scans.scattered import scattered
 from genesis_fn.compiler.scans.written import Progression, written
 from genesis_fn.compiler.simplify.rewriter import has_effect
 from genesis_fn.core import dtypes
@@ -32,7 +34,7 @@ from genesis_fn.transforms.control_flow.scanning import scan_p
 
 def counted_scans(jaxpr: Jaxpr) -> Jaxpr:
     """`jaxpr` whose scans carry no number that counts their steps, and no array that they only
-    write part by part."""
+    write part by part, or add to."""
     if not enabled("counters"):
         return jaxpr
     known: dict[Var, Eqn] = {}
@@ -40,12 +42,22 @@ def counted_scans(jaxpr: Jaxpr) -> Jaxpr:
     for e in jaxpr.eqns:
         if e.prim in _LOOPS:
             e = _with_counted_bodies(e)
-        for x in _counted(e, known) if e.prim is scan_p else [e]:
+        for x in _remade(e, known):
             if by_index(x, known) and is_exact(x):
                 known.update(dict.fromkeys(x.outs, x))
             eqns.append(x)
     same = len(eqns) == len(jaxpr.eqns) and all([a is b for a, b in zip(eqns, jaxpr.eqns)])
     return jaxpr if same else Jaxpr(jaxpr.invars, eqns, jaxpr.outs, jaxpr.labels, jaxpr.name)
+
+
+def _remade(e: Eqn, known: Mapping[Var, Eqn]) -> list[Eqn]:
+    """What stands for an equation: of a scan, equations that do without what need not be carried,
+    and without the scan where nothing is left to carry."""
+    found = _counted(e, known) if e.prim is scan_p else [e]
+    eqns = []
+    for x in found:
+        eqns += (at_once(x) if x.prim is scan_p else None) or [x]
+    return eqns
 
 
 _LOOPS = (scan_p, while_p, cond_p)  # whose bodies may have scans
@@ -146,7 +158,11 @@ def _counted(e: Eqn, known: Mapping[Var, Eqn]) -> list[Eqn]:
         else:
             scan.give_numbers(numbers, whole, y)
             changes.changed = True
-    changes.carry += [c for c in kept if not written(body, changes, scan.progression, c)]
+    changes.carry += [
+        c
+        for c in kept
+        if not written(body, changes, scan.progression, c) and not scattered(body, changes, c)
+    ]
     if not changes.changed:
         return [e]
     changes.xs += [(made, v) for v, made in scan.counters.items()]

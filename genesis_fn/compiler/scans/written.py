@@ -21,6 +21,8 @@ from genesis_fn.compiler.scans.parts import MOST_STACKED, ScanBody, ScanChanges
 from genesis_fn.core.backend import index as ix
 from genesis_fn.core.backend.index import Index
 from genesis_fn.core.jaxpr import Eqn, Var
+from genesis_fn.core.primitive import Primitive
+from genesis_fn.primitives import elementwise as ew
 from genesis_fn.primitives.elementwise import add, add_n
 from genesis_fn.primitives.factories import full_p
 from genesis_fn.primitives.indexing.indexing import dynamic_update_slice_p
@@ -68,12 +70,12 @@ class _Read:
 @dataclass(slots=True)
 class _Version:
     """What a carry is within a step: `array`, which equation `e` has made of the version before
-    with `parts` in their place, or added to it; and what the step reads of it."""
+    with `parts` in their place, or combined with it; and what the step reads of it."""
 
     array: Var
     e: Eqn | None = None
     parts: Sequence[_Part] = ()
-    adds: bool = False
+    combine: Primitive | None = None
     reads: Sequence[_Read] = ()
 
 
@@ -161,7 +163,7 @@ def written(
     if window is None:
         return False
     # What a window adds to and nothing reads is added to the first array behind the scan.
-    adds = not window.kept and all([x.adds and not x.reads for x in versions[1:]])
+    adds = not window.kept and all([x.combine is add.prim and not x.reads for x in versions[1:]])
     adds = adds and not versions[0].reads
     if adds and 2 * window.count * window.width < v.aval.shape[window.d]:
         return False  # what is added to a small part of an array would read all of it
@@ -270,9 +272,9 @@ class _Parts:
             for part in version.parts:
                 places = window.places[part]
                 for place, value in zip(places, window.split(make, part.value, len(places))):
-                    adds = version.adds and not (self._adds and place not in self.now)
-                    now = make(add.prim, self._at_hand(place), value) if adds else value
-                    self.now[place] = now
+                    if version.combine is not None and not (self._adds and place not in self.now):
+                        value = make(version.combine, self._at_hand(place), value)
+                    self.now[place] = value
             instead[version.e] = eqns
         for read in version.reads:
             now = [self._at_hand(place) for place in window.places[read.part]]
@@ -346,15 +348,23 @@ def _written_version(body: ScanBody, out: Any) -> tuple[_Version, Any] | None:
         parts = [_added_to_zeros(body, i) for i in e.ins]
         before = [i for i, part in zip(e.ins, parts) if part is None]
         added = [part for part in parts if part is not None]
-        return (_Version(out, e, added, True), before[0]) if len(before) == 1 and added else None
+        if len(before) != 1 or not added:
+            return None
+        return _Version(out, e, added, add.prim), before[0]
     if e.prim is dynamic_update_slice_p:
         part = _updated(e)
         return None if part is None else (_Version(out, e, [part]), e.ins[0])
-    if e.prim is scatter_p and e.params["kind"] in ("set", "add"):
+    if e.prim is scatter_p:
         part = _scattered(e)
-        adds = e.params["kind"] == "add"
-        return None if part is None else (_Version(out, e, [part], adds), e.ins[0])
+        combine = _COMBINES[e.params["kind"]]
+        return None if part is None else (_Version(out, e, [part], combine), e.ins[0])
     return None
+
+
+# What a kind of scatter does to what was there.
+_COMBINES = {
+    "set": None, "add": add.prim, "mul": ew.mul.prim, "min": ew.min.prim, "max": ew.max.prim,
+}  # fmt: skip
 
 
 def _added_to_zeros(body: ScanBody, v: Any) -> _Part | None:
