@@ -29,6 +29,7 @@ from genesis_fn.core.dtypes import DType
 from genesis_fn.core.primitive import SCALARS, Tracer, shown, with_weak
 from genesis_fn.core.types.annotations import ArrayLike, DTypeLike, Scalar
 from genesis_fn.primitives.elementwise import convert
+from genesis_fn.primitives.factories import full
 from genesis_fn.primitives.shape import broadcast_in_dim
 
 _PYTHON_TYPE = (bool, int, float, complex)  # by dtypes.kind_rank
@@ -249,6 +250,10 @@ def operands(
             result.append(broadcast(x, shape))
         elif scalars:
             result.append(x)
+        elif any([isinstance(o, Tracer) for o in xs]):
+            # A number that the program knows, and no array that is handed to it.
+            fitted(x, d)
+            result.append(with_weak(full(shape, x, d), weak))
         else:
             result.append(broadcast(with_weak(as_array(x, d, device), weak), shape))
     return result

@@ -311,9 +311,14 @@ class WalkCase:
             lambda xp, out, i, s, v: block(xp, out, i, v),
             lambda xp, out, i, s, v: out.at[i // 2].multiply(v),
         ]
-        # Now and then where the walk is, which a step of a graph does.
-        if rng.integers(8) == 0 and self.mapped:
-            return lambda xp, out, i, s, v: out.at[s % out.shape[0]].add(v)
+        # Where the walk is, of a table of each example.
+        at = lambda s, k: (s + k) % (2 * (self.steps + self.more))
+        if self.mapped:
+            kinds += [
+                lambda xp, out, i, s, v: out.at[at(s, 0)].add(v),
+                lambda xp, out, i, s, v: out.at[at(s, i)].set(out[at(s, 1)] * a + v),
+                lambda xp, out, i, s, v: out.at[at(s, 1)].max(out[i] - v, mode="drop"),
+            ]
         return kinds[rng.integers(len(kinds))]
 
     def function(self, xp: Any) -> Callable[..., Any]:

@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 from genesis_fn.compiler.loop_ir import lookups
 from genesis_fn.compiler.loop_ir.kernel import Infeasible, reduced_axes
 from genesis_fn.compiler.loop_ir.known_places import by_index, known_place
+from genesis_fn.compiler.loop_ir.updates import update_of
 from genesis_fn.core.backend import index as ix
 from genesis_fn.core.backend.index import Expr, Index
 from genesis_fn.core.backend.lowering import Elementwise, Reduce, View
@@ -21,7 +22,8 @@ from genesis_fn.core.jaxpr import Eqn, Jaxpr, Var
 from genesis_fn.core.primitive import Primitive
 from genesis_fn.primitives.dot_general import dot_general_p, free_dims
 from genesis_fn.primitives.indexing.gather import gather_p, take_rows_p
-from genesis_fn.primitives.indexing.indexing import dynamic_slice_p
+from genesis_fn.primitives.indexing.indexing import dynamic_slice_p, dynamic_update_slice_p
+from genesis_fn.primitives.indexing.scatter import scatter_p
 from genesis_fn.primitives.random_bits import key_hash_p, random_bits_p
 from genesis_fn.primitives.reductions.reduce import reduce_or_p
 from genesis_fn.primitives.shape import concatenate_p, copy_p
@@ -270,6 +272,22 @@ def _lookup(c: AxisClasses, e: Eqn) -> None:
             _relate(c, (table, j), here, out, at)
 
 
+def _update(c: AxisClasses, e: Eqn) -> None:
+    """Each element compares its own place with the one that is updated: none meets another."""
+    (out,) = e.outs
+    at = _element_of(out)
+    found = update_of(c.producer, e, at)
+    if found is None or type(e.ins[0]) is not Var:
+        raise Infeasible
+    c.join_all(e.ins[0], out)
+    for j, here in enumerate(found.index):
+        _relate(c, (found.value, j), here, out, at)
+    for start in found.starts:
+        if type(start.value) is Var:
+            for j, here in enumerate(start.index):
+                _relate(c, (start.value, j), here, out, at)
+
+
 def _scan(c: AxisClasses, e: Eqn) -> None:
     p, body = e.params, e.params["jaxpr"]
     consts, end = p["consts"], p["consts"] + p["carry"]
@@ -312,6 +330,7 @@ def _cond(c: AxisClasses, e: Eqn) -> None:
 _RULES: dict[Primitive, Callable[[AxisClasses, Eqn], None]] = {
     dot_general_p: _dot_general, random_bits_p: _random_bits, key_hash_p: _key_hash,
     take_rows_p: _lookup, gather_p: _lookup, dynamic_slice_p: _lookup,
+    scatter_p: _update, dynamic_update_slice_p: _update,
     scan_p: _scan, while_p: _while, cond_p: _cond,
 }  # fmt: skip
 _RULES_OF_LOWERINGS: dict[Any, Callable[[AxisClasses, Eqn], None]] = {

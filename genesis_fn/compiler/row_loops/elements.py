@@ -57,6 +57,8 @@ class RowElements(KernelIR):
     * "lookup" at the places that are its operands: variable, offset of the first, the stride and
       the number of places of each operand, mode, what is beyond, and of each operand its check,
       (number in `checks`, component of an index), or None
+    * "checked": an index, its operand, of which is noted whether it is one of so many places:
+      (places, check)
     * "matrix", a constant one: variable, offset in `k` and a lane, depth, lane,
       the lane that it is multiplied along
     * "dot", a tile times a matrix: the precision, lanes
@@ -158,11 +160,11 @@ class RowElements(KernelIR):
         return self._turned_indices(indices) if third else indices
 
     def _ranges(
-        self, x: Var, axes: Collection[int], at: Index, guards: Guards
+        self, x: Var, axes: Collection[int], at: Index, guards: Guards, others: Collection[str] = ()
     ) -> list[Sequence[Expr]]:
         """The indices along axes that are reduced where the others are at `at`: lanes among them
-        run along axes of the tile that no other one runs along."""
-        names = {n for e in (*at, *[g.expr for g in guards]) for n in e.names}
+        run along axes of the tile that no other one runs along, of these and of `others`."""
+        names = {n for e in (*at, *[g.expr for g in guards]) for n in e.names}.union(others)
         taken = {self.lanes.axis(n) for n in self.lanes.within(names)}
         found = []
         for i in axes:
@@ -257,7 +259,7 @@ class RowElements(KernelIR):
         if op in ("load", "matrix", "lookup") and block == 0 != self._here:
             if self._hoisted >= _HOISTED and op != "matrix":
                 block = self._here
-        if op == "lookup" and any(meta[-1]):
+        if op == "checked" or (op == "lookup" and any(meta[-1])):
             # A loop that runs no step checks nothing.
             block = max(block, self._here, key=self.depth.__getitem__)
         key = (op, args, meta, dtype, block)
@@ -378,18 +380,20 @@ class RowElements(KernelIR):
 
     def _element(self, n: int, along: Expr, here: Expr, lane: str) -> int:
         """The element of a value at one place along a lane: the greatest of it and of nothing."""
+        number = self._emit("index", (), along, dtypes.I32, along.names)
+        wanted = self._emit("index", (), here, dtypes.I32, here.names)
+        alone, how = self._alone(self._map(ops.eq.prim, number, wanted, dtype=dtypes.BOOL), n)
+        return self._emit("reduce", (alone,), (how, lane), self.instrs[n].dtype)
+
+    def _alone(self, hit: int, n: int) -> tuple[int, Reduce]:
+        """(a value where `hit` holds and nothing elsewhere, the reduction that finds it there)."""
         dtype = self.instrs[n].dtype
         if dtypes.is_complex(dtype):
             raise Infeasible
-        number = self._emit("index", (), along, dtypes.I32, along.names)
-        wanted = self._emit("index", (), here, dtypes.I32, here.names)
-        hit = self._map(ops.eq.prim, number, wanted, dtype=dtypes.BOOL)
         if dtype == dtypes.BOOL:
-            hit = self._map(ops.bitwise_and.prim, hit, n, dtype=dtype)
-            return self._emit("reduce", (hit,), (_ANY, lane), dtype)
+            return self._map(ops.bitwise_and.prim, hit, n, dtype=dtype), _ANY
         least = Literal(dtypes.extreme_over_nothing(dtype, True))
-        alone = self._map(ops.select_p, hit, n, least, dtype=dtype)
-        return self._emit("reduce", (alone,), (_GREATEST, lane), dtype)
+        return self._map(ops.select_p, hit, n, least, dtype=dtype), _GREATEST
 
     def _turned(self, n: int) -> int:
         """The value of an instruction along the tile's other axis."""

@@ -11,6 +11,8 @@ from typing import Any
 from genesis_fn.compiler.loop_ir import lookups
 from genesis_fn.compiler.loop_ir.intervals import interval_of
 from genesis_fn.compiler.loop_ir.kernel import Infeasible, Literal, loop_slice_p, reduced_axes
+from genesis_fn.compiler.loop_ir.lookups import Start
+from genesis_fn.compiler.loop_ir.updates import COMBINES, UPDATES, update_of
 from genesis_fn.compiler.row_loops.elements import MAX_UNROLLED, RowElements
 from genesis_fn.core import dtypes
 from genesis_fn.core.backend import index as ix
@@ -18,6 +20,7 @@ from genesis_fn.core.backend.index import Expr, Guards, Index, IndexGuard
 from genesis_fn.core.backend.lowering import Elementwise, Reduce, Source, View
 from genesis_fn.core.dtypes import DType
 from genesis_fn.core.jaxpr import Eqn, Var
+from genesis_fn.core.primitive import Primitive
 from genesis_fn.primitives import elementwise as ops
 from genesis_fn.primitives.dot_general import dot_general_p, free_dims
 from genesis_fn.primitives.indexing.gather import fill_value
@@ -30,6 +33,8 @@ from genesis_fn.transforms.control_flow.scanning import scan_p
 # the 8 us that it takes as steps of a graph.
 _MOST_EXACT = 4 << 20
 _MOST_SUMS = 4 << 20  # operations of a product that is written out as products and their sum
+# Elements that are compared with a place in each step: in about 2 us, an update in a graph takes 3.
+_MOST_COMPARED = 16 << 20
 
 
 class RowEquations(RowElements):
@@ -45,6 +50,8 @@ class RowEquations(RowElements):
             return self._key_hash(e, at, guards)
         if lookups.is_lookup(e):
             return self._lookup(e, at, guards)
+        if e.prim in UPDATES:
+            return self._updated(v, e, at, guards)
         if e.prim is cond_p:
             return self._chosen(v, e, at, guards)
         lowering = e.prim.lowering
@@ -298,42 +305,138 @@ class RowEquations(RowElements):
     # ---- lookups and branches ----
 
     def _lookup(self, e: Eqn, at: Index, guards: Guards) -> int:
-        """An element of an array in memory, at places that the row has computed."""
+        """An element of an array at places that the row has computed."""
         if guards:
             raise Infeasible
         window, mode, dtype = lookups.window_of(e, at), lookups.mode_of(e), e.outs[0].aval.dtype
         index, computed = list(window.index), []
         for k, start in enumerate(window.starts):
-            if type(start.value) is int:
-                first = start.number
+            n = self._start(start, guards) if type(start.value) is Var else None
+            first = start.number if n is None else lookups.known_index(self.instrs, n)
+            if n is None or (first is not None and start.has(first)):
+                index[start.d] = ix.add(index[start.d], first)
             else:
-                n = self._start(start, guards)
-                first = lookups.known_index(self.instrs, n)
-                if first is None or not start.has(first):
-                    first = ix.var(f"k{k}", start.count)
-                    computed.append((n, first, self._check_of(e, k, n, start.count)))
-            index[start.d] = ix.add(index[start.d], first)
+                computed.append((start, n, k))
         if not computed:
             return self.at(e.ins[0], tuple(index), guards)
-        found = self._in_memory(e.ins[0], tuple(index), sliced=True)
+        at = list(index)
+        for start, _, k in computed:
+            at[start.d] = ix.add(index[start.d], ix.var(f"k{k}", start.count))
+        found = self._in_memory(e.ins[0], tuple(at), sliced=True)
         if found is None:
-            raise Infeasible
-        source, index = found
-        offset, strides = ix.ravel(index, source.aval.shape), []
-        for _, start, _ in computed:
-            (name,) = start.names
-            terms = [n for atom, n in offset.terms.items() if atom.key[:2] == ("var", name)]
-            offset = ix.substitute(offset, name, ix.ZERO)
-            if len(terms) > 1 or name in offset.names:
+            return self._selected(e, index, computed)
+        source, place = found
+        offset, strides = ix.ravel(place, source.aval.shape), []
+        for _, _, k in computed:
+            terms = [n for atom, n in offset.terms.items() if atom.key[:2] == ("var", f"k{k}")]
+            offset = ix.substitute(offset, f"k{k}", ix.ZERO)
+            if len(terms) > 1 or f"k{k}" in offset.names:
                 raise Infeasible
             strides.append(sum(terms))
-        numbers, at_most, checks = zip(*[(n, start.hi + 1, check) for n, start, check in computed])
+        numbers = tuple([n for _, n, _ in computed])
+        counts = tuple([start.count for start, _, _ in computed])
+        checks = tuple([self._check_of(e, k, n, start.count) for start, n, k in computed])
         beyond = fill_value(e.params["fill_value"], dtype) if mode == "fill" else None
-        meta = (source, offset, tuple(strides), at_most, mode, beyond, checks)
+        meta = (source, offset, tuple(strides), counts, mode, beyond, checks)
         return self._emit("lookup", numbers, meta, dtype, offset.names)
 
+    def _selected(
+        self, e: Eqn, index: list[Expr], computed: Sequence[tuple[Start, int, int]]
+    ) -> int:
+        """An element of an array in registers: the greatest of the one at the places that the row
+        has `computed`, (start, instruction, component), and of nothing at all others."""
+        table, fits, places = e.ins[0], [], {}
+        for start, n, k in computed:
+            if lookups.mode_of(e) == "fill":
+                fits += [
+                    self._compared(ops.ge.prim, n, 0),
+                    self._compared(ops.lt.prim, n, start.count),
+                ]
+            n = self._within(e, start, n, k)
+            if index[start.d].names or index[start.d].const:
+                kind = self.instrs[n].dtype
+                n = self._map(ops.add.prim, n, self._number(index[start.d], kind), dtype=kind)
+            places[start.d] = n
+        others = tuple([x for d, x in enumerate(index) if d not in places])
+        names = frozenset().union(*[self.instrs[n].names for n in places.values()])
+        ranges = self._ranges(table, places, others, frozenset(), names)
+        if math.prod(map(len, ranges)) > MAX_UNROLLED:
+            raise Infeasible
+        elements, how = [], None
+        for pieces in itertools.product(*ranges):
+            for d, piece in zip(places, pieces):
+                index[d] = piece
+            hit = self._hit(pieces, tuple(places.values()))
+            alone, how = self._alone(hit, self.at(table, tuple(index), frozenset()))
+            elements.append((self._lanes_of(pieces), alone))
+        assert how is not None
+        dtype = e.outs[0].aval.dtype
+        found = self._combined(elements, how, e, dtype)
+        for fit in fits:
+            other = Literal(fill_value(e.params["fill_value"], dtype))
+            found = self._map(ops.select_p, fit, found, other, dtype=dtype)
+        return found
+
+    def _updated(self, v: Var, e: Eqn, at: Index, guards: Guards) -> int:
+        """An element of what an update makes of an array: changed if it lies at the places that
+        the row has computed."""
+        update = None if guards else update_of(self._classes.producer, e, at)
+        if update is None or self.rows * self._elements_at(at) > _MOST_COMPARED:
+            raise Infeasible
+        dtype = v.aval.dtype
+        before = self.at(e.ins[0], at, guards)
+        value = self.at(update.value, update.index, guards)
+        combine = COMBINES[e.params.get("kind", "set")]
+        if combine is not None:
+            value = self._rounded(self._map(combine, before, value, dtype=dtype), dtype)
+        places = []
+        for start in update.starts:
+            if type(start.value) is int:
+                places.append(self._number(start.number, dtypes.I32))
+            else:
+                component = start.index[-1].const if start.index else 0
+                places.append(self._within(e, start, self._start(start, guards), component))
+        if not places:
+            return value
+        hit = self._hit([at[start.d] for start in update.starts], places)
+        return self._map(ops.select_p, hit, value, before, dtype=dtype)
+
+    def _elements_at(self, at: Index) -> int:
+        return self.lanes.elements({x for i in at for x in i.names})
+
+    def _number(self, e: Expr, kind: DType) -> int:
+        """An index as a number."""
+        return self._emit("index", (), e, kind, e.names)
+
+    def _compared(self, comparison: Primitive, n: int, other: int) -> int:
+        return self._map(comparison, n, Literal(other), dtype=dtypes.BOOL)
+
+    def _hit(self, index: Sequence[Expr], places: Sequence[int]) -> int:
+        """Whether an element at an index lies at `places`, numbers along as many axes."""
+        found = None
+        for here, n in zip(index, places):
+            number = self._number(here, self.instrs[n].dtype)
+            hit = self._map(ops.eq.prim, number, n, dtype=dtypes.BOOL)
+            if found is not None:
+                hit = self._map(ops.bitwise_and.prim, found, hit, dtype=dtypes.BOOL)
+            found = hit
+        assert found is not None
+        return found
+
+    def _within(self, e: Eqn, start: Start, n: int, k: int) -> int:
+        """Component k of a place, instruction n: checked, or held within the array, as the mode of
+        a lookup or an update says."""
+        check, kind = self._check_of(e, k, n, start.count), self.instrs[n].dtype
+        if check is not None:
+            return self._emit("checked", (n,), (start.count, check), kind)
+        if lookups.mode_of(e) == "clip":
+            n = self._map(ops.max.prim, n, Literal(0), dtype=kind)
+            n = self._map(ops.min.prim, n, Literal(start.count - 1), dtype=kind)
+        return n
+
     def _check_of(self, e: Eqn, k: int, n: int, count: int) -> tuple[int, int] | None:
-        """The check of component k of a lookup's places, instruction n: None if it needs none."""
+        """The check of component k of a lookup's, or an update's, places, instruction n: None if it
+        needs none."""
         if lookups.mode_of(e) != "check":
             return None
         limits = interval_of(self.instrs, n)

@@ -16,13 +16,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from genesis_fn.compiler.loop_ir import lookups
+from genesis_fn.compiler.loop_ir.updates import COMBINES
 from genesis_fn.compiler.rewrites.row_sums import appended
 from genesis_fn.compiler.scans.parts import MOST_STACKED, ScanBody, ScanChanges
 from genesis_fn.core.backend import index as ix
 from genesis_fn.core.backend.index import Index
 from genesis_fn.core.jaxpr import Eqn, Var
 from genesis_fn.core.primitive import Primitive
-from genesis_fn.primitives import elementwise as ew
 from genesis_fn.primitives.elementwise import add, add_n
 from genesis_fn.primitives.factories import full_p
 from genesis_fn.primitives.indexing.indexing import dynamic_update_slice_p
@@ -356,15 +356,9 @@ def _written_version(body: ScanBody, out: Any) -> tuple[_Version, Any] | None:
         return None if part is None else (_Version(out, e, [part]), e.ins[0])
     if e.prim is scatter_p:
         part = _scattered(e)
-        combine = _COMBINES[e.params["kind"]]
+        combine = COMBINES[e.params["kind"]]
         return None if part is None else (_Version(out, e, [part], combine), e.ins[0])
     return None
-
-
-# What a kind of scatter does to what was there.
-_COMBINES = {
-    "set": None, "add": add.prim, "mul": ew.mul.prim, "min": ew.min.prim, "max": ew.max.prim,
-}  # fmt: skip
 
 
 def _added_to_zeros(body: ScanBody, v: Any) -> _Part | None:

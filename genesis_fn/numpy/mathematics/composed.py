@@ -100,7 +100,7 @@ mod = remainder
 
 def _by_positive(x: Array, n: int) -> bool:
     """Whether the dtype of `x` is an integer one that holds the positive divisor `n` twice."""
-    if n <= 0 or x.weak:
+    if n <= 0:
         return False
     d = x.aval.dtype
     return dtypes.is_integer(d) and n <= int(dtypes.iinfo(d).max) // 2

@@ -435,6 +435,10 @@ class RowWriter:
             return loaded(f"tl.load({address}{mask})", i.meta[0].aval.dtype)
         if i.op == "lookup":
             return self._lookup(i, values)
+        if i.op == "checked":
+            count, check = i.meta
+            self._check(i.args[0], values[0], count, check)
+            return values[0]
         if i.op == "matrix":
             return self._matrix(i)
         if i.op == "index":
@@ -491,8 +495,7 @@ class RowWriter:
         address, inside = [self._address(rest)], []
         for n, index, stride, count, check in zip(i.args, indices, strides, counts, checks):
             if check is not None:
-                number, component = check
-                self._check(n, index, count, self.sites[number] * SITES + component)
+                self._check(n, index, count, check)
             held = f"tl.minimum(tl.maximum({index}, 0), {count - 1}).to(tl.int64)"
             address.append(f"{held} * {stride}")
             inside += [f"({index} >= 0)", f"({index} < {count})"]
@@ -504,9 +507,10 @@ class RowWriter:
         fill = rounded(literal(fill, dtype), dtype)
         return f"tl.where({' & '.join(inside)}, {text}, {fill})"
 
-    def _check(self, n: int, index: str, count: int, site: int) -> None:
+    def _check(self, n: int, index: str, count: int, check: tuple[int, int]) -> None:
         """Flag an error for the rows whose index, instruction n, is none of `count`."""
-        of = self.nest.instrs[n]
+        of, (number, component) = self.nest.instrs[n], check
+        site = self.sites[number] * SITES + min(component, SITES - 1)
         shape = self._shape(of.names) or "(1,)"
         bad = f"({index} < 0) | ({index} >= {count})"
         mask = self._mask(of.names, ())

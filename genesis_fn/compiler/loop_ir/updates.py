@@ -1,0 +1,91 @@
+"""Updates of one window of each array: what a scatter, or an update at a computed place, makes of
+an element."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from genesis_fn.compiler.loop_ir.known_places import known_place
+from genesis_fn.compiler.loop_ir.lookups import Start
+from genesis_fn.core.backend import index as ix
+from genesis_fn.core.backend.index import Expr, Index
+from genesis_fn.core.jaxpr import Eqn, Var
+from genesis_fn.core.primitive import Primitive
+from genesis_fn.primitives import elementwise as ew
+from genesis_fn.primitives.indexing.gather_dims import window_sizes
+from genesis_fn.primitives.indexing.indexing import dynamic_update_slice_p
+from genesis_fn.primitives.indexing.scatter import scatter_p
+
+UPDATES = (scatter_p, dynamic_update_slice_p)
+# What a kind of scatter makes of what was there and of what it brings; None: the latter.
+COMBINES: dict[str, Primitive | None] = {
+    "set": None, "add": ew.add.prim, "mul": ew.mul.prim, "min": ew.min.prim, "max": ew.max.prim,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """What may take the place of an element of an array, or be added to it: element `index` of
+    `value`, if the element lies along each start's dimension where that one says."""
+
+    value: Any
+    index: Index
+    starts: Sequence[Start]
+
+
+def update_of(producer: dict[Var, Eqn], e: Eqn, at: Index) -> Update | None:
+    """The update of element `at` of the result of one of `UPDATES`; None if there may be several
+    for an element, or it is of more than one place along a dimension, but not of all."""
+    return (_scattered if e.prim is scatter_p else _sliced)(producer, e, at)
+
+
+def _sliced(_: dict[Var, Eqn], e: Eqn, at: Index) -> Update | None:
+    x, value, *firsts = e.ins
+    if type(value) is not Var:
+        return None
+    starts, index = [], list(at)
+    for d, (first, n, size) in enumerate(zip(firsts, x.aval.shape, value.aval.shape)):
+        if n != size:
+            if size != 1:
+                return None
+            index[d] = ix.ZERO
+            starts.append(Start(d, first, (), n, True, n))
+    return Update(value, tuple(index), starts)
+
+
+def _scattered(producer: dict[Var, Eqn], e: Eqn, at: Index) -> Update | None:
+    x, places, value = e.ins
+    if type(places) is not Var or type(value) is not Var:
+        return None
+    numbers = e.params["dimension_numbers"]
+    sizes, lengths = window_sizes(x.aval, value.aval, numbers), places.aval.shape[:-1]
+    batch: list[Expr | None] = [ix.ZERO if n == 1 else None for n in lengths]
+    for d, k in zip(numbers.operand_batching_dims, numbers.scatter_indices_batching_dims):
+        batch[k] = at[d]
+    # A component that numbers the places themselves, as `x.at[arange(n), i]` has one.
+    here = tuple([ix.var(f"b{k}", n) if n != 1 else ix.ZERO for k, n in enumerate(lengths)])
+    computed = []
+    for k, d in enumerate(numbers.scatter_dims_to_operand_dims):
+        n = x.aval.shape[d]
+        numbered = [j for j, b in enumerate(batch) if b is None and lengths[j] == n]
+        first = known_place(producer, places, (*here, ix.const(k))) if numbered else None
+        same = [j for j in numbered if here[j] == first]
+        if same:
+            batch[same[0]] = at[d]
+        else:
+            computed.append((k, d, n))
+    if None in batch or any([sizes[d] != 1 for _, d, _ in computed]):
+        return None
+    moves = {d for _, d, _ in computed} | set(numbers.inserted_window_dims)
+    moves |= set(numbers.operand_batching_dims)
+    if any([sizes[d] != n for d, n in enumerate(x.aval.shape) if d not in moves]):
+        return None
+    starts = [Start(d, places, (*batch, ix.const(k)), n) for k, d, n in computed]
+    gone = {*numbers.inserted_window_dims, *numbers.operand_batching_dims}
+    inside = iter([ix.ZERO if d in moves else at[d] for d in range(len(at)) if d not in gone])
+    around = iter(batch)
+    window = numbers.update_window_dims
+    index = [next(inside) if d in window else next(around) for d in range(value.aval.ndim)]
+    return Update(value, tuple(index), starts)
