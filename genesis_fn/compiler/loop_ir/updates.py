@@ -10,7 +10,7 @@ from typing import Any
 from genesis_fn.compiler.loop_ir.known_places import known_place
 from genesis_fn.compiler.loop_ir.lookups import Start
 from genesis_fn.core.backend import index as ix
-from genesis_fn.core.backend.index import Expr, Index
+from genesis_fn.core.backend.index import Index
 from genesis_fn.core.jaxpr import Eqn, Var
 from genesis_fn.core.primitive import Primitive
 from genesis_fn.primitives import elementwise as ew
@@ -61,7 +61,8 @@ def _scattered(producer: dict[Var, Eqn], e: Eqn, at: Index) -> Update | None:
         return None
     numbers = e.params["dimension_numbers"]
     sizes, lengths = window_sizes(x.aval, value.aval, numbers), places.aval.shape[:-1]
-    batch: list[Expr | None] = [ix.ZERO if n == 1 else None for n in lengths]
+    # Where an element's place is among the places: an expression along each axis.
+    batch = {k: ix.ZERO for k, n in enumerate(lengths) if n == 1}
     for d, k in zip(numbers.operand_batching_dims, numbers.scatter_indices_batching_dims):
         batch[k] = at[d]
     # A component that numbers the places themselves, as `x.at[arange(n), i]` has one.
@@ -69,23 +70,26 @@ def _scattered(producer: dict[Var, Eqn], e: Eqn, at: Index) -> Update | None:
     computed = []
     for k, d in enumerate(numbers.scatter_dims_to_operand_dims):
         n = x.aval.shape[d]
-        numbered = [j for j, b in enumerate(batch) if b is None and lengths[j] == n]
+        numbered = [j for j, length in enumerate(lengths) if j not in batch and length == n]
         first = known_place(producer, places, (*here, ix.const(k))) if numbered else None
         same = [j for j in numbered if here[j] == first]
         if same:
             batch[same[0]] = at[d]
         else:
             computed.append((k, d, n))
-    if None in batch or any([sizes[d] != 1 for _, d, _ in computed]):
-        return None
-    moves = {d for _, d, _ in computed} | set(numbers.inserted_window_dims)
-    moves |= set(numbers.operand_batching_dims)
-    if any([sizes[d] != n for d, n in enumerate(x.aval.shape) if d not in moves]):
-        return None
-    starts = [Start(d, places, (*batch, ix.const(k)), n) for k, d, n in computed]
+    # One place for each element, along whose dimensions a window is one long, along others whole.
+    moves = {d for _, d, _ in computed}
     gone = {*numbers.inserted_window_dims, *numbers.operand_batching_dims}
-    inside = iter([ix.ZERO if d in moves else at[d] for d in range(len(at)) if d not in gone])
-    around = iter(batch)
-    window = numbers.update_window_dims
-    index = [next(inside) if d in window else next(around) for d in range(value.aval.ndim)]
+    if len(batch) < len(lengths) or any([sizes[d] != 1 for d in moves]):
+        return None
+    if any([sizes[d] != n for d, n in enumerate(x.aval.shape) if d not in moves | gone]):
+        return None
+    around = [batch[k] for k in range(len(lengths))]
+    inside = [ix.ZERO if d in moves else at[d] for d in range(len(at)) if d not in gone]
+    starts = [Start(d, places, (*around, ix.const(k)), n) for k, d, n in computed]
+    rest, window = iter(around), iter(inside)
+    index = [
+        next(window) if d in numbers.update_window_dims else next(rest)
+        for d in range(value.aval.ndim)
+    ]
     return Update(value, tuple(index), starts)

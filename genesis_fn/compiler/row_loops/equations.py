@@ -311,22 +311,25 @@ class RowEquations(RowElements):
         window, mode, dtype = lookups.window_of(e, at), lookups.mode_of(e), e.outs[0].aval.dtype
         index, computed = list(window.index), []
         for k, start in enumerate(window.starts):
-            n = self._start(start, guards) if type(start.value) is Var else None
-            first = start.number if n is None else lookups.known_index(self.instrs, n)
-            if n is None or (first is not None and start.has(first)):
+            if type(start.value) is int:
+                index[start.d] = ix.add(index[start.d], start.number)
+                continue
+            n = self._start(start, guards)
+            first = lookups.known_index(self.instrs, n)
+            if first is not None and start.has(first):
                 index[start.d] = ix.add(index[start.d], first)
             else:
                 computed.append((start, n, k))
         if not computed:
             return self.at(e.ins[0], tuple(index), guards)
-        at = list(index)
+        place = list(index)
         for start, _, k in computed:
-            at[start.d] = ix.add(index[start.d], ix.var(f"k{k}", start.count))
-        found = self._in_memory(e.ins[0], tuple(at), sliced=True)
+            place[start.d] = ix.add(index[start.d], ix.var(f"k{k}", start.count))
+        found = self._in_memory(e.ins[0], tuple(place), sliced=True)
         if found is None:
             return self._selected(e, index, computed)
-        source, place = found
-        offset, strides = ix.ravel(place, source.aval.shape), []
+        source, inside = found
+        offset, strides = ix.ravel(inside, source.aval.shape), []
         for _, _, k in computed:
             terms = [n for atom, n in offset.terms.items() if atom.key[:2] == ("var", f"k{k}")]
             offset = ix.substitute(offset, f"k{k}", ix.ZERO)

@@ -458,9 +458,12 @@ def scan(
 def known_number(x: Any) -> Any:
     """An integer of Python or NumPy as a number of the program, by which that can tell what a loop
     counts; anything else as it is."""
-    if type(x) is not int and not isinstance(x, np.integer):
+    if type(x) is int:
+        kind = dtypes.scalar_dtype(int)
+    elif isinstance(x, np.integer):
+        kind = dtypes.counted(x.dtype)
+    else:
         return x
-    kind = dtypes.scalar_dtype(int) if type(x) is int else dtypes.counted(x.dtype)
     if not dtypes.iinfo(kind).min <= x <= dtypes.iinfo(kind).max:
         return x
     return with_weak(full((), int(x), kind), type(x) is int)
