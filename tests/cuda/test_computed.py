@@ -117,7 +117,7 @@ def summed(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 
 @pytest.mark.usefixtures("small")
 @pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
-@pytest.mark.parametrize("n", [40, 67])
+@pytest.mark.parametrize("n", [40, pytest.param(67, marks=pytest.mark.slow)])
 def test_products_of_computed_matrices_with_few_columns(
     n: int, dtype: str, summed: list[bool]
 ) -> None:

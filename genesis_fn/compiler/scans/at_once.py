@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from genesis_fn.compiler.loop_ir.lookups import is_lookup
-from genesis_fn.compiler.row_loops.bodies import fresh_eqn
 from genesis_fn.compiler.simplify.rewriter import has_effect
 from genesis_fn.compiler.simplify.simplify import simplify_jaxpr
 from genesis_fn.core.backend.lowering import Elementwise, Reduce, Source, View
@@ -27,7 +26,10 @@ def at_once(e: Eqn) -> list[Eqn] | None:
     made, _ = batch_jaxpr(body, p["length"], tuple(steps), (True,) * len(e.outs))
     made = simplify_jaxpr(made)
     env = dict(zip(made.invars, e.ins))
-    eqns = [fresh_eqn(x, env).replace(backward=e.backward) for x in made.eqns]
+    eqns = [
+        x.replace(ins=[env.get(i, i) if type(i) is Var else i for i in x.ins], backward=e.backward)
+        for x in made.eqns
+    ]
     for o, whole in zip(made.outs, e.outs):
         if type(o) is Var:
             eqns.append(Eqn(copy_p, [env.get(o, o)], {}, (whole,), e.where, e.backward))
