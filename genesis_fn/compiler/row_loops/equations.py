@@ -12,7 +12,7 @@ from genesis_fn.compiler.loop_ir import lookups
 from genesis_fn.compiler.loop_ir.intervals import interval_of
 from genesis_fn.compiler.loop_ir.kernel import Infeasible, Literal, loop_slice_p, reduced_axes
 from genesis_fn.compiler.loop_ir.lookups import Start
-from genesis_fn.compiler.loop_ir.updates import COMBINES, UPDATES, update_of
+from genesis_fn.compiler.loop_ir.updates import UPDATES, combine_of, update_of
 from genesis_fn.compiler.row_loops.elements import MAX_UNROLLED, RowElements
 from genesis_fn.core import dtypes
 from genesis_fn.core.backend import index as ix
@@ -322,10 +322,10 @@ class RowEquations(RowElements):
                 computed.append((start, n, k))
         if not computed:
             return self.at(e.ins[0], tuple(index), guards)
-        place = list(index)
+        full = list(index)
         for start, _, k in computed:
-            place[start.d] = ix.add(index[start.d], ix.var(f"k{k}", start.count))
-        found = self._in_memory(e.ins[0], tuple(place), sliced=True)
+            full[start.d] = ix.add(index[start.d], ix.var(f"k{k}", start.count))
+        found = self._in_memory(e.ins[0], tuple(full), sliced=True)
         if found is None:
             return self._selected(e, index, computed)
         source, inside = found
@@ -348,7 +348,7 @@ class RowEquations(RowElements):
     ) -> int:
         """An element of an array in registers: the greatest of the one at the places that the row
         has `computed`, (start, instruction, component), and of nothing at all others."""
-        table, fits, places = e.ins[0], [], {}
+        table, fits, wanted = e.ins[0], [], {}
         for start, n, k in computed:
             if lookups.mode_of(e) == "fill":
                 fits += [
@@ -359,17 +359,17 @@ class RowEquations(RowElements):
             if index[start.d].names or index[start.d].const:
                 kind = self.instrs[n].dtype
                 n = self._map(ops.add.prim, n, self._number(index[start.d], kind), dtype=kind)
-            places[start.d] = n
-        others = tuple([x for d, x in enumerate(index) if d not in places])
-        names = frozenset().union(*[self.instrs[n].names for n in places.values()])
-        ranges = self._ranges(table, places, others, frozenset(), names)
+            wanted[start.d] = n
+        others = tuple([x for d, x in enumerate(index) if d not in wanted])
+        names = frozenset().union(*[self.instrs[n].names for n in wanted.values()])
+        ranges = self._ranges(table, wanted, others, frozenset(), names)
         if math.prod(map(len, ranges)) > MAX_UNROLLED:
             raise Infeasible
         elements, how = [], None
         for pieces in itertools.product(*ranges):
-            for d, piece in zip(places, pieces):
+            for d, piece in zip(wanted, pieces):
                 index[d] = piece
-            hit = self._hit(pieces, tuple(places.values()))
+            hit = self._hit(pieces, tuple(wanted.values()))
             alone, how = self._alone(hit, self.at(table, tuple(index), frozenset()))
             elements.append((self._lanes_of(pieces), alone))
         assert how is not None
@@ -389,19 +389,19 @@ class RowEquations(RowElements):
         dtype = v.aval.dtype
         before = self.at(e.ins[0], at, guards)
         value = self.at(update.value, update.index, guards)
-        combine = COMBINES[e.params.get("kind", "set")]
+        combine = combine_of(e.params.get("kind", "set"))
         if combine is not None:
             value = self._rounded(self._map(combine, before, value, dtype=dtype), dtype)
-        places = []
+        wanted = []
         for start in update.starts:
             if type(start.value) is int:
-                places.append(self._number(start.number, dtypes.I32))
+                wanted.append(self._number(start.number, dtypes.I32))
             else:
                 component = start.index[-1].const if start.index else 0
-                places.append(self._within(e, start, self._start(start, guards), component))
-        if not places:
+                wanted.append(self._within(e, start, self._start(start, guards), component))
+        if not wanted:
             return value
-        hit = self._hit([at[start.d] for start in update.starts], places)
+        hit = self._hit([at[start.d] for start in update.starts], wanted)
         return self._map(ops.select_p, hit, value, before, dtype=dtype)
 
     def _elements_at(self, at: Index) -> int:
@@ -414,10 +414,10 @@ class RowEquations(RowElements):
     def _compared(self, comparison: Primitive, n: int, other: int) -> int:
         return self._map(comparison, n, Literal(other), dtype=dtypes.BOOL)
 
-    def _hit(self, index: Sequence[Expr], places: Sequence[int]) -> int:
-        """Whether an element at an index lies at `places`, numbers along as many axes."""
+    def _hit(self, index: Sequence[Expr], wanted: Sequence[int]) -> int:
+        """Whether an element at an index is `wanted`, numbers along as many axes."""
         found = None
-        for here, n in zip(index, places):
+        for here, n in zip(index, wanted):
             number = self._number(here, self.instrs[n].dtype)
             hit = self._map(ops.eq.prim, number, n, dtype=dtypes.BOOL)
             if found is not None:

@@ -17,8 +17,6 @@ from genesis_fn.primitives.elementwise import add, add_n
 from genesis_fn.primitives.factories import full_p
 from genesis_fn.primitives.indexing.scatter import scatter_p, segment_sum_p
 
-# Kinds of a scatter whose order is nothing to the result.
-_IN_ANY_ORDER = ("add", "mul", "min", "max")
 _MOST_BYTES = 1 << 29  # of what all steps add, which is stacked
 
 
@@ -92,7 +90,7 @@ def _scatters(body: ScanBody, v: Var, out: Any) -> list[tuple[Eqn, bool]]:
         e = body.produced(out)
         if e is None or body.uses.get(out) != 1:
             return []
-        if e.prim is scatter_p and e.params["kind"] in _IN_ANY_ORDER:
+        if e.prim is scatter_p and e.params["kind"] != "set":
             made, out = [(e, False)], e.ins[0]
         elif e.prim in (add.prim, add_n.prim):
             terms = [body.produced(i) for i in e.ins]
@@ -122,9 +120,9 @@ def _is_sum(body: ScanBody, i: Any, e: Eqn | None) -> bool:
 def _moves(body: ScanBody, e: Eqn) -> bool:
     """Whether a scatter is of values of the step, at places of the step, which are few enough to
     be sorted together."""
-    updates, places = (e.ins if e.prim is segment_sum_p else e.ins[:0:-1])[:2]
-    if type(updates) is not Var or type(places) is not Var:
+    updates, indices = (e.ins if e.prim is segment_sum_p else e.ins[:0:-1])[:2]
+    if type(updates) is not Var or type(indices) is not Var:
         return False
-    if places in body.consts or updates in body.consts:
+    if indices in body.consts or updates in body.consts:
         return False
-    return body.length * math.prod(places.aval.shape) < 1 << 31
+    return body.length * math.prod(indices.aval.shape) < 1 << 31

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from genesis_fn.compiler.loop_ir import lookups
-from genesis_fn.compiler.loop_ir.updates import COMBINES
+from genesis_fn.compiler.loop_ir.updates import combine_of
 from genesis_fn.compiler.rewrites.row_sums import appended
 from genesis_fn.compiler.scans.parts import MOST_STACKED, ScanBody, ScanChanges
 from genesis_fn.core.backend import index as ix
@@ -83,7 +83,7 @@ class _Version:
 class _Window:
     """Where the parts of an array of `shape` lie that the steps of a scan read and write: `count`
     of them, of `width` each along axis `d`, from `low` on. Stacks have them in the order of the
-    scan's stacks, which is that of the array or is `turned`. `places` says which of a step's parts
+    scan's stacks, which is that of the array or is `turned`. `slots` says which of a step's parts
     a read or written one is, in the order of the array; those from 1 to `kept` are parts of the
     next step too."""
 
@@ -93,7 +93,7 @@ class _Window:
     count: int
     turned: bool
     shape: tuple[int, ...]
-    places: dict[_Part, tuple[int, ...]]
+    slots: dict[_Part, tuple[int, ...]]
     kept: int
 
     @property
@@ -225,8 +225,8 @@ def _window(
         return None
     if versions[0].array.aval.nbytes // shape[d] * width * count > MOST_STACKED:
         return None
-    places = {p: tuple([n // width for n in of_part]) for p, of_part in zip(parts, away)}
-    return _Window(d, width, low, count, step < 0, shape, places, kept)
+    slots = {p: tuple([n // width for n in of_part]) for p, of_part in zip(parts, away)}
+    return _Window(d, width, low, count, step < 0, shape, slots, kept)
 
 
 class _Parts:
@@ -255,13 +255,13 @@ class _Parts:
         where = {"start": start, "limit": limit, "strides": (1,) * len(shape)}
         return self._make_ahead(slice_p, self._first_stack, **where)
 
-    def _at_hand(self, place: int) -> Var:
+    def _at_hand(self, slot: int) -> Var:
         """What a part is now; the last one enters where it is asked for."""
-        if place not in self.now:
+        if slot not in self.now:
             rows = self._first(0 if self._reverse else self._window.kept, self._body.length)
-            self.now[place] = Var(rows.aval.update(rows.aval.shape[1:]))
-            self._changes.xs.append((rows, self.now[place]))
-        return self.now[place]
+            self.now[slot] = Var(rows.aval.update(rows.aval.shape[1:]))
+            self._changes.xs.append((rows, self.now[slot]))
+        return self.now[slot]
 
     def follow(self, version: _Version) -> None:
         """Write the parts of a version of the array, and read what a step reads of it."""
@@ -270,14 +270,14 @@ class _Parts:
             eqns: list[Eqn] = []
             make = functools.partial(appended, eqns, version.e)
             for part in version.parts:
-                places = window.places[part]
-                for place, value in zip(places, window.split(make, part.value, len(places))):
-                    if version.combine is not None and not (self._adds and place not in self.now):
-                        value = make(version.combine, self._at_hand(place), value)
-                    self.now[place] = value
+                slots = window.slots[part]
+                for slot, value in zip(slots, window.split(make, part.value, len(slots))):
+                    if version.combine is not None and not (self._adds and slot not in self.now):
+                        value = make(version.combine, self._at_hand(slot), value)
+                    self.now[slot] = value
             instead[version.e] = eqns
         for read in version.reads:
-            now = [self._at_hand(place) for place in window.places[read.part]]
+            now = [self._at_hand(slot) for slot in window.slots[read.part]]
             instead[read.e] = _as_read(window, read, now)
 
     def stacked(self, make: Callable[..., Var]) -> Var:
@@ -356,7 +356,7 @@ def _written_version(body: ScanBody, out: Any) -> tuple[_Version, Any] | None:
         return None if part is None else (_Version(out, e, [part]), e.ins[0])
     if e.prim is scatter_p:
         part = _scattered(e)
-        combine = COMBINES[e.params["kind"]]
+        combine = combine_of(e.params["kind"])
         return None if part is None else (_Version(out, e, [part], combine), e.ins[0])
     return None
 
