@@ -6,6 +6,7 @@ import jax.numpy as jax_numpy
 import numpy as np
 import pytest
 
+import genesis_fn as g
 import genesis_fn.numpy as jnp
 from tests.numpy.reference import check, close, ours, theirs, values
 
@@ -276,3 +277,30 @@ def test_strict_promotion_is_about_what_a_program_writes() -> None:
         ):  # fmt: skip
             with pytest.raises(refused, match="strict|raise"):
                 wrong()
+
+
+BINARY = [
+    name
+    for name in dir(np)
+    if isinstance(getattr(np, name), np.ufunc)
+    and getattr(np, name).nin == 2
+    and not getattr(np, name).signature
+    and hasattr(jnp, name)
+    and name != "ldexp"  # whose exponent is an array of integers
+]
+
+
+@pytest.mark.parametrize("name", BINARY)
+def test_numbers_beside_what_is_traced_are_known_to_the_program(name: str) -> None:
+    """They are none of its operands, by which nothing could be told at planning."""
+    f, traced = getattr(jnp, name), 0
+    for x in (jnp.arange(1.0, 4.0), jnp.arange(1, 4), 3, 1.5):
+        for y in (2, 2.5):
+            for program in (lambda x, y=y: f(x, y), lambda x, y=y: f(y, x)):
+                try:
+                    jaxpr = g.make_jaxpr(program)(x).jaxpr
+                except (TypeError, ValueError):
+                    continue  # of integers only
+                traced += 1
+                assert len(jaxpr.invars) == 1, jaxpr
+    assert traced

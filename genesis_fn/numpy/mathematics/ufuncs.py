@@ -316,7 +316,10 @@ def truth(x: ArrayLike) -> Array:
 
 def _logical(name: str, function: Callable[..., Any], doc: str) -> LogicalFunction:
     def call(x: Any, y: Any, /) -> Any:
-        result = function(truth(x), truth(y))
+        numbers = [type(v) in SCALARS for v in (x, y)]
+        # A number beside an array is known, and no array.
+        known = [bool(v) if n and not all(numbers) else truth(v) for v, n in zip((x, y), numbers)]
+        result = function(*known)
         if not result.aval.shape and (is_weak(x) or is_weak(y)):
             result = with_weak(result, promote_arrays(name, (x, y))[0].weak)
         return result
