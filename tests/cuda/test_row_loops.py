@@ -429,3 +429,46 @@ def test_small_bodies_are_unrolled() -> None:
         programs.compile_jaxpr(programs.traced(f, normal(5))[0], programs.PLACE)
     (loop,) = found
     assert loop.many == 16 and loop.count == 32
+
+
+# ---- carries in the memory of donated operands ----
+
+
+def mixing(a: Any, b: Any) -> Any:
+    """Lanes that meet, and carries that change places."""
+
+    def step(carry: Any, _: Any) -> Any:
+        a, b = carry
+        return (b, a + 0.1 * g.nn.softmax(b) - g.numpy.mean(a, axis=1, keepdims=True)), None
+
+    return lax.scan(step, (a, b), None, length=5)[0]
+
+
+def read_as_it_was(a: Any, b: Any) -> Any:
+    """What the loop begins with is looked up in every step."""
+    rows = g.numpy.arange(a.shape[0])
+
+    def step(carry: Any, i: Any) -> Any:
+        x, y = carry
+        place = g.numpy.argmax(y, axis=1)
+        return (x * 0.5 + a[rows, place][:, None], y + x), None
+
+    return lax.scan(step, (a, b), None, length=5)[0]
+
+
+def turned(a: Any, b: Any) -> Any:
+    """The first value is another one's, turned: rows read what others write."""
+    step = lambda carry, _: ((carry[0] + 1.0, carry[1] * 0.5 + carry[0]), None)
+    return lax.scan(step, (b[::-1], a[::-1]), None, length=3)[0]
+
+
+@pytest.mark.parametrize("f", [mixing, read_as_it_was, turned])
+@pytest.mark.parametrize("donated", [[True, True], [True, False], [False, False]])
+def test_carries_in_the_memory_of_operands(
+    f: Callable[..., Any], donated: list[bool], loops: list[Any]
+) -> None:
+    args = normal(40, 20), normal(40, 20, seed=1)
+    programs.compare(f, *args, donated=donated, tolerance=1e-5)
+    (loop,) = loops
+    overwritten = [loop.overwritten(v) is not None for v in loop.results]
+    assert overwritten == [f is mixing, f is not turned]

@@ -29,6 +29,8 @@ def updated_operand(e: Eqn, v: Var) -> Var | None:
         sources = {_input(branch, k) for branch in e.params["branches"]}
         position = sources.pop()
         at = None if sources or position is None else 1 + position
+    elif "updates" in e.params:  # of each result of a loop of rows
+        at = e.params["updates"][k]
     if at is None:
         return None
     x = e.ins[at]

@@ -40,6 +40,7 @@ _MAX_TILE = 128 * 128  # elements of a row's value with two lanes
 # a thread has: of 129 elements, 512 steps took longer than in a graph, and 15 s to compile.
 _MOST_GATHERED = 128
 _HOISTED = 48  # loads that are made before the loops, and stay in registers
+READS = ("load", "matrix", "lookup")  # operations that read a value in memory
 _ONE = 512  # elements of a row that count as one of these
 
 
@@ -256,7 +257,7 @@ class RowElements(KernelIR):
             + [0],
             key=self.depth.__getitem__,
         )
-        if op in ("load", "matrix", "lookup") and block == 0 != self._here:
+        if op in READS and block == 0 != self._here:
             if self._hoisted >= _HOISTED and op != "matrix":
                 block = self._here
         if op == "checked" or (op == "lookup" and any(meta[-1])):
@@ -266,7 +267,7 @@ class RowElements(KernelIR):
         found = self._seen.get(key)
         if found is not None:
             return found
-        if op in ("load", "matrix", "lookup") and block == 0:
+        if op in READS and block == 0:
             self._hoisted += self._registers(names)
         if op not in ("whole", "product"):  # rows of all members, as their names say
             for a in operands:
@@ -309,9 +310,7 @@ class RowElements(KernelIR):
 
     def operands(self) -> list[Var]:
         """The values in memory that it reads."""
-        return list(
-            dict.fromkeys([i.meta[0] for i in self.instrs if i.op in ("load", "matrix", "lookup")])
-        )
+        return list(dict.fromkeys([i.meta[0] for i in self.instrs if i.op in READS]))
 
     def at(self, v: Var, at: Index, guards: Guards) -> int:
         """The instruction that gives element `at` of `v` where `guards` hold."""

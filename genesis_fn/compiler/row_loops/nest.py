@@ -9,6 +9,7 @@ from typing import Any
 from genesis_fn.compiler.loop_ir.kernel import Infeasible, Instr, Literal, loop_slice_p
 from genesis_fn.compiler.row_loops.axes import row_predicate
 from genesis_fn.compiler.row_loops.bodies import fresh_eqn
+from genesis_fn.compiler.row_loops.elements import READS
 from genesis_fn.compiler.row_loops.equations import RowEquations
 from genesis_fn.compiler.row_loops.stacks import PROGRAM, Scratch, Stack, is_view, scratch_of
 from genesis_fn.core import dtypes
@@ -89,9 +90,27 @@ class RowNest(RowEquations):
             for element in self._elements_of(v):
                 self._write(v, v, self._index(v, element), self._held[v][element], 0)
         self.results = list(e.outs)
+        firsts = e.ins[-count:] if e.prim is while_p else e.ins[e.params["consts"] :]
+        self._firsts = dict(zip(e.outs[:count], firsts))
         used = [i.names for i in self.instrs]
         used += [s.offset.names for stores in self.writes for s in stores]
         self.lanes.keep(frozenset().union(*used))
+
+    def overwritten(self, v: Var) -> Var | None:
+        """The operand in whose memory result `v` may be: the first value of what a loop carries, of
+        which rows read what they write, ahead of all loops, and nothing else."""
+        x = self._firsts.get(v)
+        stores = [s for s in self.writes[0] if s.target is v]
+        if type(x) is not Var or x.aval != v.aval or not stores or any([s.guards for s in stores]):
+            return None
+        reads = [n for n, i in enumerate(self.instrs) if i.op in READS and i.meta[0] is x]
+        own = {s.offset for s in stores}
+        apart = [
+            n
+            for n in reads
+            if self.instrs[n].op != "load" or self.block_of[n] or self.instrs[n].meta[1] not in own
+        ]
+        return x if reads and not apart else None
 
     def matrix_bytes(self) -> int:
         """The shared memory that constant matrices take."""

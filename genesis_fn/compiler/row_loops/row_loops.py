@@ -31,8 +31,11 @@ _SIZES_TRIED = 2
 # In 2 us of a processor: as steps of a graph a loop has no use for them.
 _MOST_SHUFFLES = 1 << 17
 
-row_loop_p = Primitive("row_loop", lambda *avals, nest: nest.avals, multi=True, listed=False)
-"""A loop as one kernel, of the compiler's own programs: `nest` is the `RowNest` that it runs."""
+row_loop_p = Primitive(
+    "row_loop", lambda *avals, nest, updates: nest.avals, multi=True, listed=False
+)
+"""A loop as one kernel, of the compiler's own programs: `nest` is the `RowNest` that it runs,
+`updates` the number of the operand in whose memory each result may be, or None."""
 
 
 def row_loops(jaxpr: Jaxpr, target: Target) -> Jaxpr:
@@ -86,7 +89,11 @@ def _nest(e: Eqn, outer: dict[Var, Eqn], target: Target) -> Eqn | None:
         found = _of_team(e, outer, target) or found
     if found is None:
         return None
-    return e.replace(prim=row_loop_p, ins=found.operands(), params={"nest": found})
+    operands = found.operands()
+    overwritten = [None if type(found) is TeamNest else found.overwritten(v) for v in e.outs]
+    updates = tuple([None if x is None else operands.index(x) for x in overwritten])
+    params = {"nest": found, "updates": updates}
+    return e.replace(prim=row_loop_p, ins=operands, params=params)
 
 
 def _of_rows(

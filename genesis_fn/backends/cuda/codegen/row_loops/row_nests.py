@@ -177,6 +177,9 @@ class RowWriter:
             if n not in made:
                 self._instruction(n)
         stores = self.nest.writes[block]
+        if not block and any([self.nest.overwritten(s.target) is not None for s in stores]):
+            # They may be where other threads of the program read.
+            self.line("tl.debug_barrier()")
         if not block and len(self.nest.instrs) >= _LONG and len(stores) >= _MANY:
             self._carried_stores(stores)
             return
