@@ -240,6 +240,34 @@ def test_one_kernel_gives_jax_results(name: str, loops: list[Any]) -> None:
     assert len(loops) == 1 and loops[0].rows >= len(args[0])
 
 
+@pytest.mark.parametrize("kind", ["uint8", "int8", "int16", "uint32"])
+@pytest.mark.parametrize("mode", ["fill", "clip"])
+def test_indices_of_few_bits(kind: str, mode: str, loops: list[Any]) -> None:
+    """Of tables with more places than they can say, in memory and in registers."""
+    info = np.iinfo(kind)
+    low, high = max(info.min, -40), min(info.max, 320)
+    places = np.random.default_rng(0).integers(low, high, (3, 30), endpoint=True).astype(kind)
+
+    def make(xp: Any) -> Callable:
+        def one(table: Any, own: Any, places: Any) -> Any:
+            def step(own: Any, place: Any) -> Any:
+                look = {"mode": mode, "fill_value": -2.5}
+                found = table.at[place].get(**look) + own.at[place].get(**look)
+                return own.at[place].add(found, mode=mode), found
+
+            return xp.lax.scan(step, own, places)
+
+        return xp.vmap(one)
+
+    tables = normal(3, 300), normal(3, 300, seed=1)
+    got = run(make(OURS), *tables, places)
+    # JAX cannot say 300 in 8 bits.
+    want = jax.tree.leaves(make(JAX)(*tables, places.astype(np.int32)))
+    for mine, theirs in zip(got, want, strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=5e-6, atol=5e-6)
+    assert len(loops) == 1
+
+
 @pytest.mark.parametrize("beyond, at", [(5, "5"), (-6, "-6")])
 def test_places_beyond_a_table_raise(beyond: int, at: str) -> None:
     """Of what is changed, and of what is read, of each row in each step."""

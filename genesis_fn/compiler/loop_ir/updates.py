@@ -9,6 +9,7 @@ from typing import Any
 
 from genesis_fn.compiler.loop_ir.known_places import known_place
 from genesis_fn.compiler.loop_ir.lookups import Start
+from genesis_fn.core import dtypes
 from genesis_fn.core.backend import index as ix
 from genesis_fn.core.backend.index import Index
 from genesis_fn.core.jaxpr import Eqn, Var
@@ -46,7 +47,8 @@ def update_of(producer: dict[Var, Eqn], e: Eqn, at: Index) -> UpdateWindow | Non
 
 def _sliced(_: dict[Var, Eqn], e: Eqn, at: Index) -> UpdateWindow | None:
     x, value, *firsts = e.ins
-    if type(value) is not Var:
+    wide = [i for i in firsts if type(i) is Var and i.aval.dtype == dtypes.U64]
+    if type(value) is not Var or wide:
         return None
     starts, index = [], list(at)
     for d, (first, n, size) in enumerate(zip(firsts, x.aval.shape, value.aval.shape)):
@@ -60,7 +62,7 @@ def _sliced(_: dict[Var, Eqn], e: Eqn, at: Index) -> UpdateWindow | None:
 
 def _scattered(producer: dict[Var, Eqn], e: Eqn, at: Index) -> UpdateWindow | None:
     x, indices, value = e.ins
-    if type(indices) is not Var or type(value) is not Var:
+    if type(indices) is not Var or type(value) is not Var or indices.aval.dtype == dtypes.U64:
         return None
     numbers = e.params["dimension_numbers"]
     sizes, lengths = window_sizes(x.aval, value.aval, numbers), indices.aval.shape[:-1]

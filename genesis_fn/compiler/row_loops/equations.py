@@ -314,7 +314,7 @@ class RowEquations(RowElements):
             if type(start.value) is int:
                 index[start.d] = ix.add(index[start.d], start.number)
                 continue
-            n = self._start(start, guards)
+            n = self._component(start)
             first = lookups.known_index(self.instrs, n)
             if first is not None and start.has(first):
                 index[start.d] = ix.add(index[start.d], first)
@@ -363,7 +363,8 @@ class RowEquations(RowElements):
         others = tuple([x for d, x in enumerate(index) if d not in wanted])
         names = frozenset().union(*[self.instrs[n].names for n in wanted.values()])
         ranges = self._ranges(table, wanted, others, frozenset(), names)
-        if math.prod(map(len, ranges)) > MAX_UNROLLED:
+        along = [piece for pieces in ranges for piece in pieces[:1]]
+        if math.prod(map(len, ranges)) > MAX_UNROLLED or self._compares(along) > _MOST_COMPARED:
             raise Infeasible
         elements, how = [], None
         for pieces in itertools.product(*ranges):
@@ -384,12 +385,14 @@ class RowEquations(RowElements):
         """An element of what an update makes of an array: changed if it lies at the places that
         the row has computed."""
         update = None if guards else update_of(self._classes.producer, e, at)
-        if update is None or self.rows * self._elements_at(at) > _MOST_COMPARED:
-            raise Infeasible
         dtype = v.aval.dtype
+        if update is None or self._compares(at) > _MOST_COMPARED:
+            raise Infeasible
         before = self.at(e.ins[0], at, guards)
         value = self.at(update.value, update.index, guards)
         combine = combine_of(e.params.get("kind", "set"))
+        if combine is not None and dtype == dtypes.BOOL:
+            raise Infeasible  # which operations of numbers have no booleans for
         if combine is not None:
             value = self._rounded(self._map(combine, before, value, dtype=dtype), dtype)
         wanted = []
@@ -398,14 +401,23 @@ class RowEquations(RowElements):
                 wanted.append(self._number(start.number, dtypes.I32))
             else:
                 component = start.index[-1].const if start.index else 0
-                wanted.append(self._within(e, start, self._start(start, guards), component))
+                wanted.append(self._within(e, start, self._component(start), component))
         if not wanted:
             return value
         hit = self._hit([at[start.d] for start in update.starts], wanted)
         return self._map(ops.select_p, hit, value, before, dtype=dtype)
 
-    def _elements_at(self, at: Index) -> int:
-        return self.lanes.elements({x for i in at for x in i.names})
+    def _compares(self, index: Sequence[Expr]) -> int:
+        """The elements that all rows have at an index along lanes."""
+        return self.rows * self.lanes.elements({x for i in index for x in i.names})
+
+    def _component(self, start: Start) -> int:
+        """Where a window begins along a dimension, as a number that holds all of its places."""
+        n = self._start(start, frozenset())
+        if start.count <= dtypes.iinfo(self.instrs[n].dtype).max:
+            return n
+        kind = dtypes.I32 if start.count < 1 << 31 else dtypes.I64
+        return self._emit("map", (n,), (ops.convert_p, (("dtype", kind),), False), kind)
 
     def _number(self, e: Expr, kind: DType) -> int:
         """An index as a number."""
