@@ -28,6 +28,7 @@ _LARGE = 1 << 16  # bytes of one program's matrices
 _TILES = 8192  # bytes of shared memory beside matrices
 _TEAM_ROWS = (16, 32, 64)
 _SIZES_TRIED = 2
+_MANY_INSTRUCTIONS = 512
 # In 2 us of a processor: as steps of a graph a loop has no use for them.
 _MOST_SHUFFLES = 1 << 17
 
@@ -74,6 +75,10 @@ def _row_loop(e: Eqn, outer: dict[Var, Eqn], target: Target) -> list[Eqn]:
     return [e if found is None else found]
 
 
+def _is_simpler(nest: RowNest, other: RowNest) -> bool:
+    return 2 * len(nest.instrs) < len(other.instrs) and not nest.of("gather")
+
+
 def _rows(e: Eqn) -> int:
     return e.params["nest"].rows
 
@@ -83,7 +88,11 @@ def _nest(e: Eqn, outer: dict[Var, Eqn], target: Target) -> Eqn | None:
     if enabled("row_loops"):
         found = _of_rows(e, outer, target) or _of_rows(e, outer, target, parts=True)
         # Elements that change places do so in registers last: unrolled ones need not.
-        found = found or _of_rows(e, outer, target, gathers=True)
+        if found is None or len(found.instrs) > _MANY_INSTRUCTIONS:
+            other = _of_rows(e, outer, target, gathers=True)
+            # Of tables that rows look up elements in lanes take half the time to compile.
+            if found is None or (other is not None and _is_simpler(other, found)):
+                found = other
     # Triton takes 6 s for the matrices of a GRU of 128 units in one program, and 1 s for a team's.
     if enabled("team_loops") and (found is None or found.matrix_bytes() > _LARGE):
         found = _of_team(e, outer, target) or found
