@@ -12,7 +12,7 @@ out=$1
 shift
 mkdir -p "$out"
 cores=$(env -u OMP_NUM_THREADS nproc) # which nproc would print instead
-files=${*:-team_loops:4 row_loops:3 twin_lanes:2 moving_lanes:2 inner_stacks:2 loop_products
+files=${*:-team_loops:4 row_loops:3 counted_scans:3 loop_tables:3 loop_lookups:2 updates twin_lanes:2 moving_lanes:2 inner_stacks:2 loop_products
     random_steps in_one recurrent prefixes slabs split_axes pitched_products one_per_row row_sums
     unique_scatters intervals known_indices computed random_words written_attention choices
     segment_sums joined_sums stacked_sums driver_cuda}
