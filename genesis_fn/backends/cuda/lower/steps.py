@@ -751,13 +751,15 @@ def _cond(s: ProgramLowering, e: Eqn) -> ScheduledStep:
 def _row_loop(s: ProgramLowering, e: Eqn) -> ScheduledStep:
     nest = e.params["nest"]
     sites = [s.site(x) for x in nest.checks]
+    writes = [s.buffers[v] for v in e.outs]
     if type(nest) is TeamNest:
         sites.append(s.site(e))  # where members wait in vain for each other
         plan, operands, source = plan_team_nest(nest, sites[-1], sites[:-1])
     else:
-        plan, operands, source = plan_row_nest(nest, s.table.target, sites)
+        in_place = not {s.buffer(i) for i in e.ins}.isdisjoint(writes)
+        plan, operands, source = plan_row_nest(nest, s.table.target, sites, in_place)
     s.table.summaries[-1].sources = [source]
-    reads, writes = [s.buffer(v) for v in operands], [s.buffers[v] for v in e.outs]
+    reads = [s.buffer(v) for v in operands]
     if sites:
         assert s.table.error_word is not None
         writes.append(s.table.error_word)

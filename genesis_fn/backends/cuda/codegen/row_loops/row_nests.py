@@ -72,12 +72,13 @@ def choose_row_tiling(nest: RowNest, target: Target) -> RowTiling:
 
 
 def plan_row_nest(
-    nest: RowNest, target: Target, sites: Sequence[int] = ()
+    nest: RowNest, target: Target, sites: Sequence[int] = (), in_place: bool = False
 ) -> tuple[Plan, list[Var], str]:
-    """(plan, the values that it reads, source) of a nest's kernel; it writes `nest.results`, and
-    where it checks something the error word, at the `sites` of `nest.checks`."""
+    """(plan, the values that it reads, source) of a nest's kernel; it writes `nest.results`, with
+    `in_place` some of them where it has read, and where it checks something the error word, at the
+    `sites` of `nest.checks`."""
     tiling = choose_row_tiling(nest, target)
-    writer = RowWriter(nest, tiling, sites)
+    writer = RowWriter(nest, tiling, sites, in_place)
     function, parameters = writer.write()
     reads = list(dict.fromkeys([v for v, written in parameters.values() if not written]))
     number = {(v, False): n for n, v in enumerate(reads)}
@@ -99,8 +100,10 @@ def plan_row_nest(
 class RowWriter:
     """Writes the lines of one kernel. `value[n]` is the text of instruction n."""
 
-    def __init__(self, nest: RowNest, tiling: RowTiling, sites: Sequence[int]) -> None:
-        self.nest, self.tiling, self.sites = nest, tiling, sites
+    def __init__(
+        self, nest: RowNest, tiling: RowTiling, sites: Sequence[int], in_place: bool = False
+    ) -> None:
+        self.nest, self.tiling, self.sites, self.in_place = nest, tiling, sites, in_place
         self.lines: list[str] = []
         self.depth = 1
         self.suffix = ""
@@ -177,8 +180,8 @@ class RowWriter:
             if n not in made:
                 self._instruction(n)
         stores = self.nest.writes[block]
-        if not block and any([self.nest.overwritten(s.target) is not None for s in stores]):
-            # They may be where other threads of the program read.
+        if not block and self.in_place:
+            # Threads store where others of their program may have yet to load.
             self.line("tl.debug_barrier()")
         if not block and len(self.nest.instrs) >= _LONG and len(stores) >= _MANY:
             self._carried_stores(stores)
