@@ -33,7 +33,8 @@ from genesis_fn.transforms.control_flow.scanning import scan_p
 # the 8 us that it takes as steps of a graph.
 _MOST_EXACT = 4 << 20
 _MOST_SUMS = 4 << 20  # operations of a product that is written out as products and their sum
-# Elements that are compared with a place in each step: in about 2 us, an update in a graph takes 3.
+# Elements that are compared with a place in each step: an estimate of what takes as long as an
+# update in a graph, about 3 us.
 _MOST_COMPARED = 16 << 20
 
 

@@ -2,7 +2,8 @@
 
 A number to which each step adds a constant is known in each step: it becomes a slice of an array
 that counts, and kernels compute it where they need it. What is written at such numbers is no carry
-either (`written`).
+either (`written`), nor what steps only add to (`scattered`); a scan that carries nothing runs at
+once (`at_once`).
 """
 
 from __future__ import annotations
